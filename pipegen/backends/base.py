@@ -1,0 +1,115 @@
+"""What an engine is to the rest of pipegen.
+
+A `Backend` performs calls: encoded prompts in, one slot of generated ids for each out. An `Engine` also knows its model: it renders, tokenises and
+tells its limits, all before (and without) loading weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from pipegen.capabilities import Capabilities
+from pipegen.fields import record
+from pipegen.records import Encoded, PreparedImage, Raw
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.slots import Slot
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["AsyncBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TokensMade"]
+
+
+@record
+class TokensMade:
+    """While a call streams: row `row` (its position in the call's inputs) made these tokens."""
+
+    row: int
+    token_ids: tuple[int, ...]
+
+
+@record
+class RowDone:
+    """While a call streams: row `row` is finished, with this answer."""
+
+    row: int
+    slot: Slot[Raw]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Performs calls."""
+
+    @property
+    def name(self) -> str: ...
+
+    def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
+        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
+        ...
+
+
+@runtime_checkable
+class StreamBackend(Backend, Protocol):
+    """Also tells of tokens as they come."""
+
+    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+        """Tokens of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        ...
+
+
+@runtime_checkable
+class AsyncBackend(Backend, Protocol):
+    """Natively asynchronous: `arun` awaits it instead of using a thread."""
+
+    async def agenerate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]: ...
+
+    def astream(self, inputs: Sequence[Encoded]) -> AsyncIterator[TokensMade | RowDone]: ...
+
+
+class Engine(StreamBackend, Protocol):
+    """An engine with its model: what a `Route` is built on. Everything but `generate` and `stream` works without weights."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All of the checkpoint's end tokens."""
+        ...
+
+    @property
+    def bos_token(self) -> str | None:
+        """The text that a plain prompt must begin with, where the tokenizer would put it there."""
+        ...
+
+    @property
+    def image_placeholder(self) -> str | None:
+        """The control token that stands for one picture in a rendered prompt."""
+        ...
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The checkpoint's own generation settings, frozen."""
+        ...
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """Decode, turn and resize one picture (whose bytes are loaded) as this model wants it; pure."""
+        ...
+
+    def with_plugin(self, plugin: Plugin) -> Engine:
+        """The same engine (sharing its weights) with a plugin attached."""
+        ...
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]: ...
+
+    def close(self) -> None:
+        """Release weights and memory; the engine loads again when it is needed again."""
+        ...

@@ -1,0 +1,195 @@
+"""What can go wrong with one request, as data.
+
+Errors are frozen, picklable records that travel in a request's own slot; they are not exceptions. The two exceptions here are for the two other
+kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says that somebody's code broke a promise (a bug).
+
+>>> PromptTooLong(10, 4).message
+'the prompt has 10 tokens; the limit is 4'
+>>> PromptTooLong(10, 4).retryable
+False
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+__all__ = [
+    "BackendFailed",
+    "BadImage",
+    "CallFailed",
+    "ContractError",
+    "GenerationError",
+    "InvalidRequest",
+    "MalformedResponse",
+    "PluginFailed",
+    "PromptTooLong",
+    "RateLimited",
+    "StageFailed",
+    "TemplateFailed",
+    "Timeout",
+    "UnsupportedMultimodal",
+    "UnsupportedOption",
+    "UnsupportedPlugin",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationError:
+    """Why one request got no result.
+
+    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first.
+    """
+
+    message: str = ""
+    hint: str = field(default="", kw_only=True)
+    earlier: tuple[GenerationError, ...] = field(default=(), kw_only=True)
+
+    retryable: ClassVar[bool] = False
+    """Whether the same request may succeed when it is sent again."""
+    default_hint: ClassVar[str] = "read the message; the request itself has to change"
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            object.__setattr__(self, "message", self._describe())
+        if not self.hint:
+            object.__setattr__(self, "hint", self.default_hint)
+
+    def _describe(self) -> str:
+        return type(self).__name__
+
+    def after(self, earlier: tuple[GenerationError, ...]) -> Self:
+        """The same error, with `earlier` put before its history.
+
+        >>> StageFailed("late", stage="x").after((InvalidRequest("early"),)).earlier[0].message
+        'early'
+        """
+        return replace(self, earlier=earlier + self.earlier)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedMultimodal(GenerationError):
+    """A picture was sent to an engine or a model that takes none, or more of them than it takes."""
+
+    default_hint: ClassVar[str] = "send it to a vision model, or catch it with fallback(first, second, when=UnsupportedMultimodal)"
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOption(GenerationError):
+    """An option that this engine cannot honour; it is refused, never ignored."""
+
+    option: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the table"
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedPlugin(GenerationError):
+    """A plugin needs something that this engine or this request does not offer."""
+
+    plugin: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "attach the plugin to an engine with the capabilities it requires, such as hf"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTooLong(GenerationError):
+    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens)."""
+
+    message: str = field(default="", kw_only=True)
+    prompt_tokens: int = field(default=0, kw_only=False)
+    limit: int = field(default=0, kw_only=False)
+    default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
+
+    def _describe(self) -> str:
+        return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class BadImage(GenerationError):
+    """The picture at position `index` of the request (counted from 0, in message order) cannot be used."""
+
+    message: str = field(default="", kw_only=True)
+    index: int = field(default=0, kw_only=False)
+    default_hint: ClassVar[str] = "check that the file is a complete picture within the limits"
+
+    def _describe(self) -> str:
+        return f"picture {self.index} cannot be used"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRequest(GenerationError):
+    """The request is malformed; the message names the place."""
+
+    default_hint: ClassVar[str] = "correct the request at the place that the message names"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFailed(GenerationError):
+    """The chat template raised while it rendered the messages."""
+
+    default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFailed(GenerationError):
+    """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
+
+    All slots of one failed call carry the same `incident`.
+    """
+
+    backend: str = field(default="", kw_only=True)
+    scope: str = field(default="batch", kw_only=True)
+    incident: str = field(default="", kw_only=True)
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout(GenerationError):
+    """No answer came within the time allowed."""
+
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "send it again, or allow more time"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimited(GenerationError):
+    """The server asked for patience; `retry_after` is in seconds, None when it did not say."""
+
+    retry_after: float | None = field(default=None, kw_only=True)
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "send it again later, or lower max_in_flight"
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedResponse(GenerationError):
+    """The engine answered with something that its protocol does not allow; the message names the place."""
+
+    default_hint: ClassVar[str] = "report it with the engine's version; the answer was not used"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailed(GenerationError):
+    """A plugin raised, or returned something other than text."""
+
+    plugin: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "mend the plugin, or detach it"
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed(GenerationError):
+    """A stage raised an exception that `each(..., catch=...)` lists."""
+
+    stage: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "the stage refused this request; see the message"
+
+
+class CallFailed(Exception):
+    """Raised by a backend when a whole call failed: every live slot of the call gets `error`."""
+
+    def __init__(self, error: GenerationError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class ContractError(Exception):
+    """Somebody's code broke a promise, such as an engine that returned 3 outputs for 4 inputs. It is a bug, and it raises."""

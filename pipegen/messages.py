@@ -1,0 +1,169 @@
+"""Messages in the OpenAI chat form, as frozen records, and the pictures that they carry.
+
+>>> message = message_from({"role": "user", "content": [{"type": "text", "text": "Hi"}]}, "messages[0]")
+>>> message.role, message.content[0].text
+('user', 'Hi')
+>>> message_from({"role": "user", "content": [{"type": "smell"}]}, "messages[0]")
+Traceback (most recent call last):
+...
+pipegen.fields.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from immutabledict import immutabledict
+
+from pipegen.fields import InvalidField, freeze, mapping, record
+
+__all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@record
+class ImageSource:
+    """Where a picture comes from: exactly one of `path`, `url` (http, https, file or data) and `data` (the bytes of a picture file)."""
+
+    path: str | None = None
+    url: str | None = None
+    data: bytes | None = None
+
+    def check_all(self) -> None:
+        if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
+            raise InvalidField("ImageSource takes exactly one of path, url and data")
+
+    @classmethod
+    def of(cls, value: Any, place: str = "image") -> ImageSource:
+        """A source from what callers have at hand: a path, a URL, bytes, a PIL image or a source.
+
+        A PIL image is kept losslessly, turned by its EXIF orientation. Raises `InvalidField` with the place for anything else.
+
+        >>> ImageSource.of("https://example.org/a.png").url
+        'https://example.org/a.png'
+        >>> ImageSource.of("pictures/a.png").path
+        'pictures/a.png'
+        """
+        if isinstance(value, ImageSource):
+            return value
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return cls(data=bytes(value))
+        if isinstance(value, os.PathLike):
+            return cls(path=os.fspath(value))
+        if isinstance(value, str) and value:
+            is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
+            return cls(url=value) if is_url else cls(path=value)
+        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image: whoever made it has loaded PIL already
+            from PIL import ImageOps
+
+            buffer = io.BytesIO()
+            ImageOps.exif_transpose(value).save(buffer, "TIFF")
+            return cls(data=buffer.getvalue())
+        raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {type(value).__name__}")
+
+    def __repr__(self) -> str:
+        """Short: bytes and data URLs are not printed."""
+        if self.data is not None:
+            return f"ImageSource(data=<{len(self.data)} bytes>)"
+        return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={(self.url or '')[:80]!r})"
+
+
+@record
+class TextPart:
+    """A piece of text within a message."""
+
+    text: str
+
+
+@record
+class ImagePart:
+    """A picture within a message; `source` is None until the request's own `images` fill it, in order."""
+
+    source: ImageSource | None = None
+
+
+@record
+class Message:
+    """One turn. `content` is a string or a tuple of parts, as the caller wrote it; `extras` holds `tool_calls`, `name` and the like."""
+
+    role: str
+    content: str | tuple[TextPart | ImagePart, ...] | None = None
+    extras: Annotated[Mapping[str, Any], mapping] = immutabledict()
+
+    def check_all(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidField(f"role takes one of {', '.join(ROLES)}, not {self.role!r}")
+
+    @property
+    def sources(self) -> tuple[ImageSource | None, ...]:
+        """The message's pictures, in order."""
+        return tuple(part.source for part in self.content if isinstance(part, ImagePart)) if isinstance(self.content, tuple) else ()
+
+
+def _part_from(value: Any, place: str) -> TextPart | ImagePart:
+    if isinstance(value, (TextPart, ImagePart)):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidField(f"{place} takes a mapping with a 'type', not {type(value).__name__}")
+    kind = value.get("type")
+    if kind == "text":
+        if not isinstance(value.get("text"), str):
+            raise InvalidField(f"{place}.text takes a string, not {type(value.get('text')).__name__}")
+        return TextPart(text=value["text"])
+    if kind == "image":
+        given = next((value[key] for key in ("image", "url", "path", "data") if value.get(key) is not None), None)
+        return ImagePart(source=None if given is None else ImageSource.of(given, f"{place}.image"))
+    if kind == "image_url":
+        given = value.get("image_url")
+        url = given.get("url") if isinstance(given, Mapping) else given
+        if not isinstance(url, str) or not url:
+            raise InvalidField(f"{place}.image_url.url takes a string that is not empty, not {type(url).__name__}")
+        return ImagePart(source=ImageSource.of(url, f"{place}.image_url.url"))
+    raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {kind!r}")
+
+
+def message_from(value: Any, place: str) -> Message:
+    """A message from its OpenAI form. Raises `InvalidField`, which names the place, such as `messages[2].content[0].type`."""
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidField(f"{place} takes a mapping with 'role' and 'content', not {type(value).__name__}")
+    role, content = value.get("role"), value.get("content")
+    if role not in ROLES:
+        raise InvalidField(f"{place}.role takes one of {', '.join(ROLES)}, not {role!r}")
+    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        content = tuple(_part_from(part, f"{place}.content[{position}]") for position, part in enumerate(content))
+    elif content is None and role != "assistant":
+        raise InvalidField(f"{place}.content takes a string or a list of parts, not None")
+    elif content is not None and not isinstance(content, str):
+        raise InvalidField(f"{place}.content takes a string or a list of parts, not {type(content).__name__}")
+    try:
+        extras = freeze({key: entry for key, entry in value.items() if key not in ("role", "content")})
+    except ValueError as refusal:
+        raise InvalidField(f"{place} takes {refusal}") from None
+    return Message(role=role, content=content, extras=extras)
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as plain dicts and lists, as chat templates expect them; a picture is `{"type": "image"}`.
+
+    >>> plain_messages([Message(role="user", content="Hi")])
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    return [{"role": message.role, "content": _plain_content(message.content), **_thaw(message.extras)} for message in messages]
+
+
+def _plain_content(content: str | tuple[TextPart | ImagePart, ...] | None) -> Any:
+    if not isinstance(content, tuple):
+        return content
+    return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content]
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thaw(entry) for key, entry in value.items()}
+    return [_thaw(entry) for entry in value] if isinstance(value, tuple) else value

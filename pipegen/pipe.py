@@ -1,0 +1,209 @@
+"""Pipes: five constructors and one operator.
+
+A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch of A, yields the calls it needs, and returns a batch of B. Only a driver
+(`run`, `arun`, `stream`) performs calls; so a pipe is pure, and one definition serves sync and async.
+
+>>> from returns.result import Failure, Success
+>>> from pipegen.errors import InvalidRequest
+>>> halve = each("halve", lambda n: Success(n // 2) if n % 2 == 0 else Failure(InvalidRequest(f"{n} is odd")))
+>>> show = pure("show", str)
+>>> pipe = halve >> show
+>>> pipe.name
+'halve >> show'
+>>> pipe.apply((Success(4), Success(3)))
+(<Success: 2>, <Failure: InvalidRequest(message='3 is odd', hint='correct the request at the place that the message names', earlier=())>)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from returns.result import Failure, Result, Success
+
+from pipegen.errors import ContractError, GenerationError, StageFailed
+from pipegen.slots import Batch, Slot, live, live_rows, refill
+
+if TYPE_CHECKING:
+    from pipegen.backends.base import Backend
+
+__all__ = ["Call", "Pipe", "Row", "Steps", "call", "each", "fallback", "identity", "pure"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+Row = tuple[int, int]
+"""A row's place: the position of its request in the batch that the driver was given, and which of its samples it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The only effect: one call of `backend` with all live inputs. `rows` says where each input stands, as the driver counts."""
+
+    backend: Backend
+    inputs: tuple[Any, ...]
+    rows: tuple[Row, ...]
+
+
+Steps = Generator[Call, Sequence[Slot[Any]], Batch[B]]
+"""A pipe at work: yields calls, is sent their answers, returns the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe(Generic[A, B]):
+    """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
+
+    `keeps_text` says that what a call streams is, unchanged, the text of the result; `owns` are the engines released when the pipe, used as a
+    context manager, is left.
+    """
+
+    name: str
+    steps: Callable[[Batch[A]], Steps[B]]
+    keeps_text: bool = True
+    owns: tuple[contextlib.AbstractContextManager[Any], ...] = ()
+
+    def __rshift__(self, then: Pipe[B, C]) -> Pipe[A, C]:
+        """Join: what this pipe returns goes into `then`."""
+
+        def steps(batch: Batch[A]) -> Steps[C]:
+            return (yield from then.steps((yield from self.steps(batch))))
+
+        return Pipe(" >> ".join(name for name in (self.name, then.name) if name), steps, self.keeps_text and then.keeps_text, _union(self.owns, then.owns))
+
+    def apply(self, batch: Batch[A]) -> Batch[B]:
+        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
+        at_work = self.steps(batch)
+        try:
+            wanted = next(at_work)
+        except StopIteration as done:
+            returned: Batch[B] = done.value
+            return returned
+        raise ContractError(f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream")
+
+    def __enter__(self) -> Pipe[A, B]:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            for engine in self.owns:
+                stack.push(engine)
+
+
+def _union(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    return first + tuple(engine for engine in second if all(engine is not other for other in first))
+
+
+def identity() -> Pipe[A, A]:
+    """The pipe that changes nothing, and that `>>` does not show.
+
+    >>> identity().apply((Success(1),))
+    (<Success: 1>,)
+    """
+
+    def steps(batch: Batch[A]) -> Steps[A]:
+        return batch
+        yield  # a generator without effects
+
+    return Pipe("", steps)
+
+
+def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[A, B]:
+    """Lift a stage over the slots: live ones go through it, failed ones pass.
+
+    The exceptions listed in `catch` become `StageFailed` in that slot; every other exception is a bug and raises. Raises `ContractError` when the
+    stage returns something other than a `Result`.
+
+    >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
+    'root'
+    """
+
+    def lifted(value: A) -> Slot[B]:
+        try:
+            slot = stage(value)
+        except catch as raised:
+            return Failure(StageFailed(f"{type(raised).__name__}: {raised}", stage=name))
+        if not isinstance(slot, Result):
+            raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
+        return slot
+
+    def steps(batch: Batch[A]) -> Steps[B]:
+        return refill(batch, [lifted(value) for value in live(batch)])
+        yield  # a generator without effects
+
+    return Pipe(name, steps, keeps_text)
+
+
+def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A, B]:
+    """Lift a total function: one that has an answer for every value.
+
+    >>> pure("double", lambda n: 2 * n).apply((Success(2),))
+    (<Success: 4>,)
+    """
+    return each(name, lambda value: Success(f(value)), keeps_text=keeps_text)
+
+
+def call(backend: Backend) -> Pipe[Any, Any]:
+    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect."""
+
+    def steps(batch: Batch[Any]) -> Steps[Any]:
+        rows = live_rows(batch)
+        if not rows:
+            return batch
+        return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
+
+    return Pipe(backend.name, steps)
+
+
+def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]) -> Pipe[A, B]:
+    """Run `first`; what fails there with an error that `when` takes goes through `second`, in one call.
+
+    The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came
+    in failed, and those whose error does not qualify, are not tried again.
+
+    >>> from pipegen.errors import InvalidRequest, Timeout
+    >>> a = each("a", lambda n: Failure(Timeout("slow"))); b = each("b", lambda n: Success(n))
+    >>> fallback(a, b, when=Timeout).apply((Success(1),))
+    (<Success: 1>,)
+    >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message
+    'slow'
+    """
+    qualifies: Callable[[GenerationError], bool] = (lambda error: isinstance(error, when)) if isinstance(when, (type, tuple)) else when
+
+    def steps(batch: Batch[A]) -> Steps[B]:
+        tried: Batch[B] = yield from first.steps(batch)
+        if len(tried) != len(batch):
+            raise ContractError(f"{first.name} gave {len(tried)} slots for {len(batch)}")
+        again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(tried[row].failure())]
+        if not again:
+            return tried
+        retried = yield from renumber(second.steps(tuple(batch[row] for row in again)), [(row, 0) for row in again])
+        out = list(tried)
+        for row, slot in zip(again, retried, strict=True):
+            history = tried[row].failure()
+            out[row] = _remember(slot, (*history.earlier, replace(history, earlier=())))
+        return tuple(out)
+
+    return Pipe(f"fallback({first.name}, {second.name})", steps, first.keeps_text and second.keeps_text, _union(first.owns, second.owns))
+
+
+def renumber(steps: Steps[B], rows: Sequence[Row]) -> Steps[B]:
+    """Let the calls of a pipe that works on a part of the batch say where their rows stand in the whole."""
+    try:
+        wanted = next(steps)
+        while True:
+            places = tuple((rows[row][0], rows[row][1] or sample) for row, sample in wanted.rows)
+            wanted = steps.send((yield replace(wanted, rows=places)))
+    except StopIteration as done:
+        returned: Batch[B] = done.value
+        return returned
+
+
+def _remember(slot: Slot[Any], earlier: tuple[GenerationError, ...]) -> Slot[Any]:
+    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a record that has it."""
+    if not isinstance(slot, Success):
+        return Failure(slot.failure().after(earlier))
+    value = slot.unwrap()
+    return Success(replace(value, tried=earlier + value.tried)) if hasattr(value, "tried") else slot

@@ -1,0 +1,47 @@
+"""A plugin is a value: what it needs of an engine, and up to three things that it does.
+
+`feed` watches the text of one row as it comes and may halt it; it is engine-neutral, incremental and pure: state in, state out. `trim` is a pure
+function on the finished text. `logits_processor` and `stopping_criteria` are for Hugging Face engines only.
+
+>>> shout = Plugin(name="shout", trim=str.upper)
+>>> shout.trim("abc")
+'ABC'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipegen.capabilities import Capability
+from pipegen.fields import InvalidField, record
+
+__all__ = ["Plugin"]
+
+
+@record
+class Plugin:
+    """See the module. A plugin does nothing to a row until it is attached to that row's route."""
+
+    name: str
+    requires: frozenset[Capability] = frozenset()
+    """Capabilities that the engine must have, besides those that its own hooks imply (see `needs`)."""
+    start: Callable[[], Any] | None = None
+    """Make the state for a new row."""
+    feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
+    """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still belong to the answer if the row halts there."""
+    trim: Callable[[str], str] | None = None
+    logits_processor: Callable[[int], Any] | None = None
+    """`logits_processor(prompt_length)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
+    stopping_criteria: Callable[[int], Any] | None = None
+    """`stopping_criteria(prompt_length)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
+
+    def check_all(self) -> None:
+        if (self.start is None) != (self.feed is None):
+            raise InvalidField(f"plugin {self.name!r} takes start and feed together, or neither")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """Everything the plugin requires of an engine."""
+        hooks = {"watch": self.feed, "logits_processor": self.logits_processor, "stopping_criteria": self.stopping_criteria}
+        return self.requires | {capability for capability, hook in hooks.items() if hook is not None}

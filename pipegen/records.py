@@ -1,0 +1,196 @@
+"""The records that travel through a pipeline, from the request to the result.
+
+>>> from pipegen.options import GenerationOptions, resolve
+>>> GenerationResult(text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())).finish.value
+'eos'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from immutabledict import immutabledict
+
+from pipegen.errors import GenerationError
+from pipegen.fields import boolean, mapping, one_of, record, text, whole
+from pipegen.options import GenerationOptions
+from pipegen.requests import GenerationRequest
+
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Finish",
+    "GenerationResult",
+    "Job",
+    "ModelLoadConfig",
+    "PreparedImage",
+    "Prompt",
+    "Raw",
+    "Thinking",
+    "TokenLogprob",
+]
+
+Thinking = Literal["honoured", "unsupported"]
+"""Whether the chat template honours the thinking switch."""
+Grid = tuple[int, int, int]
+"""Patches of one picture: time, height, width."""
+
+
+class Finish(str, Enum):
+    """How a generation ended. Not an error."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    PLUGIN = "plugin"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@record
+class PreparedImage:
+    """A picture as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
+
+    width: int
+    height: int
+    rgb: bytes
+    digest: str
+    """SHA-256 of the upright RGB picture before it was resized: the same for the same pixels, whatever the source."""
+    grid: Grid | None = None
+    """Patches in time, height and width, where the model works on such a grid."""
+    tokens: int = 1
+    """How many prompt tokens the picture takes."""
+
+    def __repr__(self) -> str:
+        return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
+
+
+@record
+class Job:
+    """A request with its effective options."""
+
+    request: GenerationRequest
+    options: GenerationOptions
+
+
+@record
+class Prompt:
+    """The record of a prompt: the ids are what every engine gets.
+
+    `token_ids` hold each picture expanded to as many placeholders as it takes; `compact_token_ids` hold one placeholder for each.
+    """
+
+    token_ids: tuple[int, ...]
+    compact_token_ids: tuple[int, ...]
+    text: str | None = None
+    images: tuple[PreparedImage, ...] = ()
+    thinking: Thinking | None = None
+
+
+@record
+class Encoded:
+    """A prompt and the effective options: what an engine is called with."""
+
+    request: GenerationRequest
+    options: GenerationOptions
+    prompt: Prompt
+    clipped_from: int | None = None
+    """The `max_new_tokens` that was asked, where `on_overflow="clip"` lowered it."""
+
+
+@record
+class TokenLogprob:
+    """The model's own log probability (natural) of one generated token, before temperature, penalties and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at that position with theirs, best first, where asked."""
+
+
+@record
+class Raw:
+    """What an engine gives back for one row: the generated ids, the ending one included. The text is made from them by shared stages.
+
+    `aborted` says that the engine gave up on the row; `halted` that an engine-side plugin of that name ended it.
+    """
+
+    encoded: Encoded
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    aborted: bool = False
+    halted: str | None = None
+
+
+@record
+class Decoded:
+    """Generated ids as text, with how it ended.
+
+    `text_ends[k]` and `raw_ends[k]` are the lengths (in characters) of `text` and `raw_text` after the first k + 1 tokens.
+    """
+
+    raw: Raw
+    text: str
+    raw_text: str
+    text_ends: tuple[int, ...]
+    raw_ends: tuple[int, ...]
+    finish: Finish
+    stop: str | int | None = None
+
+
+@record
+class GenerationResult:
+    """One finished generation."""
+
+    id: str | None = None
+    text: str
+    """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
+    raw_text: str
+    """Everything generated, special tokens and the ending included; never stripped, never padded."""
+    prompt_text: str | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    finish: Finish
+    stop: str | int | None = None
+    """What ended it: the stop string, the stop token's id, or the plugin's name."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    route: str = ""
+    tried: tuple[GenerationError, ...] = ()
+    """The errors of the routes tried before this one, oldest first."""
+    thinking: Thinking | None = None
+    image_grid_thw: tuple[Grid | None, ...] = ()
+    image_digests: tuple[str, ...] = ()
+    options: GenerationOptions
+    """The effective options: sent again, they give the same call."""
+    clipped_from: int | None = None
+    samples: tuple[GenerationResult, ...] = ()
+    """All completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+
+
+def _dtype(value: Any) -> Any:
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(checked := one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")(value), checked)
+
+
+@record
+class ModelLoadConfig:
+    """Which model to load, on which engine, and how."""
+
+    model: Annotated[str, text]
+    """A local folder, a hub name, or `embedded`."""
+    backend: Annotated[str, text] = "hf"
+    variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
+    dtype: Annotated[str, _dtype] = "auto"
+    device: Annotated[str | None, text] = None
+    device_map: Annotated[str | None, text] = None
+    attn_implementation: Annotated[str | None, text] = None
+    trust_remote_code: Annotated[bool, boolean] = False
+    revision: Annotated[str | None, text] = None
+    adapter: Annotated[str | None, text] = None
+    """A LoRA adapter's folder or hub name (needs peft)."""
+    batch_size: Annotated[int, whole(low=1)] = 32
+    """Rows that one engine call may run side by side."""
+    engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()

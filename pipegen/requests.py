@@ -1,0 +1,152 @@
+"""Requests: what to generate from, and which picture sources may be read for it.
+
+>>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
+>>> request.messages[0].content
+'Hi'
+>>> TextGenerationRequest()
+Traceback (most recent call last):
+...
+pipegen.fields.InvalidField: TextGenerationRequest takes exactly one of messages, prompt and prompt_token_ids
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pipegen.fields import InvalidField, boolean, mapping, real, record, text, tuple_of, whole
+from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
+from pipegen.options import GenerationOptions
+
+__all__ = ["GenerationRequest", "ImagePolicy", "TextGenerationRequest", "VlmGenerationRequest"]
+
+
+def _messages(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of messages")
+    if not value:
+        raise ValueError("at least one message")
+    return tuple(message_from(message, f"messages[{position}]") for position, message in enumerate(value))
+
+
+def _images(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of pictures")
+    return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
+
+
+@record
+class GenerationRequest:
+    """What to generate from: messages, or a plain prompt, or token ids. `id` is the caller's own name for it.
+
+    A plain prompt is completed as it stands, without a chat template. `tools` go to the chat template.
+    """
+
+    id: str | None = None
+    messages: Annotated[tuple[Message, ...] | None, _messages] = None
+    prompt: str | None = None
+    prompt_token_ids: Annotated[tuple[int, ...] | None, tuple_of(whole(low=0))] = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    options: GenerationOptions | None = None
+
+    def check_all(self) -> None:
+        name = type(self).__name__
+        if sum(value is not None for value in (self.messages, self.prompt, self.prompt_token_ids)) != 1:
+            raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            raise InvalidField(f"{name}.prompt takes a string, not {self.prompt!r:.200}")
+        if self.prompt_token_ids is not None and not self.prompt_token_ids:
+            raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
+        if not isinstance(self.options, (GenerationOptions, type(None))):
+            raise InvalidField(f"{name}.options takes GenerationOptions, not {type(self.options).__name__}")
+        object.__setattr__(self, "tools", tuple(mapping(tool) for tool in self.tools))
+
+    @property
+    def sources(self) -> tuple[ImageSource, ...]:
+        """The request's pictures, in message order."""
+        return tuple(source for message in self.messages or () for source in message.sources if source is not None)
+
+    def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
+        """The same request with its pictures replaced, in message order."""
+        left = iter(sources)
+        return dataclasses.replace(self, messages=tuple(_filled(message, left) for message in self.messages or ()))
+
+
+def _filled(message: Message, sources: Any) -> Message:
+    if not message.sources:
+        return message
+    parts = tuple(ImagePart(source=next(sources)) if isinstance(part, ImagePart) else part for part in message.content or ())
+    return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]  # a message with sources has parts
+
+
+@record
+class TextGenerationRequest(GenerationRequest):
+    """A request without pictures."""
+
+    def check_all(self) -> None:
+        GenerationRequest.check_all(self)
+        for position, message in enumerate(self.messages or ()):
+            if message.sources:
+                raise InvalidField(f"messages[{position}].content holds a picture: use VlmGenerationRequest")
+
+
+@record
+class VlmGenerationRequest(GenerationRequest):
+    """A request with any number of pictures.
+
+    Pictures stand in the messages, or in `images`: these fill the messages' empty image parts in order, and where there are none they go before
+    the text of the first user turn. `prompt` with pictures is short for one user turn: the pictures, then the text.
+
+    >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
+    ImageSource(path='a.png')
+    """
+
+    images: Annotated[tuple[ImageSource, ...], _images] = ()
+
+    def check_all(self) -> None:
+        if self.prompt is not None and self.images and self.messages is None:
+            object.__setattr__(self, "messages", (Message(role="user", content=(TextPart(text=self.prompt),)),))
+            object.__setattr__(self, "prompt", None)
+        GenerationRequest.check_all(self)
+        if self.prompt_token_ids is not None and self.images:
+            raise InvalidField("VlmGenerationRequest takes pictures with messages or prompt, not with prompt_token_ids")
+        if self.messages is not None:
+            object.__setattr__(self, "messages", _place(self.messages, self.images))
+            object.__setattr__(self, "images", ())
+
+
+def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tuple[Message, ...]:
+    """Put `images` into the empty image parts, or before the text of the first user turn where there are none."""
+    empty = sum(source is None for message in messages for source in message.sources)
+    if images and not empty:
+        first = next((position for position, message in enumerate(messages) if message.role == "user"), None)
+        if first is None:
+            raise InvalidField("images take a user message to stand in, or an image part in the messages")
+        content = messages[first].content
+        parts = (TextPart(text=content),) if isinstance(content, str) else content or ()
+        holder = dataclasses.replace(messages[first], content=(*(ImagePart() for _ in images), *parts))
+        messages, empty = (*messages[:first], holder, *messages[first + 1 :]), len(images)
+    if empty != len(images):
+        raise InvalidField(f"the messages leave {empty} image parts open, and images holds {len(images)} pictures")
+    left = iter(images)
+    placed = (iter([source if source is not None else next(left) for source in message.sources]) for message in messages)
+    return tuple(_filled(message, sources) for message, sources in zip(messages, placed, strict=True))
+
+
+@record
+class ImagePolicy:
+    """Which picture sources may be read, and how much of them.
+
+    Paths are read everywhere unless `root` names a folder, which then nothing gets out of (neither `..` nor links). `http:` and `https:` are off;
+    private addresses stay refused even when they are on, unless their host stands in `allowed_hosts`.
+    """
+
+    root: str | None = None
+    allow_http: Annotated[bool, boolean] = False
+    allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
+    max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20
+    max_source_pixels: Annotated[int, whole(low=1)] = 178_956_970
+    """Width times height that a picture may announce before it is decoded (Pillow's own limit against decompression bombs)."""
+    timeout: Annotated[float, real(above=0)] = 30.0
+    """Seconds for one download."""

@@ -1,0 +1,54 @@
+"""What the stages need of a tokenizer and of a chat template, as protocols; adapters for real ones live with the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Renderer", "Tokenizer"]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back. Nothing here adds tokens of its own or cleans text up."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The special tokens, invisible in `text`: each one's text and id."""
+        ...
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Every added token that `encode` would recognise inside a text, special or not: its text and id."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids run from 0 to `vocab_size - 1`."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of the text; control tokens written in it become their ids."""
+        ...
+
+    def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
+        """Ids of the text in which control tokens stay plain text; `first` says that it stands at the very start of the prompt."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens included. An incomplete character at the end shows as U+FFFD."""
+        ...
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """Messages to a prompt, by the owner of the chat template."""
+
+    @property
+    def template(self) -> str | None:
+        """The chat template's source, or None where the checkpoint has none."""
+        ...
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
+        """Call the template once. Whatever the template raises comes through."""
+        ...
