@@ -1,0 +1,112 @@
+"""Train the embedded model from nothing: `python -m pipegen.embedded.train --out DIRECTORY`.
+
+Two processes of one thread each (two threads in one process are slower), fixed seeds, and both stages count steps,
+not seconds: the same machine gives the same weights again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+PROCESSES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides the weights."""
+
+    vision_steps: int = 1200
+    vision_batch: int = 32
+    language_steps: int = 3000
+    token_budget: int = 2048
+    gallery: int = 16384
+    seed: int = 1
+
+
+def _average(parameters: Sequence[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over the processes."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    flat /= PROCESSES
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+
+
+def _work(rank: int, recipe: Recipe, out: Path, vision: Path | None) -> None:
+    """One of the processes. The first one writes logs and checkpoints."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES
+    )
+    from pipegen.embedded.language_stage import train_language
+    from pipegen.embedded.model import build_model, save_model
+    from pipegen.embedded.tokenizer import train_tokenizer
+    from pipegen.embedded.vision_stage import same_size_shortcuts, train_vision
+
+    began = time.monotonic()
+
+    def log(line: str) -> None:
+        if rank == 0:
+            print(f"{time.monotonic() - began:7.0f} s  {line}", flush=True)
+
+    def checkpoint(step: int) -> None:
+        if rank == 0:
+            save_model(model, tokenizer, out / "checkpoints" / str(step))
+
+    tokenizer = train_tokenizer()
+    model = build_model(tokenizer, recipe.seed)
+    same_size_shortcuts()
+    log(f"{sum(p.numel() for p in model.parameters()):,} parameters, {recipe}")
+    seed = recipe.seed + 1000 * rank
+    if vision is None:
+        train_vision(model, recipe.vision_steps, recipe.vision_batch, seed, _average, log)
+        if rank == 0:
+            torch.save(model.model.visual.state_dict(), out / "vision.pt")
+    else:
+        model.model.visual.load_state_dict(torch.load(vision))
+        model.model.visual.requires_grad_(False)
+    train_language(
+        model, tokenizer, recipe.language_steps, recipe.token_budget, recipe.gallery, seed + 100, _average, log, checkpoint
+    )
+    if rank == 0:
+        save_model(model, tokenizer, out)
+    log("done")
+    distributed.destroy_process_group()
+
+
+def train(out: Path, recipe: Recipe, vision: Path | None = None) -> None:
+    """Run the recipe and write the model to `out`; `vision` takes the tower of an earlier run."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / ".rendezvous").unlink(missing_ok=True)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.multiprocessing.spawn(_work, (recipe, out, vision), nprocs=PROCESSES)
+    (out / ".rendezvous").unlink(missing_ok=True)
+
+
+def main() -> None:
+    """The command line."""
+    default = Recipe()
+    parser = argparse.ArgumentParser(prog="python -m pipegen.embedded.train", description=main.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--vision", type=Path, help="vision.pt of an earlier run, to skip the first stage")
+    parser.add_argument("--vision-steps", type=int, default=default.vision_steps)
+    parser.add_argument("--language-steps", type=int, default=default.language_steps)
+    parser.add_argument("--token-budget", type=int, default=default.token_budget)
+    parser.add_argument("--gallery", type=int, default=default.gallery)
+    arguments = vars(parser.parse_args())
+    train(arguments.pop("out"), vision=arguments.pop("vision"), recipe=Recipe(**arguments))
+
+
+if __name__ == "__main__":
+    main()
