@@ -29,7 +29,9 @@ __all__ = [
     "GenerationOptions",
     "StopOptions",
     "VlmPreprocessOptions",
+    "flat_values",
     "merge",
+    "option_names",
     "options_from",
     "resolve",
 ]
@@ -270,3 +272,16 @@ def option_names() -> Iterable[str]:
     True
     """
     return (*_PLAIN, *_FLAT)
+
+
+def flat_values(options: GenerationOptions) -> dict[str, Any]:
+    """Every option by its flat name, as `options_from` takes them.
+
+    >>> flat_values(DEFAULTS)["strip_whitespace"]
+    False
+    """
+    values = {name: getattr(options, name) for name in _PLAIN}
+    for group, kind in _NESTED.items():
+        fields = getattr(options, group)
+        values.update({f.name: getattr(fields, f.name) if fields is not None else None for f in dataclasses.fields(kind)})
+    return values

@@ -19,17 +19,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from returns.result import Failure, Result, Success
 
 from pipegen.errors import ContractError, GenerationError, StageFailed
 from pipegen.slots import Batch, Slot, live, live_rows, refill
 
-if TYPE_CHECKING:
-    from pipegen.backends.base import Backend
-
-__all__ = ["Call", "Pipe", "Row", "Steps", "call", "each", "fallback", "identity", "pure"]
+__all__ = ["Backend", "Call", "Pipe", "Row", "Steps", "call", "each", "fallback", "identity", "pure"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -37,6 +34,18 @@ C = TypeVar("C")
 
 Row = tuple[int, int]
 """A row's place: the position of its request in the batch that the driver was given, and which of its samples it is."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Performs calls: encoded prompts in, one slot of generated ids for each out."""
+
+    @property
+    def name(self) -> str: ...
+
+    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from pipegen.capabilities import Capabilities
 from pipegen.fields import record
-from pipegen.records import Encoded, PreparedImage, Raw
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
+from pipegen.pipe import Backend
 from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, PreparedImage, Raw
 from pipegen.slots import Slot
 from pipegen.tokenizer import Renderer, Tokenizer
 
@@ -35,18 +36,6 @@ class RowDone:
 
     row: int
     slot: Slot[Raw]
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Performs calls."""
-
-    @property
-    def name(self) -> str: ...
-
-    def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
-        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
-        ...
 
 
 @runtime_checkable

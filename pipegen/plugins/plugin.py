@@ -15,6 +15,7 @@ from typing import Any
 
 from pipegen.capabilities import Capability
 from pipegen.fields import InvalidField, record
+from pipegen.requests import GenerationRequest
 
 __all__ = ["Plugin"]
 
@@ -35,6 +36,9 @@ class Plugin:
     """`logits_processor(prompt_length)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
     stopping_criteria: Callable[[int], Any] | None = None
     """`stopping_criteria(prompt_length)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
+
+    refuses: Callable[[GenerationRequest], str | None] | None = None
+    """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
 
     def check_all(self) -> None:
         if (self.start is None) != (self.feed is None):

@@ -1,0 +1,211 @@
+"""Drivers: the only code that performs calls.
+
+`run` and `arun` take a batch; `imap` and `aimap` take an iterable of any length and give slots as they come, in order, within a bounded window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from returns.result import Failure, Success
+
+from pipegen.errors import CallFailed, ContractError, InvalidRequest
+from pipegen.fields import InvalidField, nearest
+from pipegen.loading import load_sources
+from pipegen.options import GenerationOptions, merge, options_from
+from pipegen.pipe import Call, Pipe, Steps
+from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+from pipegen.slots import Batch, Slot
+
+__all__ = ["Request", "admit", "aimap", "arun", "imap", "request_from", "run"]
+
+B = TypeVar("B")
+
+Request = GenerationRequest | Mapping[str, Any]
+"""What the drivers take: a record, or plain data of the same shape, checked in its own slot."""
+
+
+def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[GenerationRequest]:
+    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`.
+
+    Whatever is wrong with it becomes `InvalidRequest`, which names the place.
+
+    >>> request_from({"messages": []}).failure().message
+    'request: messages takes at least one message, not []'
+    >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
+    "request: options: there is no option 'temprature'; did you mean 'temperature'?"
+    """
+    known = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
+    try:
+        for name in values:
+            if name not in known:
+                raise InvalidField(f"there is no field {name!r}{nearest(name, known)}")
+        said = {name: value for name, value in values.items() if value is not None and name in known}
+        options = said.pop("options", None)
+        if isinstance(options, Mapping):
+            options = options_from(options)
+        pictures = bool(said.get("images")) or _holds_pictures(said.get("messages"))
+        kind = VlmGenerationRequest if pictures else TextGenerationRequest
+        if not pictures:
+            said.pop("images", None)
+        return Success(kind(options=options, **said))
+    except InvalidField as refusal:
+        words = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
+        return Failure(InvalidRequest(f"{place}: {words}"))
+
+
+def _holds_pictures(messages: Any) -> bool:
+    parts = (part for message in messages if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)) for part in message["content"]) if isinstance(messages, (list, tuple)) else ()
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
+
+
+def admit(requests: Iterable[Request], options: GenerationOptions | None = None, images: ImagePolicy | None = None) -> Batch[GenerationRequest]:
+    """Make the batch that a route starts from: records made of plain data, the run's options merged in, pictures read.
+
+    A request's own options win over those of the run.
+    """
+    return tuple(_admit(request, options, images or ImagePolicy()) for request in requests)
+
+
+def _admit(request: Request, options: GenerationOptions | None, images: ImagePolicy) -> Slot[GenerationRequest]:
+    made = Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+
+    def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
+        try:
+            return Success(dataclasses.replace(valid, options=merge(valid.options, options)))
+        except InvalidField as refusal:
+            return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
+
+    admitted: Slot[GenerationRequest] = made if options is None else made.bind(with_options)
+    return admitted.bind(lambda valid: load_sources(valid, images) if valid.sources else Success(valid))
+
+
+def answers_of(wanted: Call, answers: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:
+    """The engine's answers, checked: one for each input. Raises `ContractError` otherwise."""
+    if len(answers) != len(wanted.inputs):
+        raise ContractError(f"engine {wanted.backend.name} returned {len(answers)} outputs for {len(wanted.inputs)} inputs")
+    return answers
+
+
+def failed(wanted: Call, failure: CallFailed) -> Sequence[Slot[Any]]:
+    """The answers of a call that failed as a whole: the same error in every slot."""
+    return [Failure(failure.error)] * len(wanted.inputs)
+
+
+class Returned(NamedTuple):
+    """A pipe at work has returned its batch."""
+
+    batch: Batch[Any]
+
+
+def advance(at_work: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> Call | Returned:
+    """Let a pipe at work go on to its next call, or to its end."""
+    try:
+        return next(at_work) if answers is None else at_work.send(answers)
+    except StopIteration as done:
+        return Returned(done.value)
+
+
+def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
+    """Run a pipe over slots, performing its calls one after the other."""
+    at_work = pipe.steps(batch)
+    try:
+        step = advance(at_work)
+        while isinstance(step, Call):
+            try:
+                answers = answers_of(step, step.backend.generate(step.inputs))
+            except CallFailed as failure:
+                answers = failed(step, failure)
+            step = advance(at_work, answers)
+        return step.batch
+    finally:
+        at_work.close()
+
+
+async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
+    """As `drive`; a backend that is not asynchronous itself works in a thread."""
+    at_work = pipe.steps(batch)
+    try:
+        step = advance(at_work)
+        while isinstance(step, Call):
+            agenerate = getattr(step.backend, "agenerate", None)
+            try:
+                made = await (agenerate(step.inputs) if agenerate is not None else asyncio.to_thread(step.backend.generate, step.inputs))
+                answers = answers_of(step, made)
+            except CallFailed as failure:
+                answers = failed(step, failure)
+            step = advance(at_work, answers)
+        return step.batch
+    finally:
+        at_work.close()
+
+
+def run(route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Batch[B]:
+    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
+
+    `images` says which picture sources may be read. An empty batch calls no engine and loads nothing.
+
+    >>> from pipegen.pipe import pure
+    >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
+    (<Success: Hi>,)
+    """
+    return drive(route, admit(requests, options, images))
+
+
+async def arun(route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Batch[B]:
+    """As `run`, for asynchronous code; the same slots."""
+    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))
+
+
+def imap(
+    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, window: int = 64, images: ImagePolicy | None = None
+) -> Iterator[Slot[B]]:
+    """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
+
+    >>> from pipegen.pipe import pure
+    >>> endless = ({"prompt": str(n)} for n in range(10**9))
+    >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
+    <Success: 0>
+    """
+    source = iter(requests)
+    while chunk := tuple(islice(source, _positive(window))):
+        yield from run(route, chunk, options, images=images)
+
+
+async def aimap(
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request] | AsyncIterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    window: int = 64,
+    images: ImagePolicy | None = None,
+) -> AsyncIterator[Slot[B]]:
+    """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
+    chunk: list[Request] = []
+    async for request in _asynchronous(requests):
+        chunk.append(request)
+        if len(chunk) == _positive(window):
+            for slot in await arun(route, chunk, options, images=images):
+                yield slot
+            chunk = []
+    for slot in await arun(route, chunk, options, images=images):
+        yield slot
+
+
+async def _asynchronous(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request
+
+
+def _positive(window: int) -> int:
+    if window < 1:
+        raise ValueError(f"window takes a whole number of at least 1, not {window!r}")
+    return window

@@ -1,0 +1,123 @@
+"""A route: the whole way from a request to its result, through one engine.
+
+    resolve >> support >> encode >> fit >> call >> decode >> stop >> trim
+
+Everything but `call` is shared by all engines, which is why their texts agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+from returns.result import Failure, Success
+
+from pipegen.backends.base import Engine
+from pipegen.capabilities import missing
+from pipegen.errors import InvalidRequest, UnsupportedPlugin
+from pipegen.fields import InvalidField
+from pipegen.options import resolve
+from pipegen.pipe import Pipe, Steps, call, each
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Prompt
+from pipegen.requests import GenerationRequest
+from pipegen.samples import samples
+from pipegen.slots import Batch, Slot, is_ok
+from pipegen.stages.decode import decode
+from pipegen.stages.preflight import check_fit, check_support
+from pipegen.stages.render import render
+from pipegen.stages.stop import stop
+from pipegen.stages.tokenize import encode
+from pipegen.stages.trim import trim
+
+__all__ = ["Route", "attach", "route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Pipe[GenerationRequest, GenerationResult]):
+    """A pipe from request to result that owns its engine.
+
+    As a context manager it releases the engine on exit. Weights load on first need: a route that no slot needs never loads.
+    """
+
+    engine: Engine = dataclasses.field(kw_only=True)
+
+    def __enter__(self) -> Route:
+        return self
+
+
+def route(engine: Engine) -> Route:
+    """The route through an engine. It is named after it, and results carry that name."""
+    whole = samples(
+        each("resolve", lambda request: _resolve(request, engine))
+        >> each("support", lambda job: check_support(job, engine.capabilities, engine.plugins))
+        >> _encode_once(engine)
+        >> each("fit", lambda encoded: check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size))
+        >> call(engine)
+        >> each("decode", lambda raw: decode(raw, engine.tokenizer, engine.eos_token_ids))
+        >> each("stop", lambda decoded: stop(decoded, engine.tokenizer, engine.eos_token_ids, engine.plugins))
+        >> each("trim", lambda decoded: trim(decoded, engine.name, engine.plugins))
+    )
+    return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=engine)
+
+
+def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:
+    asked = request.options is not None and request.options.use_generation_config
+    try:
+        options = resolve(request.options, checkpoint=engine.generation_config) if asked else resolve(request.options)
+    except InvalidField as refusal:
+        return Failure(InvalidRequest(f"options: {refusal}"))
+    return Success(Job(request=request, options=options))
+
+
+def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
+    """Render and encode; requests of a batch with equal prompts and equal settings share one prompt, and equal pictures are prepared once."""
+
+    def steps(batch: Batch[Job]) -> Steps[Encoded]:
+        prompts: dict[Hashable, Slot[Prompt]] = {}
+        pictures: dict[Hashable, Slot[PreparedImage]] = {}
+
+        def encoded(job: Job) -> Slot[Encoded]:
+            request, options = job.request, job.options
+            key = (request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess)
+            if key not in prompts:
+                prompts[key] = _prompt(job, engine, pictures)
+            return prompts[key].map(lambda prompt: Encoded(request=request, options=options, prompt=prompt))
+
+        return tuple(slot.bind(encoded) for slot in batch)
+        yield  # a generator without effects
+
+    return Pipe("encode", steps)
+
+
+def _prompt(job: Job, engine: Engine, pictures: dict[Hashable, Slot[PreparedImage]]) -> Slot[Prompt]:
+    preprocess = job.options.preprocess
+    prepared: list[PreparedImage] = []
+    for index, source in enumerate(job.request.sources):
+        key = (source, preprocess)
+        if key not in pictures:
+            pictures[key] = engine.prepare_image(source, preprocess, index)
+        picture = pictures[key]
+        if not is_ok(picture):
+            return Failure(dataclasses.replace(picture.failure(), **({"index": index} if hasattr(picture.failure(), "index") else {})))
+        prepared.append(picture.unwrap())
+    return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token).bind(
+        lambda rendered: encode(rendered, tuple(prepared), engine.tokenizer, engine.image_placeholder)
+    )
+
+
+def attach(to: Route, plugin: Plugin) -> Slot[Route]:
+    """The route with a plugin attached, after those it has; `UnsupportedPlugin` where its engine lacks what the plugin needs.
+
+    Decided before any weights load. The new route shares the engine's weights.
+    """
+    lacking = missing(plugin.needs, to.engine.capabilities)
+    if lacking:
+        words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {to.engine.name} does not offer"
+        return Failure(UnsupportedPlugin(words, plugin=plugin.name))
+    return Success(route(to.engine.with_plugin(plugin)))
+
+

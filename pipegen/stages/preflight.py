@@ -1,0 +1,84 @@
+"""Preflight: what can be known to fail before the engine is called."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from returns.result import Failure, Success
+
+from pipegen.capabilities import Capabilities, missing
+from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
+from pipegen.options import DEFAULTS, flat_values
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, Job
+from pipegen.slots import Slot
+
+__all__ = ["check_fit", "check_support", "room"]
+
+_NEUTRAL = flat_values(DEFAULTS)
+
+
+def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[Job]:
+    """Whether the engine takes this request at all; needs no prompt.
+
+    Pictures must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
+    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`).
+
+    >>> from pipegen.options import GenerationOptions, resolve
+    >>> from pipegen.requests import TextGenerationRequest
+    >>> job = Job(request=TextGenerationRequest(prompt="a"), options=resolve(GenerationOptions(no_repeat_ngram_size=2)))
+    >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
+    'no_repeat_ngram_size'
+    """
+    pictures = len(job.request.sources)
+    if pictures and "images" not in capabilities.honours:
+        reason = f": {capabilities.reason}" if capabilities.reason else ""
+        return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes no pictures{reason}"))
+    if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
+        return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"))
+    asked = (name for name, value in flat_values(job.options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
+    for name in missing(asked, capabilities):
+        return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name))
+    for plugin in plugins:
+        reason = plugin.refuses(job.request) if plugin.refuses is not None else None
+        if reason is not None:
+            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {reason}", plugin=plugin.name))
+    return Success(job)
+
+
+_EVERYWHERE = frozenset({"samples", "use_generation_config", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
+"""Options that pipegen itself carries out, whatever the engine."""
+
+
+def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
+    """How many tokens can be generated after a prompt of that length; None where the engine names no limit.
+
+    >>> room(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
+    2
+    """
+    return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
+
+
+def check_fit(encoded: Encoded, capabilities: Capabilities, vocab_size: int) -> Slot[Encoded]:
+    """Whether prompt and answer fit the model; with `on_overflow="clip"`, `max_new_tokens` is lowered until they do.
+
+    Raises nothing: gives `PromptTooLong` with the prompt's tokens and the model's limit, or `InvalidRequest` for an empty prompt or an id outside the
+    vocabulary, which would crash some engines.
+    """
+    prompt_tokens = len(encoded.prompt.token_ids)
+    if not prompt_tokens:
+        return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
+    worst = max(encoded.prompt.token_ids)
+    if worst >= vocab_size:
+        return Failure(InvalidRequest(f"token id {worst} is outside the vocabulary of {vocab_size} ids"))
+    left = room(prompt_tokens, capabilities)
+    wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
+    if left is None or wanted <= left:
+        return Success(encoded)
+    limit = capabilities.context_length or 0
+    if encoded.options.on_overflow == "clip" and left >= max(1, least):
+        return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left), clipped_from=wanted))
+    if left < 1:
+        return Failure(PromptTooLong(prompt_tokens, limit))
+    message = f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the limit for both is {limit}"
+    return Failure(PromptTooLong(prompt_tokens, limit, message=message))

@@ -1,0 +1,152 @@
+"""An engine that says what a script tells it to, logs its calls, and fails on demand: for laws, faults and tests of one's own stages.
+
+>>> import pipegen as pg
+>>> engine = FakeEngine("Hello STOP and more")
+>>> slot = pg.run(pg.route(engine), [{"prompt": "Hi"}], pg.GenerationOptions(stop=pg.StopOptions(stop=("STOP",))))[0]
+>>> slot.unwrap().text, slot.unwrap().finish.value, len(engine.calls)
+('Hello ', 'stop_string', 1)
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.backends.base import RowDone, TokensMade
+from pipegen.capabilities import ENGINES, Capabilities, Capability
+from pipegen.errors import BadImage, CallFailed, GenerationError
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, PreparedImage, Raw
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.follow import Follower
+from pipegen.testing.toy import ToyTokenizer
+
+__all__ = ["FakeEngine", "Script", "ToyRenderer"]
+
+Script = Callable[[Encoded], Sequence[int] | str | GenerationError]
+"""What a row generates: token ids, a text to encode, or the error of that row."""
+
+
+class ToyRenderer:
+    """ChatML with a thinking switch, without Jinja. Set `thinking=False` for a template that knows no switch."""
+
+    def __init__(self, *, thinking: bool = True, raises: Exception | None = None) -> None:
+        self.thinking, self.raises = thinking, raises
+        self.renders = 0
+        self.template: str | None = "<think> toy" if thinking else "toy"
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
+        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; a picture is `<|image_pad|>`."""
+        self.renders += 1
+        if self.raises is not None:
+            raise self.raises
+        turns = []
+        for message in messages:
+            content = message["content"] or ""
+            text = content if isinstance(content, str) else "".join(part.get("text", "<|image_pad|>") for part in content)
+            turns.append(f"<|im_start|>{message['role']}\n{text}<|im_end|>\n")
+        if variables.get("continue_final_message"):
+            return "".join(turns).removesuffix("<|im_end|>\n")
+        if variables.get("add_generation_prompt"):
+            turns.append("<|im_start|>assistant\n")
+            if self.thinking and variables.get("enable_thinking") is False:
+                turns.append("<think></think>")
+        return "".join(turns)
+
+
+class FakeEngine:
+    """A scripted engine with the toy tokenizer; see the module.
+
+    `script` is a text for every row, or a function from the encoded prompt to token ids, a text or an error. `halts=False` makes it run on past stops
+    and end tokens, as engines that overshoot do. `fault` is raised by every call; `answers` falsifies how many outputs a call gives.
+    `calls` logs the inputs of each call, `closed` counts releases.
+    """
+
+    def __init__(
+        self,
+        script: str | Script,
+        *,
+        name: str = "fake",
+        tokenizer: ToyTokenizer | None = None,
+        renderer: ToyRenderer | None = None,
+        honours: frozenset[Capability] = ENGINES["hf"],
+        context_length: int | None = None,
+        max_images: int | None = None,
+        eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),
+        generation_config: Mapping[str, Any] = immutabledict(),
+        halts: bool = True,
+        fault: BaseException | None = None,
+        answers: int | None = None,
+    ) -> None:
+        self.name, self.script, self.halts, self.fault, self.answers = name, script, halts, fault, answers
+        self.tokenizer = tokenizer or ToyTokenizer()
+        self.renderer = renderer or ToyRenderer()
+        self.capabilities = Capabilities(engine=name, honours=honours, context_length=context_length, max_images=max_images, reason="the toy model is text-only")
+        self.eos_token_ids = tuple(self.tokenizer.special_tokens[token] for token in eos_tokens)
+        self.generation_config = immutabledict(generation_config)
+        self.bos_token: str | None = None
+        self.image_placeholder: str | None = "<|image_pad|>"
+        self.plugins: tuple[Plugin, ...] = ()
+        self.calls: list[tuple[Encoded, ...]] = []
+        self.closed = 0
+
+    def _made(self, encoded: Encoded) -> Slot[Raw]:
+        made = self.script if isinstance(self.script, str) else self.script(encoded)
+        if isinstance(made, GenerationError):
+            return Failure(made)
+        ids = (self.tokenizer.encode(made) if isinstance(made, str) else tuple(made))[: encoded.options.max_new_tokens]
+        if self.halts:
+            follower = Follower(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
+            for token_id in ids:
+                follower.feed(token_id)
+                if follower.finish is not None:
+                    break
+            ids = ids[: follower.count]
+        return Success(Raw(encoded=encoded, token_ids=ids))
+
+    def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
+        """The script's rows; logs the call."""
+        self.calls.append(tuple(inputs))
+        if self.fault is not None:
+            raise self.fault
+        made = [self._made(encoded) for encoded in inputs]
+        return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
+
+    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+        """The same rows, a token of each in turn; a `CallFailed` fault comes after the first token of each."""
+        self.calls.append(tuple(inputs))
+        if self.fault is not None and not isinstance(self.fault, CallFailed):
+            raise self.fault
+        slots = [self._made(encoded) for encoded in inputs]
+        for step in range(max((len(slot.unwrap().token_ids) for slot in slots if is_ok(slot)), default=0)):
+            for row, slot in enumerate(slots):
+                if is_ok(slot) and step < len(slot.unwrap().token_ids):
+                    yield TokensMade(row=row, token_ids=slot.unwrap().token_ids[step : step + 1])
+            if self.fault is not None:
+                raise self.fault
+        for row, slot in enumerate(slots):
+            yield RowDone(row=row, slot=slot)
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """Any bytes are a picture of one black pixel and three tokens, unless they begin with `broken`."""
+        data = source.data or b""
+        if data.startswith(b"broken"):
+            return Failure(BadImage(index))
+        return Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest=hashlib.sha256(data).hexdigest(), grid=(1, 2, 6), tokens=3))
+
+    def with_plugin(self, plugin: Plugin) -> FakeEngine:
+        """A copy that shares the log of calls."""
+        other = copy.copy(self)
+        other.plugins = (*self.plugins, plugin)
+        return other
+
+    def close(self) -> None:
+        """Count the release."""
+        self.closed += 1
