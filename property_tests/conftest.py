@@ -1,0 +1,22 @@
+"""Hypothesis profiles: `quick` while working (the default), `ci` for a repeatable run, `nightly` to search for long.
+
+Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: the machine may be busy, and a slow example is not a wrong one.
+ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", ALWAYS, max_examples=60)
+settings.register_profile("ci", ALWAYS, max_examples=200, derandomize=True, print_blob=True)
+settings.register_profile("nightly", ALWAYS, max_examples=5_000)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile", default=None):
+        settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

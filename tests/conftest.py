@@ -1,0 +1,9 @@
+"""For every test: no hub, no network, one thread (a busy machine must not decide how long a test takes)."""
+
+from __future__ import annotations
+
+import os
+
+# Before any test module imports torch or transformers.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
