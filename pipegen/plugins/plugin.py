@@ -16,8 +16,19 @@ from typing import Any
 from pipegen.capabilities import Capability
 from pipegen.fields import InvalidField, record
 from pipegen.requests import GenerationRequest
+from pipegen.tokenizer import Tokenizer
 
-__all__ = ["Plugin"]
+__all__ = ["Plugin", "RowContext"]
+
+
+@record
+class RowContext:
+    """What an engine tells a hook about the one row that it is made for."""
+
+    prompt_length: int
+    """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no padding."""
+    tokenizer: Tokenizer
+    """The engine's own, to read the row's ids as text."""
 
 
 @record
@@ -32,10 +43,10 @@ class Plugin:
     feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
     """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still belong to the answer if the row halts there."""
     trim: Callable[[str], str] | None = None
-    logits_processor: Callable[[int], Any] | None = None
-    """`logits_processor(prompt_length)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
-    stopping_criteria: Callable[[int], Any] | None = None
-    """`stopping_criteria(prompt_length)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
+    logits_processor: Callable[[RowContext], Any] | None = None
+    """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
+    stopping_criteria: Callable[[RowContext], Any] | None = None
+    """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
 
     refuses: Callable[[GenerationRequest], str | None] | None = None
     """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
