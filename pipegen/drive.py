@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Ma
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, nearest
@@ -25,8 +25,8 @@ __all__ = ["Request", "admit", "aimap", "arun", "imap", "request_from", "run"]
 
 B = TypeVar("B")
 
-Request = GenerationRequest | Mapping[str, Any]
-"""What the drivers take: a record, or plain data of the same shape, checked in its own slot."""
+Request = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
+"""What the drivers take: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
 
 
 def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[GenerationRequest]:
@@ -72,7 +72,7 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
 
 def _admit(request: Request, options: GenerationOptions | None, images: ImagePolicy) -> Slot[GenerationRequest]:
-    made = Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+    made = request if isinstance(request, Result) else Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
         try:

@@ -12,8 +12,8 @@ pipegen.fields.InvalidField: TextGenerationRequest takes exactly one of messages
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pipegen.fields import InvalidField, boolean, mapping, real, record, text, tuple_of, whole
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
@@ -43,12 +43,25 @@ class GenerationRequest:
     A plain prompt is completed as it stands, without a chat template. `tools` go to the chat template.
     """
 
-    id: str | None = None
+    id: Annotated[str | None, text] = None
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
     prompt: str | None = None
     prompt_token_ids: Annotated[tuple[int, ...] | None, tuple_of(whole(low=0))] = None
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
+
+    if TYPE_CHECKING:  # what may be given is wider than what is kept
+
+        def __init__(
+            self,
+            *,
+            id: str | None = None,
+            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            prompt: str | None = None,
+            prompt_token_ids: Sequence[int] | None = None,
+            tools: Sequence[Mapping[str, Any]] = (),
+            options: GenerationOptions | None = None,
+        ) -> None: ...
 
     def check_all(self) -> None:
         name = type(self).__name__
@@ -60,7 +73,6 @@ class GenerationRequest:
             raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
         if not isinstance(self.options, (GenerationOptions, type(None))):
             raise InvalidField(f"{name}.options takes GenerationOptions, not {type(self.options).__name__}")
-        object.__setattr__(self, "tools", tuple(mapping(tool) for tool in self.tools))
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
@@ -103,6 +115,20 @@ class VlmGenerationRequest(GenerationRequest):
     """
 
     images: Annotated[tuple[ImageSource, ...], _images] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            id: str | None = None,
+            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            prompt: str | None = None,
+            prompt_token_ids: Sequence[int] | None = None,
+            images: Sequence[Any] = (),
+            tools: Sequence[Mapping[str, Any]] = (),
+            options: GenerationOptions | None = None,
+        ) -> None: ...
 
     def check_all(self) -> None:
         if self.prompt is not None and self.images and self.messages is None:

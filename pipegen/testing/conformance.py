@@ -1,0 +1,290 @@
+"""One suite for every backend: what a route owes its callers, whatever engine and model it has.
+
+Each check takes a route over a real (or fake) engine, finds out what the model says, and derives its stops and limits from that; so it runs on any
+model that generates at least a dozen tokens greedily. Use it from pytest:
+
+    @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+    def test_conformance(check, route):
+        check(route)
+
+A check that needs a capability which the engine lacks does nothing but ask that the option is refused, which it owes instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegen.drive import arun, run
+from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.options import GenerationOptions, StopOptions
+from pipegen.records import Finish, GenerationResult
+from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.route import Route
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.stop import cut
+from pipegen.stream import Delta, Done, stream
+
+__all__ = ["CHECKS", "Check"]
+
+Check = Callable[[Route], None]
+PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
+LENGTH = 24
+
+
+def _expect(holds: bool, words: str) -> None:
+    if not holds:
+        raise AssertionError(words)
+
+
+def _chat(text: str, options: GenerationOptions | None = None) -> GenerationRequest:
+    return TextGenerationRequest(messages=[{"role": "user", "content": text}], options=options)
+
+
+def _greedy(**more: Any) -> GenerationOptions:
+    return GenerationOptions(**{"max_new_tokens": LENGTH, "temperature": 0.0, **more})
+
+
+def _results(slots: Sequence[Slot[GenerationResult]]) -> list[GenerationResult]:
+    for position, slot in enumerate(slots):
+        _expect(is_ok(slot), f"slot {position} failed: {slot}")
+    return [slot.unwrap() for slot in slots]
+
+
+def _longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
+    """The request with the longest answer, and that answer: what stops are taken from."""
+    requests = [_chat(text) for text in PROMPTS]
+    results = _results(run(route, requests, _greedy(stop=StopOptions(ignore_eos=True)) if _honours(route, "ignore_eos") else _greedy()))
+    best = max(range(len(requests)), key=lambda row: len(results[row].text))
+    _expect(len(results[best].token_ids) >= 8, "the model says too little to test with: choose one that generates at least 8 tokens")
+    return requests[best], results[best]
+
+
+def _honours(route: Route, option: str) -> bool:
+    return option in route.engine.capabilities.honours
+
+
+def _refuses(route: Route, options: GenerationOptions, option: str) -> None:
+    error = run(route, [_chat("Hi")], options)[0].failure()
+    _expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
+
+
+def _same(first: GenerationResult, second: GenerationResult) -> bool:
+    return all(getattr(first, name) == getattr(second, name) for name in ("text", "raw_text", "token_ids", "finish", "stop", "prompt_token_ids", "image_grid_thw"))
+
+
+def an_empty_batch_gives_an_empty_batch(route: Route) -> None:
+    """B3."""
+    _expect(run(route, []) == (), "an empty batch must give an empty batch")
+
+
+def results_report_what_was_done(route: Route) -> None:
+    """Counts, ids, route and effective options agree with each other."""
+    for result in _results(run(route, [_chat(text) for text in PROMPTS], _greedy())):
+        _expect(result.completion_tokens == len(result.token_ids), "completion_tokens counts the generated ids")
+        _expect(result.prompt_tokens == len(result.prompt_token_ids), "prompt_tokens counts the prompt's ids")
+        _expect(result.completion_tokens <= LENGTH, "no more than max_new_tokens are generated")
+        _expect(result.route == route.name, "the result names its route")
+        _expect(result.raw_text == route.engine.tokenizer.decode(result.token_ids), "raw_text is the decode of the generated ids")
+        _expect((result.finish is Finish.LENGTH) == (result.completion_tokens == LENGTH and result.stop is None and result.finish is not Finish.EOS), "LENGTH is said exactly at max_new_tokens")
+
+
+def effective_options_sent_again_give_the_same(route: Route) -> None:
+    """C8."""
+    for text in PROMPTS:
+        first = _results(run(route, [_chat(text)], _greedy()))[0]
+        again = _results(run(route, [_chat(text, first.options)]))[0]
+        _expect(_same(first, again) and first.options == again.options, "effective options sent again must give the same result")
+
+
+def a_stop_string_cuts_and_halts(route: Route) -> None:
+    """A5, A6, A12, A13: wherever the stop lies, the text is the cut of the free text, and the row ends at the token that completes it."""
+    request, free = _longest(route)
+    for start in range(0, max(1, len(free.text) - 3), 5):
+        for length in (1, 3):
+            stop = free.text[start : start + length]
+            result = _results(run(route, [request], _greedy(stop=StopOptions(stop=(stop, "\u0007 never"), ignore_eos=free.options.stop.ignore_eos if free.options.stop else None))))[0]
+            wanted = cut(free.text, (stop,))
+            _expect(result.text == wanted.text, f"stop {stop!r}: text {result.text!r}, not {wanted.text!r}")
+            _expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop {stop!r} must be named, not {result.finish}, {result.stop!r}")
+            _expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
+            shorter = route.engine.tokenizer.decode(result.token_ids[:-1])
+            _expect(cut(shorter, (stop,)).stop is None, "the row must end at the very token that completes the stop")
+
+
+def a_stop_token_ends_the_row(route: Route) -> None:
+    """A7: its text is in raw_text only, and its id is reported."""
+    request, free = _longest(route)
+    token = free.token_ids[len(free.token_ids) // 2]
+    first = free.token_ids.index(token)
+    result = _results(run(route, [request], _greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=free.options.stop.ignore_eos if free.options.stop else None))))[0]
+    _expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"the stop token must be reported, not {result.finish}, {result.stop!r}")
+    _expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
+
+
+def rows_do_not_depend_on_their_batch(route: Route) -> None:
+    """B2, B7, A17: greedy rows give the same alone and among others, whatever their lengths and limits."""
+    options = [_greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
+    requests = [_chat(text, said) for text, said in zip(PROMPTS, options, strict=True)]
+    together = _results(run(route, requests))
+    for request, row in zip(requests, together, strict=True):
+        _expect(_same(row, _results(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
+
+
+def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
+    """B8, T7, H10: each row gets its own; what the engine must not see is refused in its slot."""
+    engine = route.engine
+    bad = TextGenerationRequest(prompt_token_ids=[engine.tokenizer.vocab_size])
+    slots = run(route, [_chat(PROMPTS[0]), bad, _chat(PROMPTS[1])], _greedy(max_new_tokens=4))
+    _expect([is_ok(slot) for slot in slots] == [True, False, True], "a bad row fails alone")
+    _expect(isinstance(slots[1].failure(), InvalidRequest), "an id outside the vocabulary is InvalidRequest")
+    alone = _results(run(route, [_chat(PROMPTS[0]), _chat(PROMPTS[1])], _greedy(max_new_tokens=4)))
+    _expect(_same(slots[0].unwrap(), alone[0]) and _same(slots[2].unwrap(), alone[1]), "its neighbours are unaffected")
+
+
+def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
+    """T7."""
+    limit = route.engine.capabilities.context_length
+    if limit is None:
+        return
+    slot = run(route, [_chat("Hi")], _greedy(max_new_tokens=limit))[0]
+    error = slot.failure()
+    _expect(isinstance(error, PromptTooLong) and error.limit == limit, f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}")
+    long = TextGenerationRequest(prompt_token_ids=[1] * limit)
+    _expect(isinstance(run(route, [long], _greedy(max_new_tokens=1))[0].failure(), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
+
+
+def min_new_tokens_holds(route: Route) -> None:
+    """A19: nothing ends a row before it, and a stop within those tokens does not count."""
+    request, free = _longest(route)
+    if not _honours(route, "min_new_tokens"):
+        _refuses(route, _greedy(min_new_tokens=2), "min_new_tokens")
+        return
+    least = len(free.token_ids) // 2
+    ignore = free.options.stop.ignore_eos if free.options.stop else None
+    token = free.token_ids[0]
+    result = _results(run(route, [request], _greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore))))[0]
+    _expect(result.completion_tokens > least, f"min_new_tokens={least} and only {result.completion_tokens} tokens")
+    banned = _results(run(route, [request], _greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore))))[0]
+    _expect(token not in banned.token_ids[:2], "a stop token is not generated within min_new_tokens")
+
+
+def seeds_make_rows_repeatable(route: Route) -> None:
+    """B6, B10: a seeded row is the same in any company; samples get derived seeds."""
+    if not _honours(route, "seed"):
+        _refuses(route, _greedy(temperature=1.0, seed=1), "seed")
+        return
+    hot = [_chat(PROMPTS[row % 2], _greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
+    results = _results(run(route, hot))
+    for row in (0, 3, 4):
+        _expect(_same(results[row], _results(run(route, [hot[row]]))[0]), "a seeded row must not depend on its batch")
+    _expect(_same(*_results(run(route, [hot[0], hot[0]]))), "two equal rows with one seed must be equal")
+    many = _results(run(route, [hot[0]], GenerationOptions(samples=3)))[0]
+    seeds = [sample.options.seed for sample in many.samples]
+    _expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples have seeds of their own, not {seeds}")
+    _expect(_same(many.samples[0], results[0]), "the first sample is the row with the request's own seed")
+
+
+def logprobs_are_the_models_own(route: Route) -> None:
+    """A20: one for each generated token, the ending one included, and the temperature is not in them."""
+    if not _honours(route, "logprobs"):
+        _refuses(route, _greedy(logprobs=True), "logprobs")
+        return
+    plain = _results(run(route, [_chat(PROMPTS[0])], _greedy(logprobs=True, top_logprobs=2)))[0]
+    _expect(plain.logprobs is not None and [entry.token_id for entry in plain.logprobs] == list(plain.token_ids), "one logprob for each generated token, in order")
+    for entry in plain.logprobs or ():
+        _expect(entry.logprob <= 0 and len(entry.top) == 2 and abs(entry.top[0][1] - entry.logprob) < 1e-3, "a greedy token's logprob is the best of the top ones")
+    if _honours(route, "seed"):
+        hot = _results(run(route, [_chat(PROMPTS[0])], _greedy(logprobs=True, temperature=1e-4, seed=1)))[0]
+        if hot.token_ids == plain.token_ids:
+            pairs = zip(hot.logprobs or (), plain.logprobs or (), strict=True)
+            _expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "the logprobs do not depend on the temperature")
+
+
+def streamed_text_is_the_batch_text(route: Route) -> None:
+    """Joined deltas equal the text of the result, which equals that of `run`; no broken characters."""
+    request, free = _longest(route)
+    stop = free.text[len(free.text) // 2 :][:3] or free.text[-1:]
+    requests = [_chat(text) for text in PROMPTS[:2]] + [dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))]
+    joined, done = [""] * len(requests), {}
+    for event in stream(route, requests, _greedy()):
+        if isinstance(event, Delta):
+            _expect(event.index not in done, "no delta after Done")
+            joined[event.index] += event.text
+        elif isinstance(event, Done):
+            done[event.index] = event.slot
+    results = _results(run(route, requests, _greedy()))
+    for index, result in enumerate(results):
+        _expect(joined[index] == result.text, f"streamed {joined[index]!r}, not {result.text!r}")
+        _expect(_same(done[index].unwrap(), result), "Done carries the slot that run gives")
+
+
+def sync_and_async_agree(route: Route) -> None:
+    """`arun` gives what `run` gives."""
+    requests = [_chat(text) for text in PROMPTS[:2]]
+    slots = _results(asyncio.run(arun(route, requests, _greedy())))
+    _expect(all(_same(a, b) for a, b in zip(slots, _results(run(route, requests, _greedy())), strict=True)), "arun must give what run gives")
+
+
+def control_tokens_of_users_stay_text(route: Route) -> None:
+    """T3: a control token that a user wrote brings no control id."""
+    tokenizer = route.engine.tokenizer
+    harmless = _results(run(route, [_chat("x y")], _greedy(max_new_tokens=1)))[0]
+    for token, token_id in list(tokenizer.special_tokens.items())[:6]:
+        hostile = _results(run(route, [_chat(f"x{token}y")], _greedy(max_new_tokens=1)))[0]
+        _expect(hostile.prompt_token_ids.count(token_id) == harmless.prompt_token_ids.count(token_id), f"{token!r} written by a user became a control token")
+
+
+def pictures_are_taken_or_refused(route: Route) -> None:
+    """P6, P7, B4: where the engine takes pictures a broken one fails alone; where it does not, each fails and the neighbours go on."""
+    picture = _picture()
+    requests = [
+        VlmGenerationRequest(prompt="What do you see?", images=[picture]),
+        _chat("Hi"),
+        VlmGenerationRequest(prompt="What do you see?", images=[b"broken"]),
+        VlmGenerationRequest(prompt="Compare.", images=[picture, picture]),
+    ]
+    slots = run(route, requests, _greedy(max_new_tokens=4))
+    _expect(is_ok(slots[1]), "a text request beside pictures succeeds")
+    if not _honours(route, "images"):
+        _expect(all(isinstance(slots[row].failure(), UnsupportedMultimodal) for row in (0, 2, 3)), "pictures are UnsupportedMultimodal")
+        return
+    _expect(type(slots[2].failure()).__name__ == "BadImage", f"a broken picture is BadImage, not {slots[2]}")
+    one, two = _results([slots[0], slots[3]])
+    _expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "each picture's grid is reported")
+    _expect(_same(one, _results(run(route, [requests[0]], _greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
+
+
+def _picture() -> bytes:
+    """A 64x64 PNG of one colour, made without an imaging library."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    rows = b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64))
+    header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+CHECKS: tuple[Check, ...] = (
+    an_empty_batch_gives_an_empty_batch,
+    results_report_what_was_done,
+    effective_options_sent_again_give_the_same,
+    a_stop_string_cuts_and_halts,
+    a_stop_token_ends_the_row,
+    rows_do_not_depend_on_their_batch,
+    order_is_kept_and_bad_rows_fail_alone,
+    a_prompt_that_does_not_fit_is_refused_or_clipped,
+    min_new_tokens_holds,
+    seeds_make_rows_repeatable,
+    logprobs_are_the_models_own,
+    streamed_text_is_the_batch_text,
+    sync_and_async_agree,
+    control_tokens_of_users_stay_text,
+    pictures_are_taken_or_refused,
+)
+"""All checks, in the order to run them."""

@@ -1,0 +1,179 @@
+"""Requests and messages: what is taken, what is refused, and where."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pipegen.drive import request_from
+from pipegen.fields import InvalidField, UnknownField
+from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
+from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+from pipegen.slots import is_ok
+
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([], "messages takes at least one message"),
+        ("Hi", "messages takes a list"),
+        ([USER, {"role": "owl", "content": "a"}], r"messages\[1\].role takes one of"),
+        ([USER, USER, {"role": "user", "content": [{"type": "smell"}]}], r"messages\[2\].content\[0\].type takes"),
+        ([{"role": "user", "content": ["a"]}], r"messages\[0\].content\[0\] takes a mapping"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"messages\[0\].content\[0\].text takes a string"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
+        ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
+        ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
+        (["Hi"], r"messages\[0\] takes a mapping"),
+    ],
+)
+def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str) -> None:  # T8
+    with pytest.raises(InvalidField, match=place):
+        GenerationRequest(messages=messages)
+    slot = request_from({"messages": messages})
+    assert type(slot.failure()).__name__ == "InvalidRequest"
+
+
+def test_a_message_record_refuses_an_unknown_role() -> None:  # T8
+    with pytest.raises(InvalidField, match="role takes one of"):
+        Message(role="owl", content="a")
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": "a", "prompt_token_ids": [1]}])
+def test_a_request_takes_exactly_one_kind_of_prompt(given: Any) -> None:
+    with pytest.raises(InvalidField, match="exactly one of"):
+        TextGenerationRequest(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": 3}, "prompt takes a string"),
+        ({"prompt_token_ids": []}, "at least one token id"),
+        ({"prompt_token_ids": [-1]}, "at position 0"),
+        ({"prompt": "a", "options": {"seed": 1}}, "takes GenerationOptions"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "use VlmGenerationRequest"),
+    ],
+)
+def test_a_text_request_refuses(given: Any, words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        TextGenerationRequest(**given)
+
+
+def test_pictures_fill_the_empty_image_parts_in_order() -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image", "path": "given.png"}, {"type": "image"}]
+    request = VlmGenerationRequest(messages=[{"role": "user", "content": content}], images=["a.png", "b.png"])
+    assert [source.path for source in request.sources] == ["a.png", "given.png", "b.png"]
+    assert request.images == ()
+
+
+def test_pictures_without_a_place_stand_before_the_first_user_text() -> None:
+    request = VlmGenerationRequest(messages=[{"role": "system", "content": "s"}, USER], images=["a.png"])
+    assert request.messages is not None
+    assert request.messages[1].content == (ImagePart(source=ImageSource(path="a.png")), TextPart(text="Hi"))
+
+
+def test_a_prompt_with_pictures_is_a_user_turn() -> None:
+    assert VlmGenerationRequest(prompt="What?", images=["a.png"]) == VlmGenerationRequest(
+        messages=[{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]}]
+    )
+    assert VlmGenerationRequest(prompt="What?").prompt == "What?"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "leave 1 image parts open, and images holds 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a", "b"]}, "leave 1 image parts open, and images holds 2"),
+        ({"messages": [{"role": "system", "content": "s"}], "images": ["a"]}, "take a user message"),
+        ({"prompt_token_ids": [1], "images": ["a"]}, "not with prompt_token_ids"),
+        ({"messages": [USER], "images": "a.png"}, "a list of pictures"),
+    ],
+)
+def test_pictures_that_do_not_match_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        VlmGenerationRequest(**given)
+
+
+def test_pictures_can_be_exchanged_in_message_order() -> None:
+    request = VlmGenerationRequest(messages=[USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}], images=["a.png"])
+    loaded = request.with_sources((ImageSource(data=b"x"),))
+    assert loaded.sources == (ImageSource(data=b"x"),)
+    assert loaded.with_sources(request.sources) == request
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("a.png", {"path": "a.png"}),
+        (pathlib.Path("a.png"), {"path": "a.png"}),
+        ("https://h/a.png", {"url": "https://h/a.png"}),
+        ("file:///a.png", {"url": "file:///a.png"}),
+        ("data:image/png;base64,AA", {"url": "data:image/png;base64,AA"}),
+        (bytearray(b"x"), {"data": b"x"}),
+        (memoryview(b"x"), {"data": b"x"}),
+    ],
+)
+def test_a_picture_comes_from_what_callers_have(value: Any, field: dict[str, Any]) -> None:  # P8
+    assert ImageSource.of(value) == ImageSource(**field)
+
+
+def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
+    image = Image.new("RGB", (2, 1), "red")
+    image.putpixel((1, 0), (0, 0, 255))
+    image.getexif()[0x0112] = 6
+    kept = Image.open(io.BytesIO(ImageSource.of(image).data or b""))
+    assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == ((1, 2), (255, 0, 0), (0, 0, 255))
+
+
+def test_a_source_has_exactly_one_origin_and_prints_no_bytes() -> None:
+    with pytest.raises(InvalidField, match="exactly one"):
+        ImageSource(path="a", data=b"b")
+    assert repr(ImageSource(data=b"abc")) == "ImageSource(data=<3 bytes>)"
+    assert len(repr(ImageSource(url="data:" + "x" * 1000))) < 120
+
+
+def test_messages_become_plain_dicts_again_with_their_extras() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": {"a": [1]}}}
+    given = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "1"}]
+    assert plain_messages([message_from(message, "m") for message in given]) == given
+
+
+def test_requests_pickle_and_hash() -> None:  # C4
+    request = VlmGenerationRequest(id="7", prompt="What?", images=[b"x"], tools=({"type": "function"},))
+    assert pickle.loads(pickle.dumps(request)) == request  # noqa: S301  # our own bytes
+    assert hash(request) == hash(pickle.loads(pickle.dumps(request)))  # noqa: S301
+
+
+def test_plain_data_becomes_the_right_kind_of_request() -> None:
+    assert isinstance(request_from({"prompt": "a", "images": []}).unwrap(), TextGenerationRequest)
+    assert isinstance(request_from({"prompt": "a", "images": ["b"]}).unwrap(), VlmGenerationRequest)
+    parts = [{"type": "image_url", "image_url": {"url": "https://h/a.png"}}]
+    assert isinstance(request_from({"messages": [{"role": "user", "content": parts}]}).unwrap(), VlmGenerationRequest)
+    assert is_ok(request_from({"id": "1", "prompt": "a", "options": {"seed": 3}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"promt": "a"}, "did you mean 'prompt'"), ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"), ({"prompt": "a", "options": 3}, "options takes"), ({"prompt": "a", "id": 3}, "id takes a string that is not empty")],
+)
+def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
+    error = request_from(given, place="line 4").failure()
+    assert error.message.startswith("line 4: ")
+    assert words in error.message
+
+
+def test_an_image_policy_is_strict() -> None:
+    with pytest.raises(UnknownField, match="did you mean 'allow_http'"):
+        ImagePolicy(alow_http=True)  # type: ignore[call-arg]
+    with pytest.raises(InvalidField, match="timeout"):
+        ImagePolicy(timeout=0)
