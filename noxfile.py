@@ -1,0 +1,149 @@
+"""Development sessions: `nox` runs the default ones, in this order; `nox -s NAME` runs one, and `nox -l` lists all.
+
+Every session installs what it needs, at the versions of .ci/constraints.txt. Those that need an engine share one environment, .nox/engine, in which
+pipegen is installed as a built wheel: what is tested is what is shipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+ENGINE = ROOT / ".nox" / "engine"
+CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+# The functional core: every branch of it is tested.
+CORE = ("errors", "slots", "fields", "options", "messages", "requests", "records", "capabilities", "pipe", "drive", "stream", "stages/*")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
+    "NO_MKDOCS_2_WARNING": "1",
+}
+
+
+def run(session: nox.Session, tool: str, *args: str) -> None:
+    """Run a tool of the session's environment, or of the shared one."""
+    if session.virtualenv.is_sandboxed:
+        session.run(tool, *args, env=ENVIRONMENT)
+        return
+    found = next((path for path in ENGINE.glob("*/" + tool + "*") if path.stem == tool), None)
+    if found is None:
+        session.error(f"{tool} is not in {ENGINE}: run `nox -s engine` first")
+    session.run(str(found), *args, external=True, env=ENVIRONMENT)
+
+
+def install(session: nox.Session, *packages: str, groups: tuple[str, ...] = ()) -> None:
+    """Install packages and dependency groups at the constrained versions."""
+    run(session, "python", "-m", "pip", "install", "--quiet", *packages, *nox.project.dependency_groups(PYPROJECT, *groups), *CONSTRAINTS)
+
+
+def install_torch(session: nox.Session) -> None:
+    """Install the CPU build of torch.
+
+    Where pip would take a CUDA build (several GB; the default index has no other for Linux), uv takes its place: it knows where PyTorch keeps the
+    CPU builds.
+    """
+    report = Path(session.create_tmp()) / "torch.json"
+    run(session, "python", "-m", "pip", "install", "--quiet", "--dry-run", "--report", str(report), "torch", *CONSTRAINTS)
+    planned = [item["metadata"]["name"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
+    if any(name.startswith("nvidia") for name in planned):
+        session.log("pip would install torch with CUDA; uv installs the CPU build instead")
+        install(session, "uv")
+        run(session, "uv", "pip", "install", "--torch-backend", "cpu", "torch", *CONSTRAINTS)
+    else:
+        install(session, "torch")
+
+
+def shared(*, default: bool = True) -> Callable[[Callable[[nox.Session], None]], Any]:
+    """A session in the shared environment."""
+    return nox.session(venv_backend="none", requires=["engine"], default=default)
+
+
+@nox.session(default=False)
+def engine(session: nox.Session) -> None:
+    """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face engine on the CPU."""
+    install_torch(session)
+    install(session, ".[hf,peft]")
+    present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
+    if "nvidia-" in present:
+        session.error("a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try again")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format."""
+    install(session, groups=("lint",))
+    run(session, "ruff", "check")
+    run(session, "ruff", "format", "--check")
+
+
+@nox.session
+def core_only(session: nox.Session) -> None:
+    """Without an engine installed: importing, the pure stages and the command line's help work."""
+    install(session, ".", groups=("tests",))
+    run(session, "pipegen", "--help")
+    run(session, "pipegen", "doctor")
+    run(session, "pytest", "--doctest-modules", "--pyargs", "pipegen", "tests", "property_tests", *session.posargs)
+
+
+@shared()
+def typing(session: nox.Session) -> None:
+    """Type-check pipegen, and code as users write it, with mypy and pyright."""
+    install(session, groups=("typing",))
+    run(session, "mypy")
+    run(session, "pyright")
+
+
+@shared()
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link or a missing name is an error. Its code blocks run in the tests."""
+    install(session, groups=("docs",))
+    run(session, "mkdocs", "build", "--strict", "--quiet")
+
+
+@shared()
+def property_tests(session: nox.Session) -> None:
+    """Try every law on 200 repeatable examples; `-- --hypothesis-profile=nightly` tries 5,000."""
+    install(session, groups=("tests",))
+    run(session, "pytest", "property_tests", "--hypothesis-profile=ci", *session.posargs)
+
+
+@shared()
+def tests(session: nox.Session) -> None:
+    """Run the tests and the doctests against the installed wheel; every branch of the core is covered."""
+    install(session, groups=("tests",))
+    if session.posargs:
+        run(session, "pytest", *session.posargs)
+        return
+    run(session, "pytest", "--cov", "--cov-report=", "--doctest-modules", "--pyargs", "pipegen", "tests")
+    run(session, "coverage", "report", "--fail-under=100", "--include=" + ",".join(f"*/pipegen/{name}.py" for name in CORE))
+
+
+@shared(default=False)
+def demo(session: nox.Session) -> None:
+    """Let the embedded model describe pictures and answer questions."""
+    run(session, "pipegen", "demo", *session.posargs)
+
+
+@nox.session(default=False)
+def mutation(session: nox.Session) -> None:
+    """Break the core's rules one by one and see that a test fails each time."""
+    install(session, ".", groups=("mutation",))
+    shutil.rmtree(ROOT / "mutants", ignore_errors=True)
+    run(session, "mutmut", "run", "--max-children", str(os.cpu_count() or 1), *session.posargs)
+    run(session, "mutmut", "results")
