@@ -58,7 +58,7 @@ def route(engine: Engine) -> Route:
         >> each("fit", lambda encoded: check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size))
         >> call(engine)
         >> each("decode", lambda raw: decode(raw, engine.tokenizer, engine.eos_token_ids))
-        >> each("stop", lambda decoded: stop(decoded, engine.tokenizer, engine.eos_token_ids, engine.plugins))
+        >> each("stop", lambda decoded: stop(decoded, engine.tokenizer, engine.plugins))
         >> each("trim", lambda decoded: trim(decoded, engine.name, engine.plugins))
     )
     return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=engine)

@@ -1,0 +1,64 @@
+"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process.
+
+Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights load when the first prompt reaches the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipegen.fields import InvalidField, nearest
+from pipegen.records import ModelLoadConfig
+
+if TYPE_CHECKING:
+    from pipegen.route import Route
+
+__all__ = ["BACKENDS", "hf", "load"]
+
+BACKENDS = ("hf",)
+"""The names that `ModelLoadConfig.backend` takes."""
+
+
+def hf(
+    model: str,
+    *,
+    variant: str = "auto",
+    dtype: str = "auto",
+    device: str | None = None,
+    device_map: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    adapter: str | None = None,
+    batch_size: int = 32,
+    engine_kwargs: Mapping[str, Any] | None = None,
+) -> Route:
+    """A route through Hugging Face transformers, in this process: the safe default.
+
+    `model` is a local folder, a hub name, or `embedded`; `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting and
+    `MissingExtra` (an ImportError), which says what to install, where a package is missing.
+
+    >>> hf("embedded").name
+    'hf'
+    """
+    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
+    said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size, "engine_kwargs": engine_kwargs or {}}
+    return load(ModelLoadConfig(model=model, backend="hf", **said))
+
+
+def load(config: ModelLoadConfig) -> Route:
+    """The route that a configuration describes.
+
+    >>> load(ModelLoadConfig(model="embedded", backend="hff"))
+    Traceback (most recent call last):
+    ...
+    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, not 'hff'; did you mean 'hf'?
+    """
+    from pipegen.route import route
+
+    if config.backend == "hf":
+        from pipegen.backends.hf.engine import HFEngine
+
+        return route(HFEngine(config))
+    raise InvalidField(f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not {config.backend!r}{nearest(config.backend, BACKENDS)}")

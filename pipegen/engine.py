@@ -1,0 +1,43 @@
+"""An object for code that wants one: a thin façade over `run`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from pipegen.drive import Request, run
+from pipegen.options import GenerationOptions
+from pipegen.pipe import Pipe
+from pipegen.records import GenerationResult, ModelLoadConfig
+from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.slots import Batch
+
+__all__ = ["GenerationEngine"]
+
+
+class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
+    """A route (or the configuration of one) as an object with two methods; both give one slot for each request, in order.
+
+    >>> from pipegen.pipe import pure
+    >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
+    (<Success: Hi>,)
+    """
+
+    def __init__(self, route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig, *, images: ImagePolicy | None = None) -> None:
+        if isinstance(route, ModelLoadConfig):
+            from pipegen.backends import load
+
+            route = load(route)
+        self.route, self.images = route, images
+
+    def generate_text_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
+        """Generate for requests without pictures."""
+        return run(self.route, requests, options, images=self.images)
+
+    def generate_vlm_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
+        """Generate for requests with pictures."""
+        return run(self.route, requests, options, images=self.images)
+
+    def __exit__(self, *error: Any) -> None:
+        self.route.__exit__(*error)

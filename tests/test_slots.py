@@ -1,0 +1,90 @@
+"""Slots, errors and pipes: the edges that the laws do not reach."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from returns.result import Failure, Success
+
+import pipegen as pg
+from pipegen import errors
+from pipegen.pipe import each
+from pipegen.slots import live, live_rows, refill
+
+ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.GenerationError]) -> None:
+    error = kind(message="seen", earlier=(pg.Timeout("slow"),))
+    assert pickle.loads(pickle.dumps(error)) == error  # noqa: S301  # our own bytes
+    assert hash(error) == hash(kind(message="seen", earlier=(pg.Timeout("slow"),)))
+    assert error.hint == kind.default_hint
+    assert "\n" not in error.hint
+    assert isinstance(kind.retryable, bool)
+    assert not isinstance(error, Exception)
+    with pytest.raises(AttributeError):
+        error.message = "other"  # type: ignore[misc]
+
+
+def test_the_set_of_errors_is_closed() -> None:
+    assert sorted(kind.__name__ for kind in ALL) == [
+        "BackendFailed", "BadImage", "GenerationError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
+        "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
+    ]  # fmt: skip
+    assert {kind.__name__ for kind in ALL if kind.retryable} == {"BackendFailed", "RateLimited", "Timeout"}
+
+
+def test_errors_describe_themselves_where_no_message_is_given() -> None:
+    assert pg.PromptTooLong(10, 4).message == "the prompt has 10 tokens; the limit is 4"
+    assert pg.BadImage(2).message == "picture 2 cannot be used"
+    assert pg.Timeout().message == "Timeout"
+
+
+def test_history_is_kept_oldest_first() -> None:
+    assert [error.message for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier] == ["a", "b"]
+
+
+def test_refill_puts_answers_where_live_slots_were() -> None:
+    gone = Failure(pg.Timeout("slow"))
+    batch = (Success(1), gone, Success(2))
+    assert (live(batch), live_rows(batch)) == ((1, 2), (0, 2))
+    filled = refill(batch, [Success("a"), Failure(pg.Timeout("b"))])
+    assert filled[1] is gone
+    assert filled[0] == Success("a")
+
+
+@pytest.mark.parametrize("answers", [[], [Success(1)], [Success(1)] * 3])
+def test_refill_takes_exactly_one_answer_for_each_live_slot(answers: list[pg.Slot[int]]) -> None:
+    with pytest.raises(pg.ContractError, match="for 2 live slots"):
+        refill((Success(1), Success(2)), answers)
+
+
+def test_refill_takes_slots_only() -> None:
+    with pytest.raises(pg.ContractError, match="not a Result"):
+        refill((Success(1),), ["a"])  # type: ignore[list-item]
+
+
+def test_a_pipe_that_calls_an_engine_cannot_be_applied_without_a_driver() -> None:
+    from pipegen.testing.fake import FakeEngine
+
+    with pytest.raises(pg.ContractError, match="use run, arun or stream"):
+        pg.route(FakeEngine("a")).apply((Success(pg.TextGenerationRequest(prompt="x")),))
+
+
+def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
+    pipe = each("fail", lambda n: Failure(pg.Timeout("slow")))
+    with pipe as entered:
+        assert entered is pipe
+
+
+def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
+    from pipegen.pipe import Pipe, Steps
+
+    def short(batch: pg.Batch[int]) -> Steps[int]:
+        return ()
+        yield
+
+    with pytest.raises(pg.ContractError, match="0 slots for 1"):
+        pg.fallback(Pipe("short", short), pg.identity(), when=pg.Timeout).apply((Success(1),))
