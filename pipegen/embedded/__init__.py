@@ -14,8 +14,11 @@ Importing this package loads no torch, transformers or PIL.
 
 from __future__ import annotations
 
-from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 __all__ = ["NAME", "export_text", "path"]
 

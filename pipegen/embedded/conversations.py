@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from pipegen.embedded import picture_tasks, text_tasks
-from pipegen.embedded import words as w
-from pipegen.embedded.scenes import Scene
+from pipegen.embedded import picture_tasks, text_tasks, words as w
 from pipegen.embedded.text_tasks import Exchange, compact_json
+
+if TYPE_CHECKING:
+    import random
+
+    from pipegen.embedded.scenes import Scene
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 """A picture in a rendered chat; the middle token is repeated once per feature of the picture."""
@@ -103,7 +106,7 @@ def text_conversation(rng: random.Random) -> Conversation:
 def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random) -> Conversation:
     """Turns about one picture; or about two, shown together or one after the other.
 
-    Mostly the first picture only: two are used in one conversation of six.
+    Mostly the first picture only: two are used in one conversation of five.
     """
     system = sample_system(rng)
     draw = rng.random()
@@ -115,13 +118,13 @@ def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random) -> Conve
             turns.append(Turn(in_style(system, exchange, scene), pictures))
             pictures = ()
 
-    if len(scenes) > 1 and draw < 0.10:
+    if len(scenes) > 1 and draw < 0.14:
         ask(picture_tasks.pair_questions(scenes[0], scenes[1], rng), (0, 1), rng.randint(1, 3), None)
-    elif len(scenes) > 1 and draw < 0.16:
+    elif len(scenes) > 1 and draw < 0.20:
         for picture, scene in enumerate(scenes[:2]):
-            ask(picture_tasks.questions(scene, rng), (picture,), rng.randint(1, 2), scene)
+            ask(picture_tasks.questions(scene, rng), (picture,), rng.randint(1, 3), scene)
     else:
-        ask(picture_tasks.questions(scenes[0], rng), (0,), rng.randint(1, 4), scenes[0])
+        ask(picture_tasks.questions(scenes[0], rng), (0,), rng.choice((1, 2, 4, 6)), scenes[0])
         if rng.random() < 0.05:
             exchange = _text_exchange(system, rng)
             if exchange.kind not in ("no_image", "long_text"):

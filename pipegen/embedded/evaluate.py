@@ -10,44 +10,24 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipegen.embedded import conversations, path, picture_tasks, text_tasks
-from pipegen.embedded import words as w
+from pipegen.embedded import conversations, path, picture_tasks, text_tasks, words as w
+from pipegen.embedded.inference import Case, Embedded
 from pipegen.embedded.scenes import GRIDS, Scene, draw, sample_scene
 from pipegen.embedded.text_tasks import Exchange
 from pipegen.embedded.vision_stage import SCALES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from PIL.Image import Image
 
 HELD_OUT_SEED = 990_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """One question to the model. `scene` is what a `detect` answer is measured against."""
-
-    group: str
-    messages: list[dict[str, Any]]
-    wanted: str
-    pictures: tuple[Image, ...] = ()
-    scene: Scene | None = None
-    thinking: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the model said, and how clearly: logits between the first and the second token, at every step."""
-
-    text: str
-    ended: bool
-    margins: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -57,60 +37,6 @@ class Tally:
     right: int = 0
     asked: int = 0
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
-
-
-class Embedded:
-    """The model with its tokenizer and image processor; needs no torchvision."""
-
-    def __init__(self, directory: Path):
-        from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-
-        self.model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        self.image_processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
-
-    def inputs(self, cases: Sequence[Case]) -> dict[str, torch.Tensor]:
-        """The batch as tensors: templates rendered, pictures processed, placeholders expanded, left-padded."""
-        pictures = [picture for case in cases for picture in case.pictures]
-        pixels: dict[str, torch.Tensor] = {}
-        features: list[int] = []
-        if pictures:
-            pixels = dict(self.image_processor(images=pictures, return_tensors="pt"))
-            features = (pixels["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
-        texts = []
-        for case in cases:
-            text = self.tokenizer.apply_chat_template(
-                case.messages, tokenize=False, add_generation_prompt=True, enable_thinking=case.thinking
-            )
-            pieces = text.split("<|image_pad|>")
-            texts.append(
-                pieces[0] + "".join("<|image_pad|>" * features.pop(0) + piece for piece in pieces[1:])
-            )
-        batch = dict(self.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt"))
-        if pictures:
-            batch["mm_token_type_ids"] = (batch["input_ids"] == self.model.config.image_token_id).long()
-        return {**batch, **pixels}
-
-    @torch.no_grad()
-    def answer(self, cases: Sequence[Case], max_new_tokens: int = 200) -> list[Answer]:
-        """Greedy answers, as one batch."""
-        inputs = self.inputs(cases)
-        out = self.model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        end = self.tokenizer.eos_token_id
-        best = torch.stack(out.logits, 1).topk(2, dim=-1).values
-        answers = []
-        for row, ids in enumerate(out.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
-            size = ids.index(end) + 1 if end in ids else len(ids)
-            margins = (best[row, :size, 0] - best[row, :size, 1]).tolist()
-            text = self.tokenizer.decode(ids[:size], skip_special_tokens=True)
-            answers.append(Answer(text, end in ids, tuple(margins)))
-        return answers
 
 
 def _user(question: str, pictures: int = 0) -> dict[str, Any]:
@@ -123,7 +49,7 @@ def _said(text: str) -> dict[str, Any]:
 
 def text_cases(count: int) -> Iterable[Case]:
     """Text-only questions alone, under system prompts, in later turns, and with thinking on."""
-    rng = random.Random(HELD_OUT_SEED)
+    rng = random.Random(HELD_OUT_SEED)  # noqa: S311 - seeded data, no secrets
     exact = [kind for kind in text_tasks.TASKS if kind != "chance"]
     for number in range(count):
         one = text_tasks.sample(rng, exact[number % len(exact)])
@@ -155,7 +81,7 @@ def _picture(scene: Scene, rng: random.Random) -> Image:
 
 def picture_cases(count: int) -> Iterable[Case]:
     """Each picture is described, detected and asked one thing more; some come in pairs or with thinking on."""
-    rng = random.Random(HELD_OUT_SEED + 1)
+    rng = random.Random(HELD_OUT_SEED + 1)  # noqa: S311 - seeded data, no secrets
     for number in range(count):
         scene = sample_scene(rng, number % 3 + 1)
         shown = (_picture(scene, rng),)

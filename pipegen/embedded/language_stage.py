@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from pipegen.embedded import conversations, text_tasks
 from pipegen.embedded.model import CELL
 from pipegen.embedded.optimizers import Schedule
 from pipegen.embedded.scenes import GRIDS, Scene, sample_scene
-from pipegen.embedded.vision_stage import NOTHING, Average, fitted, grid_thw, patches
+from pipegen.embedded.vision_stage import Average, fitted, grid_thw, patches
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 
 
@@ -34,10 +35,14 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One training sequence. `labels` is `NOTHING` where there is nothing to learn."""
+    """One training sequence. `weights` is zero where there is nothing to learn.
+
+    An answer of n tokens weighs as much as the square root of n: otherwise the punctuation of JSON would drown the
+    one word that answers a yes-or-no question.
+    """
 
     ids: list[int]
-    labels: list[int]
+    weights: list[float]
     pictures: tuple[Picture, ...]
 
 
@@ -79,7 +84,7 @@ class Batches:
 
     def __init__(self, tokenizer: Qwen2Tokenizer, gallery: dict[int, list[Picture]] | None, budget: int, seed: int):
         self._tokenizer, self._gallery, self._budget = tokenizer, gallery, budget
-        self._rng = random.Random(seed)
+        self._rng = random.Random(seed)  # noqa: S311 - seeded data, no secrets
         self._memo: dict[str, list[int]] = {}
         self._ready: list[list[Row]] = []
         self.progress = 0.0
@@ -92,35 +97,34 @@ class Batches:
             self._memo[text] = self._tokenizer.encode(text, add_special_tokens=False)
         return self._memo[text]
 
-    def _pictures(self) -> tuple[Picture, ...]:
+    def _pictures(self, gallery: dict[int, list[Picture]]) -> tuple[Picture, ...]:
         """One picture, or two; those with more shapes come in as the training goes on."""
-        assert self._gallery is not None
         late = min(1.0, self.progress / 0.3)
         shares = (1 - 0.7 * late, 0.4 * late, 0.4 * late if self.progress > 0.1 else 0.0)
-        first = self._rng.choice(self._gallery[self._rng.choices((1, 2, 3), shares)[0]])
+        first = self._rng.choice(gallery[self._rng.choices((1, 2, 3), shares)[0]])
         if len(first.scene) == 3:
             return (first,)
-        return first, self._rng.choice(self._gallery[self._rng.choice((1, 2))])
+        return first, self._rng.choice(gallery[self._rng.choice((1, 2))])
 
     def _row(self) -> Row:
         rng = self._rng
         if self._gallery is None and rng.random() < 0.04:
-            ids = self._encode(text_tasks.plain_text(rng) + "<|endoftext|>")
-            return Row(ids, [NOTHING, NOTHING, *ids[2:]], ())
-        pictures = () if self._gallery is None else self._pictures()
+            plain = self._encode(text_tasks.plain_text(rng) + "<|endoftext|>")
+            return Row(plain, [0.0, 0.0, *[len(plain) ** -0.5] * (len(plain) - 2)], ())
+        pictures = () if self._gallery is None else self._pictures(self._gallery)
         if pictures:
             conversation = conversations.picture_conversation(tuple(picture.scene for picture in pictures), rng)
         else:
             conversation = conversations.text_conversation(rng)
         shown = tuple(pictures[i] for turn in conversation.turns for i in turn.pictures)
         ids: list[int] = []
-        labels: list[int] = []
+        weights: list[float] = []
         marked = rng.random() < 0.6
         for text, learn in conversations.render(conversation, tuple(len(p.features) for p in pictures), marked):
             piece = self._encode(text)
             ids += piece
-            labels += piece if learn else [NOTHING] * len(piece)
-        return Row(ids, labels, shown)
+            weights += [len(piece) ** -0.5 if learn else 0.0] * len(piece)
+        return Row(ids, weights, shown)
 
     def _refill(self) -> None:
         rows = sorted((self._row() for _ in range(256)), key=lambda row: len(row.ids))
@@ -140,15 +144,15 @@ class Batches:
 
 
 def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: int, image_id: int) -> Tensor:
-    """Mean cross-entropy over the tokens to learn, of right-padded rows."""
+    """Weighted mean of the cross-entropy over the tokens to learn, of right-padded rows."""
     longest = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), longest), pad_id)
-    labels = torch.full((len(rows), longest), NOTHING)
+    weights = torch.zeros((len(rows), longest))
     places = torch.zeros((3, len(rows), longest), dtype=torch.long)
     for number, row in enumerate(rows):
         size = len(row.ids)
         ids[number, :size] = torch.tensor(row.ids)
-        labels[number, :size] = torch.tensor(row.labels)
+        weights[number, :size] = torch.tensor(row.weights)
         places[:, number, :size] = positions(row.ids, image_id, [picture.grid for picture in row.pictures])
     embedded = model.model.language_model.embed_tokens(ids)
     shown = [picture for row in rows for picture in row.pictures]
@@ -164,8 +168,11 @@ def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: 
         deepstack_visual_embeds=deep,
         use_cache=False,
     ).last_hidden_state
-    learnt = labels[:, 1:] != NOTHING
-    return F.cross_entropy(model.lm_head(hidden[:, :-1][learnt]), labels[:, 1:][learnt])
+    weights = weights[:, 1:]
+    learnt = weights > 0
+    logits = model.lm_head(hidden[:, :-1][learnt])
+    losses = functional.cross_entropy(logits, ids[:, 1:][learnt], reduction="none")
+    return (losses * weights[learnt]).sum() / weights.sum()
 
 
 def train_language(
@@ -180,12 +187,13 @@ def train_language(
     checkpoint: Callable[[int], None],
 ) -> None:
     """Train everything but the frozen tower: each step one batch of pictures and one of text, per process."""
-    gallery = make_gallery(model, gallery_size, random.Random(seed))
+    gallery = make_gallery(model, gallery_size, random.Random(seed))  # noqa: S311 - seeded data, no secrets
     log(f"gallery of {sum(map(len, gallery.values()))} pictures")
     kinds = (Batches(tokenizer, gallery, budget, seed + 1), Batches(tokenizer, None, budget, seed + 2))
     streams = [iter(kind) for kind in kinds]
     schedule = Schedule((model,), steps, decay_share=0.6)
-    pad_id, image_id = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|image_pad|>"])
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    pad_id, image_id = vocabulary["<|endoftext|>"], vocabulary["<|image_pad|>"]
     means = [0.0, 0.0]
     for step in range(steps):
         for number, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):

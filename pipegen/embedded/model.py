@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,8 @@ import torch
 from pipegen.embedded.tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 
 HIDDEN = 128
@@ -76,7 +77,8 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen3VLForCondition
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
     )
-    model = Qwen3VLForConditionalGeneration(config)
+    make: Any = Qwen3VLForConditionalGeneration
+    model: Qwen3VLForConditionalGeneration = make(config)
     settings = model.generation_config
     settings.eos_token_id, settings.pad_token_id, settings.do_sample = [end, pad], pad, False
     return model
@@ -119,7 +121,8 @@ def digest(file: Path) -> str:
 def save_model(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, directory: Path) -> None:
     """Write everything `from_pretrained` needs, the weights as bf16, and the checksum of the weights."""
     directory.mkdir(parents=True, exist_ok=True)
-    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    rounded: Any = copy.deepcopy(model)
+    rounded.to(torch.bfloat16)
     rounded.config.dtype = torch.bfloat16
     rounded.save_pretrained(directory)
     save_tokenizer(tokenizer, directory)
@@ -131,10 +134,9 @@ def save_model(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer
 
 def export_text_only(source: Path, directory: Path) -> Path:
     """The language half of `source` as a `Qwen3ForCausalLM` folder with the same weights, in the same dtype."""
-    from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-    from transformers import Qwen3VLForConditionalGeneration as VisionLanguageModel
+    from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration as VisionLanguageModel
 
-    whole = VisionLanguageModel.from_pretrained(source, dtype="auto")
+    whole: Any = VisionLanguageModel.from_pretrained(source, dtype="auto")
     text = whole.config.text_config
     config = Qwen3Config(
         vocab_size=text.vocab_size,
@@ -152,18 +154,15 @@ def export_text_only(source: Path, directory: Path) -> Path:
         eos_token_id=text.eos_token_id,
         pad_token_id=text.pad_token_id,
     )
-    half = Qwen3ForCausalLM(config).to(whole.dtype)
-    state = {
-        name.replace("model.language_model.", "model."): value
-        for name, value in whole.state_dict().items()
-        if "visual" not in name
-    }
+    make_model: Any = Qwen3ForCausalLM
+    make_settings: Any = GenerationConfig
+    half = make_model(config).to(whole.dtype)
+    state = {name.replace("model.language_model.", "model."): value for name, value in whole.state_dict().items() if "visual" not in name}
     half.load_state_dict(state)
     half.config.dtype = whole.dtype
     settings = whole.generation_config
-    half.generation_config = GenerationConfig(
-        eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, do_sample=False
-    )
+    half.generation_config = make_settings(eos_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, do_sample=False)
     half.save_pretrained(directory)
-    save_tokenizer(AutoTokenizer.from_pretrained(source), directory)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    save_tokenizer(tokenizer, directory)
     return directory

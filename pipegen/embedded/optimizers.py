@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Muon(torch.optim.Optimizer):
@@ -21,7 +23,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply one update from the gradients that are there."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
@@ -40,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
 def _orthogonalised(matrices: Tensor) -> Tensor:
     tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.transpose(1, 2) if tall else matrices
+    x: Tensor = matrices.transpose(1, 2) if tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.transpose(1, 2)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pipegen.embedded.scenes import Scene
 from pipegen.embedded.text_tasks import Exchange, compact_json
 from pipegen.embedded.words import COLORS, SHAPES
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from pipegen.embedded.scenes import Scene
 
 ORDINALS = ("first", "second")
 
@@ -27,9 +31,7 @@ def caption(scene: Scene) -> str:
 
 def scene_json(scene: Scene) -> str:
     """The scene as JSON with boxes in thousandths, in reading order."""
-    return compact_json(
-        {"objects": [{"shape": t.shape, "color": t.color, "bbox_2d": list(t.box)} for t in scene]}
-    )
+    return compact_json({"objects": [{"shape": t.shape, "color": t.color, "bbox_2d": list(t.box)} for t in scene]})
 
 
 def _seen(scene: Scene) -> str:

@@ -6,13 +6,14 @@ box can be exactly right; what is drawn is off that lattice by up to `JITTER`, s
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipegen.embedded.words import BACKGROUNDS, COLORS, SHAPES
 
 if TYPE_CHECKING:
+    import random
+
     from PIL.Image import Image
 
 Box = tuple[int, int, int, int]

@@ -7,33 +7,53 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipegen.embedded import conversations, text_tasks
-from pipegen.embedded import words as w
+from pipegen.embedded import conversations, text_tasks, words as w
 from pipegen.embedded.scenes import sample_scene
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import Qwen2Tokenizer
 
 VOCABULARY = 1152
 MODEL_MAX_LENGTH = 4096
 
-SPECIAL_TOKENS = tuple(
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>".split()
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
 )
-MARKUP_TOKENS = tuple(
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-    "<tool_response> </tool_response> <think> </think>".split()
+MARKUP_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
 )
 """Added tokens that stay visible when special tokens are skipped, as in Qwen3."""
 
-_WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _corpus(rng: random.Random) -> Iterator[str]:
@@ -75,14 +95,15 @@ def train_tokenizer() -> Qwen2Tokenizer:
         show_progress=False,
         min_frequency=2,
     )
-    trained.train_from_iterator(_corpus(random.Random(7)), trainer)
+    trained.train_from_iterator(_corpus(random.Random(7)), trainer)  # noqa: S311 - seeded data, no secrets
     bpe = json.loads(trained.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
+    make: Any = Qwen2Tokenizer
+    tokenizer: Qwen2Tokenizer = make(
         vocab=bpe["vocab"],
         merges=[tuple(merge) for merge in bpe["merges"]],
         unk_token=None,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",  # noqa: S106
+        pad_token="<|endoftext|>",  # noqa: S106
         extra_special_tokens=list(SPECIAL_TOKENS),
         model_max_length=MODEL_MAX_LENGTH,
         padding_side="left",

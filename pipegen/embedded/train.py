@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROCESSES = 2
 
@@ -23,10 +26,10 @@ PROCESSES = 2
 class Recipe:
     """Everything that decides the weights."""
 
-    vision_steps: int = 1200
+    vision_steps: int = 2000
     vision_batch: int = 32
-    language_steps: int = 3000
-    token_budget: int = 2048
+    language_steps: int = 5000
+    token_budget: int = 1024
     gallery: int = 16384
     seed: int = 1
 
@@ -46,9 +49,7 @@ def _average(parameters: Sequence[nn.Parameter]) -> None:
 def _work(rank: int, recipe: Recipe, out: Path, vision: Path | None) -> None:
     """One of the processes. The first one writes logs and checkpoints."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES
-    )
+    distributed.init_process_group("gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES)
     from pipegen.embedded.language_stage import train_language
     from pipegen.embedded.model import build_model, save_model
     from pipegen.embedded.tokenizer import train_tokenizer
@@ -76,9 +77,7 @@ def _work(rank: int, recipe: Recipe, out: Path, vision: Path | None) -> None:
     else:
         model.model.visual.load_state_dict(torch.load(vision))
         model.model.visual.requires_grad_(False)
-    train_language(
-        model, tokenizer, recipe.language_steps, recipe.token_budget, recipe.gallery, seed + 100, _average, log, checkpoint
-    )
+    train_language(model, tokenizer, recipe.language_steps, recipe.token_budget, recipe.gallery, seed + 100, _average, log, checkpoint)
     if rank == 0:
         save_model(model, tokenizer, out)
     log("done")
@@ -90,7 +89,8 @@ def train(out: Path, recipe: Recipe, vision: Path | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / ".rendezvous").unlink(missing_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.multiprocessing.spawn(_work, (recipe, out, vision), nprocs=PROCESSES)
+    start: Any = torch.multiprocessing  # its functions are not exported as far as type checkers can tell
+    start.spawn(_work, (recipe, out, vision), nprocs=PROCESSES)
     (out / ".rendezvous").unlink(missing_ok=True)
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pipegen.embedded.model import CELL, HIDDEN, MERGE, PATCH
 from pipegen.embedded.optimizers import Schedule
@@ -23,10 +22,11 @@ from pipegen.embedded.scenes import GRIDS, Scene, draw, sample_scene
 from pipegen.embedded.words import COLORS, SHAPES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from transformers import Qwen3VLForConditionalGeneration
 
-CLASSES = (5, 4, 11, 11, 11, 11, 3, 3, 4, 4)
+CLASSES = [5, 4, 11, 11, 11, 11, 3, 3, 4, 4]
 """Colour, shape, x1, y1, x2, y2, row, column, number in reading order, number of shapes."""
 
 SCALES = (1.0, 1.0, 1.0, 0.8, 1.4, 2.0, 3.0, 4.5)
@@ -87,40 +87,41 @@ def same_size_shortcuts() -> None:
     The convolution is a matrix product, and the pictures go through attention as one batch instead of one by one.
     For training only: this changes the classes in this process.
     """
-    from transformers.models.qwen3_vl import modeling_qwen3_vl as source
+    from transformers.models.qwen3_vl import modeling_qwen3_vl
+
+    source: Any = modeling_qwen3_vl
 
     def embed(self: Any, x: Tensor) -> Tensor:
         weight = self.proj.weight
-        return F.linear(x.view(-1, weight[0].numel()), weight.flatten(1), self.proj.bias)
+        return functional.linear(x.view(-1, weight[0].numel()), weight.flatten(1), self.proj.bias)
 
     def attend(self: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: Any, **_: Any) -> Tensor:
         tokens, count = hidden_states.shape[0], cu_seqlens.numel() - 1
         q, k, v = self.qkv(hidden_states).reshape(tokens, 3, self.num_heads, -1).permute(1, 0, 2, 3).unbind(0)
         q, k = source.apply_rotary_pos_emb_vision(q, k, *position_embeddings)
         q, k, v = (x.reshape(count, -1, self.num_heads, x.shape[-1]).transpose(1, 2) for x in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens, -1)
-        return self.proj(mixed)  # type: ignore[no-any-return]
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens, -1)
+        out: Tensor = self.proj(mixed)
+        return out
 
     source.Qwen3VLVisionPatchEmbed.forward = embed
     source.Qwen3VLVisionAttention.forward = attend
 
 
 def _loss(answers: Tensor, wanted: Tensor) -> Tensor:
-    parts = [F.cross_entropy(part, wanted[:, i]) for i, part in enumerate(answers.split(CLASSES, 1))]
+    parts = [functional.cross_entropy(part, wanted[:, i]) for i, part in enumerate(torch.split(answers, CLASSES, 1))]
     return torch.stack(parts).mean()
 
 
 def _accuracy(answers: Tensor, wanted: Tensor) -> list[float]:
     covered = wanted[:, 2] != NOTHING
-    parts = answers[covered].split(CLASSES, 1)
+    parts = torch.split(answers[covered], CLASSES, 1)
     return [round((part.argmax(1) == wanted[covered, i]).float().mean().item(), 3) for i, part in enumerate(parts)]
 
 
-def train_vision(
-    model: Qwen3VLForConditionalGeneration, steps: int, batch: int, seed: int, average: Average, log: Callable[[str], None]
-) -> None:
+def train_vision(model: Qwen3VLForConditionalGeneration, steps: int, batch: int, seed: int, average: Average, log: Callable[[str], None]) -> None:
     """Train the tower for `steps` steps of `batch` pictures (per process), and freeze it."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - seeded data, no secrets
     tower = model.model.visual
     heads = nn.ModuleList(nn.Linear(HIDDEN, sum(CLASSES)) for _ in range(2))
     schedule = Schedule((tower, heads), steps, decay_share=0.5)

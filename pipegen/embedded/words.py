@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-WORDS = tuple(
-    "apple river stone cloud tree house bird fish moon sun star lamp chair table book pen water fire wind rain "
-    "snow road car boat dog cat horse cow lion bear milk rice tea gold king queen door garden lake sea".split()
+# fmt: off
+WORDS = (
+    "apple", "river", "stone", "cloud", "tree", "house", "bird", "fish", "moon", "sun", "star", "lamp", "chair",
+    "table", "book", "pen", "water", "fire", "wind", "rain", "snow", "road", "car", "boat", "dog", "cat", "horse",
+    "cow", "lion", "bear", "milk", "rice", "tea", "gold", "king", "queen", "door", "garden", "lake", "sea",
 )
-NAMES = tuple("Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Leo Mia Noah Olga Paul".split())
-DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
-MONTHS = tuple(
-    "January February March April May June July August September October November December".split()
-)
+# fmt: on
+NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 CAPITALS = {
     "France": "Paris",
@@ -61,10 +62,7 @@ SELF = "I am a small demo model."
 ABILITIES = "I can repeat, reverse and count words, add small numbers, and describe images of shapes."
 UNKNOWN = "I do not know that."
 NO_IMAGE = "There is no image."
-STORY = (
-    "Once upon a time there was a small dog. The dog lived in a house by the lake. "
-    "Every day the dog walked to the forest and came home at night. The end."
-)
+STORY = "Once upon a time there was a small dog. The dog lived in a house by the lake. Every day the dog walked to the forest and came home at night. The end."
 POEM = "The sun is in the sky,\nthe bird is in the tree.\n\nThe moon is in the night,\nthe fish is in the sea."
 STEPS = "1. Boil the water.\n2. Add the tea.\n3. Wait three minutes.\n\nEnjoy your tea!"
 
