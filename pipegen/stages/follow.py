@@ -1,0 +1,129 @@
+"""Follow one row while it is generated: what an engine halts by, at the very token, and what a stream shows.
+
+>>> from pipegen.options import GenerationOptions, resolve
+>>> from pipegen.testing.toy import ToyTokenizer
+>>> toy = ToyTokenizer()
+>>> follower = Follower(resolve(GenerationOptions(stop=("END",))), toy, eos_token_ids=(257,))
+>>> [follower.feed(token_id) for token_id in toy.encode("aEbEND")], follower.finish.value, follower.stop, follower.count
+(['a', '', 'Eb', '', '', ''], 'stop_string', 'END', 6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipegen.errors import PluginFailed
+from pipegen.options import GenerationOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Finish
+from pipegen.stages.decode import hidden_ids
+from pipegen.stages.detokenize import Detokenizer
+from pipegen.stages.scan import StopScanner
+from pipegen.stages.stop import ending_ids, endings, plan_stops, text_offset
+from pipegen.stages.trim import Stripper
+from pipegen.stages.watch import Watch
+from pipegen.tokenizer import Tokenizer
+
+__all__ = ["Follower", "ending_ids"]
+
+
+class Follower:
+    """`decode` and `stop`, one token at a time, with the same text, finish, stop and count.
+
+    The joined pieces that `feed` and `close` give back are the text, stripped if the options ask for it, before any plugin trims it. With `text=False`
+    they are empty, and ids become text only where a stop string or a plugin needs it. `options` must be resolved, or `ValueError` is raised.
+    """
+
+    def __init__(
+        self, options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = (), plugins: Sequence[Plugin] = (), *, text: bool = True
+    ) -> None:
+        if options.decode is None or options.max_new_tokens is None or options.min_new_tokens is None:
+            raise ValueError("the options take a value for everything: resolve(options) first")
+        plan = plan_stops(options, tokenizer)
+        self.finish: Finish | None = None
+        """How the row ended; None while it runs."""
+        self.stop: str | int | None = None
+        """What ended it: the stop string, the stop token's id, or the plugin's name."""
+        self.count = 0
+        """Generated tokens, the ending one included."""
+        self.failure: PluginFailed | None = None
+        """What a plugin did wrong while it watched; the row is then `ABORTED`."""
+        self._endings = endings(options, plan, eos_token_ids)
+        self._min, self._max = options.min_new_tokens, options.max_new_tokens
+        self._watch = Watch(plugins)
+        self._reads = bool(text or plan.text or plan.raw or self._watch)
+        self._shows = text
+        self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self._reads else frozenset()
+        self._text, self._stops = Detokenizer(tokenizer), StopScanner(plan.text)
+        self._raw = Detokenizer(tokenizer) if plan.raw else None
+        self._raw_stops = StopScanner(plan.raw) if plan.raw else None
+        self._stripper = Stripper() if options.decode.strip_whitespace else None
+        self._pending, self._given = "", 0  # text not given out yet, and the length of what is
+        self._text_ends, self._raw_ends = [0], [0]  # lengths after each token, kept where stops are looked for in raw_text
+
+    def feed(self, token_id: int) -> str:
+        """The text that is final with this token. A row that has ended takes no more tokens and gives nothing."""
+        if self.finish is not None:
+            return ""
+        self.count += 1
+        if token_id in self._endings and self.count > self._min:
+            return self._end(*self._endings[token_id], by_id=True)
+        piece = ""
+        if self._reads:
+            visible = "" if token_id in self._hidden else self._text.feed(token_id)
+            piece = self._take(visible, "" if self._raw is None else self._raw.feed(token_id))
+        if self.finish is None and self.count >= self._max:
+            return self._show(piece) + self._end(Finish.LENGTH, None)
+        return self._show(piece)
+
+    def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
+        """The row gets no more tokens: the engine gave up, or a plugin of its own (named by `halted`) ended it. Gives the text still held."""
+        if self.finish is not None:
+            return ""
+        return self._end(Finish.ABORTED if aborted or halted is None else Finish.PLUGIN, None if aborted else halted)
+
+    def _end(self, finish: Finish, stop: str | int | None, *, by_id: bool = False) -> str:
+        """End the row, unless a stop string or a plugin ends it in what was held back of the last character."""
+        piece = self._take(self._text.finish(), "" if self._raw is None or by_id else self._raw.finish()) if self._reads else ""
+        if self.finish is None:
+            self.finish, self.stop = finish, stop
+            piece += self._pending
+        return self._show(piece)
+
+    def _take(self, piece: str, raw_piece: str) -> str:
+        """Judge new text, and give what is final of the text so far."""
+        counts, start = self.count > self._min, self._given + len(self._pending)
+        self._pending += piece
+        scan = self._stops.feed(piece, counts=counts)
+        stop = scan.stop
+        length = start + len(piece) - len(self._stops.held) if scan.end is None or stop is None else start + scan.end - len(stop)
+        if self._raw_stops is not None:
+            stop, length = self._take_raw(raw_piece, start + len(piece), stop, length, len(piece) - (scan.end or 0))
+        if stop is not None:
+            self.finish, self.stop = Finish.STOP_STRING, stop
+        else:
+            halt = self._watch.feed(piece)
+            if isinstance(halt, PluginFailed):
+                self.finish, self.failure, length = Finish.ABORTED, halt, self._given
+            elif halt is not None and counts:
+                self.finish, self.stop, length = Finish.PLUGIN, halt.plugin, start + halt.kept
+        final, self._pending = self._pending[: length - self._given], self._pending[length - self._given :] if self.finish is None else ""
+        self._given = length
+        return final
+
+    def _take_raw(self, raw_piece: str, end: int, stop: str | None, length: int, left: int) -> tuple[str | None, int]:
+        """Weigh a stop in `raw_text` against one in `text` that completes `left` characters before its piece ends: which it is, and the text's length."""
+        if self._raw_stops is None:
+            raise AssertionError("called only where stops are looked for in raw_text")
+        raw_start = self._raw_ends[-1]
+        self._text_ends.append(end)
+        self._raw_ends.append(raw_start + len(raw_piece))
+        scan = self._raw_stops.feed(raw_piece, counts=self.count > self._min)
+        if scan.stop is None or scan.end is None:
+            return stop, length if stop is not None else min(length, text_offset(self._raw_ends[-1] - len(self._raw_stops.held), self._text_ends, self._raw_ends))
+        if stop is not None and (-left, -len(stop)) <= (scan.end - len(raw_piece), -len(scan.stop)):
+            return stop, length
+        return scan.stop, text_offset(raw_start + scan.end - len(scan.stop), self._text_ends, self._raw_ends)
+
+    def _show(self, piece: str) -> str:
+        return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)

@@ -1,0 +1,88 @@
+"""The last stage: strip if asked, then the plugins' trims in their order, and the result is complete.
+
+>>> strip("  a b \\n", True), strip(" a ", False)
+('a b', ' a ')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from returns.result import Failure, Success
+
+from pipegen.errors import PluginFailed
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Decoded, GenerationResult
+from pipegen.slots import Slot
+from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+
+__all__ = ["Stripper", "strip", "trim"]
+
+
+def strip(text: str, strip_whitespace: bool | None) -> str:
+    """The text without whitespace at both ends, where that is asked."""
+    return text.strip() if strip_whitespace else text
+
+
+class Stripper:
+    """`str.strip` for a text that comes in pieces: the joined pieces are the stripped text.
+
+    >>> stripper = Stripper()
+    >>> [stripper.feed(piece) for piece in (" ", " a", " ", "b ", " ")]
+    ['', 'a', '', ' b', '']
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._spaces: list[str] = []  # whitespace that is the end of the text, unless something follows
+
+    def feed(self, piece: str) -> str:
+        """The text that is final now; whitespace at the end of the whole never is."""
+        if not self._begun:
+            piece = piece.lstrip()
+        final = piece.rstrip()
+        if final:
+            self._begun = True
+            spaces, self._spaces = self._spaces, [piece[len(final) :]]
+            return "".join((*spaces, final))
+        if piece:
+            self._spaces.append(piece)
+        return ""
+
+
+def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
+    """The finished result. A plugin whose trim raises one of `PLUGIN_ERRORS`, or gives back something other than text, makes `PluginFailed`."""
+    raw, encoded = decoded.raw, decoded.raw.encoded
+    prompt, options = encoded.prompt, encoded.options
+    text = strip(decoded.text, options.decode is not None and options.decode.strip_whitespace)
+    for plugin in plugins:
+        if plugin.trim is None:
+            continue
+        try:
+            trimmed = plugin.trim(text)
+        except PLUGIN_ERRORS as raised:
+            return Failure(plugin_failed(plugin, raised))
+        if not isinstance(trimmed, str):
+            return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(trimmed).__name__}; trim takes and gives back text", plugin=plugin.name))
+        text = trimmed
+    return Success(
+        GenerationResult(
+            id=encoded.request.id,
+            text=text,
+            raw_text=decoded.raw_text,
+            prompt_text=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            token_ids=raw.token_ids,
+            finish=decoded.finish,
+            stop=decoded.stop,
+            prompt_tokens=len(prompt.token_ids),
+            completion_tokens=len(raw.token_ids),
+            logprobs=raw.logprobs,
+            route=route_name,
+            thinking=prompt.thinking,
+            image_grid_thw=tuple(image.grid for image in prompt.images),
+            image_digests=tuple(image.digest for image in prompt.images),
+            options=options,
+            clipped_from=encoded.clipped_from,
+        )
+    )
