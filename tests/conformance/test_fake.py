@@ -1,0 +1,106 @@
+"""The conformance suite over the scripted engine: the suite itself is held up by this, and must fail where an engine breaks a promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.records import Encoded, Raw, TokenLogprob
+from pipegen.testing import conformance
+from pipegen.testing.fake import FakeEngine
+
+
+def talk(encoded: Encoded) -> Sequence[int]:
+    """Text that depends on the prompt and, where it is sampled, on the seed alone."""
+    options = encoded.options
+    salt = f"{encoded.prompt.compact_token_ids}{options.seed if options.temperature and options.temperature > 0.1 else ''}"
+    digest = hashlib.sha256(salt.encode()).digest() * 8
+    words = ("Monday ", "Tue", "sday, ", "Wednesday ", "1, ", "2, ", "🎈 ", "ä")
+    ids = FakeEngine("").tokenizer.encode("".join(words[byte % 8] for byte in digest))
+    banned = set(options.stop.stop_token_ids or ()) if options.stop else set()
+    least = options.min_new_tokens or 0
+    return [(token_id if token_id not in banned or step >= least else 45) for step, token_id in enumerate(ids)]
+
+
+class TalkingEngine(FakeEngine):
+    """A scripted engine that also gives logprobs."""
+
+    def _made(self, encoded: Encoded) -> Any:
+        slot = super()._made(encoded)
+        if not encoded.options.logprobs:
+            return slot
+
+        def told(raw: Raw) -> Raw:
+            top = encoded.options.top_logprobs or 0
+            entries = (TokenLogprob(token_id=token_id, logprob=-0.25, top=((token_id, -0.25), (0, -1.0), (1, -2.0))[:top]) for token_id in raw.token_ids)
+            return dataclasses.replace(raw, logprobs=tuple(entries))
+
+        return slot.map(told)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_an_engine_that_keeps_its_promises_passes(check: conformance.Check) -> None:
+    check(pg.route(TalkingEngine(talk, context_length=300)))
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Check) -> None:
+    honours = frozenset({"temperature", "stop", "stop_token_ids", "ignore_eos", "enable_thinking", "control_tokens", "add_generation_prompt"})
+    check(pg.route(TalkingEngine(talk, honours=honours)))
+
+
+class Drifting(TalkingEngine):
+    """Says something else each time."""
+
+    def _made(self, encoded: Encoded) -> Any:
+        self.turn = getattr(self, "turn", 0) + 1
+        return super()._made(encoded).map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[self.turn % 5 :], logprobs=None))
+
+
+class Crowded(TalkingEngine):
+    """Says less to each row the more rows there are."""
+
+    def generate(self, inputs: Sequence[Encoded]) -> Any:
+        slots = super().generate(inputs)
+        return [slot.map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[len(inputs) - 1 :])) for slot in slots]
+
+
+class Reversed(TalkingEngine):
+    """Gives the rows back in the wrong order."""
+
+    def generate(self, inputs: Sequence[Encoded]) -> Any:
+        return [slot.map(lambda raw, encoded=encoded: dataclasses.replace(raw, encoded=encoded)) for slot, encoded in zip(super().generate(inputs)[::-1], inputs, strict=True)]
+
+
+class Stuttering(TalkingEngine):
+    """Streams something else than it generates."""
+
+    def stream(self, inputs: Sequence[Encoded]) -> Any:
+        events = list(super().stream(inputs))
+        yield from events[1:]
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (Drifting, conformance.effective_options_sent_again_give_the_same),
+        (Crowded, conformance.rows_do_not_depend_on_their_batch),
+        (Reversed, conformance.rows_do_not_depend_on_their_batch),
+        (Reversed, conformance.order_is_kept_and_bad_rows_fail_alone),
+        (Stuttering, conformance.streamed_text_is_the_batch_text),
+        (Drifting, conformance.seeds_make_rows_repeatable),
+        (TalkingEngine, conformance.logprobs_are_the_models_own),
+    ],
+)
+def test_an_engine_that_breaks_a_promise_is_found_out(broken: type[TalkingEngine], check: conformance.Check) -> None:
+    script = (lambda encoded: [*talk(encoded)][:24]) if broken is not TalkingEngine else talk
+    engine = broken(script)
+    if broken is TalkingEngine:
+        engine._made = lambda encoded: FakeEngine._made(engine, encoded)  # type: ignore[method-assign]  # forgets the logprobs
+    with pytest.raises((AssertionError, pg.ContractError)):
+        check(pg.route(engine))
