@@ -1,0 +1,216 @@
+"""The light facts of a checkpoint: all that can be known of a model before, and without, loading its weights.
+
+Every engine that reads checkpoints shares them, so that prompts, pictures, limits and end tokens are the same on each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipegen.backends.extras import need
+from pipegen.errors import ContractError
+from pipegen.fields import InvalidField, freeze
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.records import ModelLoadConfig, PreparedImage
+from pipegen.requests import ImagePolicy
+from pipegen.slots import Slot
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["EMBEDDED", "Checkpoint", "locate"]
+
+EMBEDDED = "embedded"
+"""The name of the model that ships with the library."""
+
+
+def locate(model: str) -> str:
+    """The folder or hub name that `model` stands for.
+
+    `embedded` is the shipped model. A folder that exists is taken as a folder; what is written as a path must be one, and anything else is a hub name.
+    Raises `FileNotFoundError` for a path that is not there.
+
+    >>> locate("Qwen/Qwen3-0.6B")
+    'Qwen/Qwen3-0.6B'
+    >>> locate("./no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no checkpoint folder './no/such/folder'; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'
+    """
+    if model == EMBEDDED:
+        from pipegen import embedded
+
+        return os.fspath(embedded.path())
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return os.fspath(folder)
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or "\\" in model or folder.exists():
+        raise FileNotFoundError(f"there is no checkpoint folder {model!r}; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'")
+    return model
+
+
+class Checkpoint:
+    """The facts of one checkpoint, each read when it is first asked for, and kept.
+
+    Raises `FileNotFoundError` (see `locate`) at once, and `MissingExtra` when a fact needs a package that is not installed.
+    """
+
+    def __init__(self, load: ModelLoadConfig) -> None:
+        self.load = load
+        self.source = locate(load.model)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"revision": self.load.revision, "trust_remote_code": self.load.trust_remote_code}
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration, as transformers reads it."""
+        need("transformers", "hf", "reading a checkpoint")
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.source, **self._where)
+
+    @cached_property
+    def variant(self) -> str:
+        """`vlm` where the model is loaded to take pictures, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
+        sees = self.can_see
+        if self.load.variant == "vlm" and not sees:
+            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
+        return "vlm" if sees and self.load.variant != "text" else "text"
+
+    @cached_property
+    def can_see(self) -> bool:
+        """Whether the architecture takes pictures, however it is loaded."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+        remote = getattr(self.config, "auto_map", None) or {}
+        return self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in remote
+
+    @property
+    def takes_images(self) -> bool:
+        return self.variant == "vlm"
+
+    @property
+    def no_images_because(self) -> str:
+        """Why pictures are not taken; empty where they are."""
+        if self.takes_images:
+            return ""
+        return "it was loaded with variant='text'" if self.can_see else f"{self.config.model_type} is a text model"
+
+    @cached_property
+    def _tokenizer_and_renderer(self) -> tuple[Tokenizer, Renderer]:
+        need("transformers", "hf", "reading a tokenizer")
+        from pipegen.backends.tokenizers import load_tokenizer
+
+        return load_tokenizer(self.source, **self._where)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer_and_renderer[0]
+
+    @property
+    def renderer(self) -> Any:
+        return self._tokenizer_and_renderer[1]
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The checkpoint's own generation settings, frozen; empty where it has none."""
+        need("transformers", "hf", "reading a checkpoint")
+        from transformers import GenerationConfig
+
+        try:
+            settings = GenerationConfig.from_pretrained(self.source, revision=self.load.revision)
+        except OSError:  # there is no generation_config.json
+            return freeze({})  # type: ignore[no-any-return]
+        plain = {name: value for name, value in settings.to_diff_dict().items() if value is None or isinstance(value, (bool, int, float, str, list))}
+        return freeze(plain)  # type: ignore[no-any-return]
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
+        text = self.config.get_text_config()
+        own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
+        for ids in (*own, self.raw_tokenizer.eos_token_id):
+            if ids is not None:
+                return tuple(dict.fromkeys(ids if isinstance(ids, (list, tuple)) else (ids,)))
+        return ()
+
+    @cached_property
+    def raw_tokenizer(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return self.tokenizer.raw
+
+    @cached_property
+    def pad_token_id(self) -> int:
+        """What rows are padded with: the pad token, else an end token. Raises `ValueError` where there is neither."""
+        if self.raw_tokenizer.pad_token_id is not None:
+            return int(self.raw_tokenizer.pad_token_id)
+        if self.eos_token_ids:
+            return self.eos_token_ids[0]
+        raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
+
+    @cached_property
+    def bos_token(self) -> str | None:
+        """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself puts it before a text."""
+        bos = self.raw_tokenizer.bos_token_id
+        first = self.raw_tokenizer("a")["input_ids"][:1]
+        return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
+
+    @cached_property
+    def context_length(self) -> int | None:
+        """How many tokens prompt and answer may have together; None where the configuration does not say."""
+        text = self.config.get_text_config()
+        names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+        return next((int(value) for name in names if isinstance(value := getattr(text, name, None), int)), None)
+
+    @cached_property
+    def image_processor(self) -> Any:
+        """The model's image processor; it works without torchvision."""
+        need("PIL", "hf", "reading pictures")
+        from transformers import AutoImageProcessor
+
+        return AutoImageProcessor.from_pretrained(self.source, backend="pil", **self._where)
+
+    @cached_property
+    def processor(self) -> Any:
+        """The checkpoint's whole processor, for models that write more than one token for a picture by a rule of their own."""
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(self.source, backend="pil", **self._where)
+
+    @cached_property
+    def image_spec(self) -> Any:
+        """What pictures have to become for this model."""
+        from pipegen.backends.image_processors import spec_from
+
+        return spec_from(self.image_processor, self.config)
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The id that stands for a piece of a picture in a prompt."""
+        for name in ("image_token_id", "image_token_index"):
+            if self.takes_images and isinstance(getattr(self.config, name, None), int):
+                return int(getattr(self.config, name))
+        return None
+
+    @property
+    def image_placeholder(self) -> str | None:
+        """The control token that stands for one picture in a rendered prompt."""
+        return None if self.image_token_id is None else str(self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
+        from pipegen.backends.image_processors import native_tokens
+        from pipegen.stages.images import prepare
+
+        if source.data is None:
+            raise ContractError(f"{source!r} was not loaded: an engine takes pictures as bytes")
+        picture = prepare(source.data, self.image_spec, options, index, ImagePolicy())
+        if self.image_spec.kind == "grid":
+            return picture
+        return picture.bind(lambda image: native_tokens(self.processor, image).map(lambda tokens: dataclasses.replace(image, tokens=tokens)))

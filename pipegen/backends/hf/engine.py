@@ -1,0 +1,160 @@
+"""The Hugging Face engine: any decoder-only checkpoint of transformers, run by pipegen's own decode loop."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipegen.backends.base import RowDone, TokensMade
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.hf.inputs import batch_inputs
+from pipegen.backends.hf.load import Weights
+from pipegen.backends.hf.loop import begin
+from pipegen.backends.hf.memory import is_out_of_memory, release
+from pipegen.backends.hf.plan import halves, plan
+from pipegen.backends.hf.rows import Row
+from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.errors import BackendFailed, CallFailed
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.slots import Slot
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["HFEngine"]
+
+_log = logging.getLogger("pipegen")
+
+
+class HFEngine:
+    """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; weights load with the first call.
+
+    Raises `FileNotFoundError` where the checkpoint is a folder that is not there, and `MissingExtra` where a package is missing.
+    """
+
+    name = "hf"
+
+    def __init__(self, load: ModelLoadConfig) -> None:
+        self._checkpoint = Checkpoint(load)
+        self._weights = Weights(self._checkpoint)
+        self._plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        checkpoint = self._checkpoint
+        honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
+        return Capabilities(engine=self.name, honours=honours, context_length=checkpoint.context_length, reason=checkpoint.no_images_because)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._checkpoint.tokenizer
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._checkpoint.renderer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._checkpoint.eos_token_ids
+
+    @property
+    def bos_token(self) -> str | None:
+        return self._checkpoint.bos_token
+
+    @property
+    def image_placeholder(self) -> str | None:
+        return self._checkpoint.image_placeholder
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        return self._checkpoint.generation_config
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        return self._plugins
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are in memory."""
+        return self._weights.loaded
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return self._checkpoint.prepare_image(source, options, index)
+
+    def with_plugin(self, plugin: Plugin) -> HFEngine:
+        other = object.__new__(type(self))
+        other._checkpoint, other._weights, other._plugins = self._checkpoint, self._weights, (*self._plugins, plugin)
+        return other
+
+    def close(self) -> None:
+        self._weights.close()
+
+    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """One slot for each input, in order. Raises `CallFailed` when the device failed; any other exception is a bug and comes through."""
+        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
+        return [done[position] for position in range(len(inputs))]
+
+    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+        """Each token as it is made, and one `RowDone` for each row; the rows of one batch advance together.
+
+        A batch that does not fit into memory is split in halves, down to single rows, which go on from where they were; a row that does not fit alone
+        fails. Raises as `generate` does.
+        """
+        rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
+        yield from (_done(row) for row in rows if row.done)  # a plugin failed before the row began
+        live = [row for row in rows if not row.done]
+        groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size)
+        waiting = [[live[position] for position in group] for group in reversed(groups)]
+        while waiting:
+            batch = waiting.pop()
+            full = yield from self._advance(batch)
+            left = [row for row in batch if not row.done]
+            if full is None:
+                continue
+            release()
+            if len(batch) == 1:
+                left[0].error = _failure(full, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
+                yield _done(left[0])
+            else:
+                waiting += [[left[at] for at in half] for half in reversed(halves(range(len(left))))]
+
+    def _advance(self, batch: Sequence[Row]) -> Generator[TokensMade | RowDone, None, str | None]:
+        """Run a batch to its end. Gives None, or torch's words where the memory was full; the rows then keep what they have made."""
+        steps: Iterator[list[Row]] | None = None
+        while True:
+            try:
+                with self._weights.lock, torch.no_grad():
+                    if steps is None:
+                        model = self._weights.model()
+                        steps = begin(model, batch, batch_inputs(batch, model, self._checkpoint), self._checkpoint.pad_token_id)
+                    advanced = next(steps, None)
+            except torch.AcceleratorError as error:
+                if is_out_of_memory(error):
+                    return str(error)
+                raise CallFailed(_failure(str(error), "batch")) from error
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return str(error)
+            if advanced is None:
+                return None
+            for row in advanced:
+                if row.error is None:
+                    yield TokensMade(row=row.position, token_ids=(row.token_ids[-1],))
+                if row.done:
+                    yield _done(row)
+
+
+def _done(row: Row) -> RowDone:
+    return RowDone(row=row.position, slot=row.slot())
+
+
+def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:
+    incident = uuid.uuid4().hex[:12]
+    _log.error("incident %s: %s", incident, words)
+    return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)

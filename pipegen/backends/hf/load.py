@@ -1,0 +1,107 @@
+"""Loading a checkpoint's weights, and letting go of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+from transformers.utils import logging
+
+from pipegen.backends.checkpoint import EMBEDDED, Checkpoint
+from pipegen.backends.extras import need
+from pipegen.backends.hf.memory import release
+
+__all__ = ["Weights", "load_model", "pick_device"]
+
+
+def pick_device(asked: str | None) -> torch.device:
+    """The device asked for, else CUDA, Apple's MPS or the CPU, whichever is there first."""
+    if asked is not None:
+        return torch.device(asked)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def load_model(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's model with its weights, ready to generate.
+
+    With `dtype="auto"` the weights keep the dtype that they are stored in; the embedded model, a few megabytes, becomes float32. Raises `MissingExtra`
+    where `device_map` or an adapter needs a package that is not there, and `ValueError` where weights are missing from the checkpoint, the model is an
+    encoder-decoder, or the tokenizer has nothing to pad with; what transformers raises comes through.
+    """
+    load = checkpoint.load
+    if getattr(checkpoint.config, "is_encoder_decoder", False):
+        raise ValueError(f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs decoder-only models")
+    _ = checkpoint.pad_token_id  # raises before anything large is read
+    if load.device_map is not None:
+        need("accelerate", "hf", "device_map")
+    if load.adapter is not None:
+        need("peft", "peft", "a LoRA adapter")
+    asked: dict[str, Any] = {
+        "dtype": "float32" if load.model == EMBEDDED and load.dtype == "auto" else load.dtype,
+        "device_map": load.device_map,
+        "attn_implementation": load.attn_implementation,
+        "revision": load.revision,
+        "trust_remote_code": load.trust_remote_code,
+    }
+    kind = AutoModelForImageTextToText if checkpoint.can_see else AutoModelForCausalLM
+    with _quietly():
+        model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **load.engine_kwargs)
+        if report["missing_keys"]:
+            some = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ValueError(f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint")
+        if load.adapter is not None:
+            model.load_adapter(load.adapter)
+        if load.device_map is None:
+            model.to(pick_device(load.device))
+    model.generation_config = GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars and no advice on the terminal: what matters is raised."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class Weights:
+    """A model that loads when it is first needed; engines that differ only in their plugins share it.
+
+    `lock` must be held around every forward pass: a model runs one batch at a time.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._model: Any = None
+        self.lock = threading.RLock()
+
+    @property
+    def loaded(self) -> bool:
+        return self._model is not None
+
+    def model(self) -> Any:
+        """The model; loads it where needed."""
+        with self.lock:
+            if self._model is None:
+                self._model = load_model(self._checkpoint)
+            return self._model
+
+    def close(self) -> None:
+        """Let go of the model and give its memory back. It loads again when it is needed again."""
+        with self.lock:
+            if self._model is not None:
+                self._model = None
+                release()

@@ -1,0 +1,129 @@
+"""One row while it is being generated: everything that belongs to it alone.
+
+A row outlives the batch that it rides in: when a batch has to be split, its rows go on in smaller ones from where they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from returns.result import Failure, Success
+
+from pipegen.errors import GenerationError, PluginFailed
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, Finish, Raw, TokenLogprob
+from pipegen.slots import Slot
+from pipegen.stages.follow import Follower, ending_ids
+from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+from pipegen.tokenizer import Tokenizer
+
+__all__ = ["Row"]
+
+T = TypeVar("T")
+
+
+class Row:
+    """A row of a call: `position` is its place among the call's inputs, `token_ids` is what it has made so far."""
+
+    def __init__(self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...]) -> None:
+        options = encoded.options
+        self.position = position
+        self.encoded = encoded
+        self.options = options
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
+        self.error: GenerationError | None = None
+        self.halted: str | None = None
+        self._follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
+        self._random = random.Random(options.seed)  # unseeded where no seed was said; its stream is the same on every platform
+        self.uniform = self._random.random()
+        """The draw for the next token, in [0, 1)."""
+        self._processors: list[tuple[Plugin, Any]] = []
+        self._criteria: list[tuple[Plugin, Any]] = []
+        for plugin in plugins:
+            if plugin.logits_processor is not None:
+                self._processors.append((plugin, self._ask(plugin, plugin.logits_processor, len(self.prompt_ids))))
+            if plugin.stopping_criteria is not None:
+                self._criteria.append((plugin, self._ask(plugin, plugin.stopping_criteria, len(self.prompt_ids))))
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.encoded.prompt.token_ids
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Prompt and generated ids together."""
+        return (*self.prompt_ids, *self.token_ids)
+
+    @property
+    def left(self) -> int:
+        """How many tokens the row may still make."""
+        return (self.options.max_new_tokens or 0) - len(self.token_ids)
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the next token may not end the row."""
+        return len(self.token_ids) < (self.options.min_new_tokens or 0)
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or self.halted is not None or self._follower.finish is not None
+
+    @property
+    def has_processors(self) -> bool:
+        return bool(self._processors)
+
+    def process(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores (1, vocabulary) after the plugins' logits processors, which see this row's `ids` (1, length) without padding."""
+        for plugin, processor in self._processors:
+            answer = self._ask(plugin, processor, ids, scores)
+            if self.error is not None:
+                return scores
+            if not isinstance(answer, torch.Tensor) or answer.shape != scores.shape:
+                seen = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
+                words = f"plugin {plugin.name!r}: its logits processor must return scores of shape {tuple(scores.shape)}, not {seen}"
+                self.error = PluginFailed(words, plugin=plugin.name)
+                return scores
+            scores = answer.to(scores.dtype)
+            if not bool((scores > -torch.inf).any()):
+                self.error = PluginFailed(f"plugin {plugin.name!r}: its logits processor left no token to choose", plugin=plugin.name)
+                return scores
+        return scores
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None, ids: Callable[[], torch.Tensor]) -> None:
+        """Take the next token. `ids()` gives the row's sequence (1, length), that token included, without padding."""
+        self.token_ids.append(token_id)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        self.uniform = self._random.random()
+        self._follower.feed(token_id)
+        self.error = self._follower.failure
+        if self._criteria and self._follower.finish in (None, Finish.LENGTH):
+            self._halt(ids())
+
+    def _halt(self, ids: torch.Tensor) -> None:
+        for plugin, criterion in self._criteria:
+            answer = self._ask(plugin, criterion, ids, None)
+            if self.error is None and len(self.token_ids) > (self.options.min_new_tokens or 0) and bool(torch.as_tensor(answer).all()):
+                self.halted = self.halted or plugin.name
+
+    def _ask(self, plugin: Plugin, hook: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a plugin's hook. What it raises is this row's failure and no other's."""
+        if self.error is not None:
+            return None
+        try:
+            return hook(*arguments)
+        except PLUGIN_ERRORS as error:
+            self.error = plugin_failed(plugin, error)
+            return None
+
+    def slot(self) -> Slot[Raw]:
+        """The finished row's answer."""
+        if self.error is not None:
+            return Failure(self.error)
+        logprobs = tuple(self.logprobs) if self.options.logprobs else None
+        return Success(Raw(encoded=self.encoded, token_ids=tuple(self.token_ids), logprobs=logprobs, halted=self.halted))

@@ -1,0 +1,172 @@
+"""Choosing the next token of each row, every row by its own options, in one batch.
+
+The order is vLLM's: penalties, the mask of ending tokens, the plugins' processors, temperature, min_p, top_k, top_p. The formulas are those of
+transformers' logits processors and warpers (and, for presence and frequency, of the OpenAI API): repetition counts prompt and answer, the other two the
+answer alone. Logprobs come from the logits as the model gave them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import NoRepeatNGramLogitsProcessor
+
+from pipegen.backends.hf.rows import Row
+from pipegen.errors import BackendFailed
+from pipegen.options import GenerationOptions
+from pipegen.records import TokenLogprob
+
+__all__ = ["Sampler", "draw", "penalise", "probabilities"]
+
+Choice = tuple[int, TokenLogprob | None]
+"""A token, with its logprob where its row asks for it."""
+
+def penalise(scores_BV: torch.Tensor, seen_BV: torch.Tensor, counts_BV: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
+    """The scores after the three penalties. `seen` marks the tokens of prompt and answer, `counts` counts those of the answer.
+
+    A repetition penalty divides the positive scores of seen tokens and multiplies the negative ones (CTRL, Keskar et al. 2019); the others are
+    subtracted: frequency once for each time a token was made, presence once.
+    """
+    repetition, presence, frequency = (
+        _column([getattr(option, name) for option in options], scores_BV) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    )
+    repeated = torch.where(scores_BV < 0, scores_BV * repetition, scores_BV / repetition)
+    return torch.where(seen_BV, repeated, scores_BV) - frequency * counts_BV - presence * (counts_BV > 0)
+
+
+def probabilities(scores_BV: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
+    """The distribution that each row samples from: softmax of the scores after temperature, min_p, top_k and top_p. All temperatures are above 0."""
+    peaks = scores_BV.amax(-1, keepdim=True)
+    scores = (scores_BV - peaks) / _column([option.temperature for option in options], scores_BV)  # the peak is 0: a tiny temperature cannot overflow
+    if any(option.min_p for option in options):
+        least = _column([math.log(option.min_p) if option.min_p else -math.inf for option in options], scores)
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if any(option.top_k for option in options):
+        wide = [min(option.top_k or scores.shape[-1], scores.shape[-1]) for option in options]
+        limited = max(wide[row] for row, option in enumerate(options) if option.top_k)
+        best = scores.topk(limited).values
+        rank = torch.tensor([[min(width, limited) - 1] for width in wide], device=scores.device)
+        least = best.gather(-1, rank)
+        free = torch.tensor([[not option.top_k] for option in options], device=scores.device)
+        scores = scores.masked_fill((scores < least) & ~free, -torch.inf)
+    narrowed = [row for row, option in enumerate(options) if (option.top_p or 1.0) < 1.0]
+    if narrowed:
+        rows = torch.tensor(narrowed, device=scores.device)
+        top_p = _column([options[row].top_p for row in narrowed], scores)
+        scores = scores.index_copy(0, rows, _nucleus(scores[rows], top_p))
+    return scores.softmax(-1)
+
+
+def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest likeliest tokens that together have a probability of `top_p` (Holtzman et al. 2019)."""
+    ordered, order = scores.sort(dim=-1, stable=True)
+    outside = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    outside[..., -1] = False
+    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+
+
+def draw(probabilities_BV: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """The token at which the summed probabilities pass each row's uniform number in [0, 1): shape (rows, 1). A token of probability 0 is never drawn."""
+    summed = probabilities_BV.to(_precise(probabilities_BV.device)).cumsum(-1)
+    total = summed[:, -1:]
+    goal = torch.minimum(_column(uniforms, summed) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(summed, goal, right=True)
+
+
+def _column(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([[value] for value in values], dtype=like.dtype, device=like.device)
+
+
+def _precise(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Sampler:
+    """Chooses tokens for the rows of one batch, and keeps the history that penalties need (only where some row has one)."""
+
+    def __init__(self, rows: Sequence[Row], vocabulary: int, device: torch.device) -> None:
+        self._device = device
+        self._seen: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
+        if any(_penalised(row.options) for row in rows):
+            self._seen = torch.zeros((len(rows), vocabulary), dtype=torch.bool, device=device)
+            self._counts = torch.zeros((len(rows), vocabulary), device=device)
+            for at, row in enumerate(rows):
+                self._seen[at, torch.tensor(row.sequence, device=device)] = True
+                self._counts[at] = torch.bincount(torch.tensor(row.token_ids, dtype=torch.long), minlength=vocabulary).to(self._counts)
+        self._use(rows)
+
+    def _use(self, rows: Sequence[Row]) -> None:
+        self._rows = list(rows)
+        self._options = [row.options for row in rows]
+        self._sampled = [at for at, option in enumerate(self._options) if option.temperature]
+        asked = [option for option in self._options if option.logprobs]
+        self._top = max((option.top_logprobs or 0 for option in asked), default=0)
+        self._logprobs = bool(asked)
+
+    def select(self, kept: Sequence[int], index: torch.Tensor) -> None:
+        """Go on with the rows at these places only."""
+        if self._seen is not None and self._counts is not None:
+            self._seen, self._counts = self._seen[index], self._counts[index]
+        self._use([self._rows[at] for at in kept])
+
+    def choose(self, logits_BV: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, list[Choice]]:
+        """The next token of each row, on the device with shape (rows, 1), and on the host. `ids_of(row)` gives a row's sequence, shape (1, length).
+
+        `logits` are the model's own, in float32. There is one transfer from the device; a row whose scores are no numbers fails.
+        """
+        scores = self._processed(logits_BV, ids_of)
+        peaks, tokens = scores.max(-1, keepdim=True)
+        if self._sampled:
+            rows = torch.tensor(self._sampled, device=self._device)
+            chances = probabilities(scores[rows], [self._options[at] for at in self._sampled])
+            drawn = draw(chances, [self._rows[at].uniform for at in self._sampled])
+            tokens[rows] = drawn.clamp(max=scores.shape[-1] - 1)  # beyond the end only where the scores are no numbers
+        if self._seen is not None and self._counts is not None:
+            self._seen.scatter_(1, tokens, True)
+            self._counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=self._counts.dtype))
+        return tokens, self._reported(logits_BV, tokens, peaks)
+
+    def _processed(self, logits: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        scores = logits
+        if self._seen is not None and self._counts is not None:
+            scores = penalise(scores, self._seen, self._counts, self._options)
+        blocked = [(at, token) for at, row in enumerate(self._rows) if row.must_go_on for token in row.ending_ids]
+        special = [at for at, row in enumerate(self._rows) if not row.done and (row.has_processors or row.options.no_repeat_ngram_size)]
+        if scores is logits and (blocked or special):
+            scores = scores.clone()
+        if blocked:
+            at, token = torch.tensor(blocked, device=self._device).T
+            scores[at, token] = -torch.inf
+        for at in special:
+            row, ids, own = self._rows[at], ids_of(at), scores[at : at + 1]
+            if row.options.no_repeat_ngram_size:
+                own = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)(ids, own)
+            scores[at] = row.process(ids, own)[0]
+        return scores
+
+    def _reported(self, logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> list[Choice]:
+        """Bring to the host, in one transfer, what it needs of the step."""
+        columns = [tokens, peaks]
+        if self._logprobs:
+            table = logits.log_softmax(-1)
+            columns += [table.gather(-1, tokens), *table.topk(min(self._top, table.shape[-1]))]
+        choices: list[Choice] = []
+        precise = _precise(self._device)
+        for row, values in zip(self._rows, torch.cat([column.to(precise) for column in columns], dim=-1).tolist(), strict=True):
+            if not math.isfinite(values[1]) and not row.done:
+                row.error = BackendFailed("the model's logits are no finite numbers", backend="hf", scope="row", hint="try dtype='float32' or 'bfloat16'")
+            choices.append((int(values[0]), _logprob(row.options, values) if row.options.logprobs else None))
+        return choices
+
+
+def _logprob(options: GenerationOptions, values: Sequence[float]) -> TokenLogprob:
+    wide = (len(values) - 3) // 2
+    likeliest = zip(map(int, values[3 + wide :]), values[3 : 3 + wide], strict=True)
+    return TokenLogprob(token_id=int(values[0]), logprob=values[2], top=tuple(likeliest)[: options.top_logprobs or 0])
+
+
+def _penalised(options: GenerationOptions) -> bool:
+    return options.repetition_penalty != 1.0 or bool(options.presence_penalty) or bool(options.frequency_penalty)
