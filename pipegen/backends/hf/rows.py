@@ -13,7 +13,7 @@ import torch
 from returns.result import Failure, Success
 
 from pipegen.errors import GenerationError, PluginFailed
-from pipegen.plugins.plugin import Plugin
+from pipegen.plugins.plugin import Plugin, RowContext
 from pipegen.records import Encoded, Finish, Raw, TokenLogprob
 from pipegen.slots import Slot
 from pipegen.stages.follow import Follower, ending_ids
@@ -44,11 +44,12 @@ class Row:
         """The draw for the next token, in [0, 1)."""
         self._processors: list[tuple[Plugin, Any]] = []
         self._criteria: list[tuple[Plugin, Any]] = []
+        context = RowContext(prompt_length=len(self.prompt_ids), tokenizer=tokenizer)
         for plugin in plugins:
             if plugin.logits_processor is not None:
-                self._processors.append((plugin, self._ask(plugin, plugin.logits_processor, len(self.prompt_ids))))
+                self._processors.append((plugin, self._ask(plugin, plugin.logits_processor, context)))
             if plugin.stopping_criteria is not None:
-                self._criteria.append((plugin, self._ask(plugin, plugin.stopping_criteria, len(self.prompt_ids))))
+                self._criteria.append((plugin, self._ask(plugin, plugin.stopping_criteria, context)))
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

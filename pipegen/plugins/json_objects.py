@@ -1,0 +1,181 @@
+r"""Read JSON objects out of a text, character by character.
+
+The state is a value: reading on from it does not change it, so that it can be tried what a text would become. The text itself is not kept, only
+digests of the values read, so that each character costs the same.
+
+>>> marks = []
+>>> state = Reading()
+>>> for char in 'Two: [{"a": 1, "b": 2}, {"b": 2.0, "\\u0061": 1}]':
+...     state, mark = read(state, char)
+...     marks += [] if mark is None else [mark]
+>>> len(marks), len(set(marks))
+(2, 1)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from immutabledict import immutabledict
+
+__all__ = ["Reading", "digest", "read"]
+
+NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,9}))?")
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+VALUE_OR_CLOSE, VALUE, NAME_OR_CLOSE, NAME, COLON, COMMA_OR_CLOSE = range(6)
+
+
+class Open(NamedTuple):
+    """An object or a list that is being written."""
+
+    outer: Open | None
+    is_list: bool
+    expected: int
+    """What may come next, but for white space."""
+    items: int = 0
+    """Digest of the items of a list."""
+    members: Mapping[int, int] = immutabledict()
+    """Names and values of an object, as digests; of members with the same name the last one counts."""
+    name: int = 0
+    """The name of the member that is being written."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it stands in a list or by itself; an object that is the value of a member is only a part of another."""
+        return self.outer is None or self.outer.is_list
+
+
+class Reading(NamedTuple):
+    """How far a text has been read."""
+
+    top: Open | None = None
+    """The innermost object or list that is open; None in the prose around JSON."""
+    scalar: str = ""
+    """The number, true, false or null that is being written."""
+    string: int | None = None
+    """Digest of the string that is being written; None outside strings."""
+    escape: str = ""
+    """The escape sequence that is being written."""
+
+
+Step = tuple[Reading, int | None]
+
+
+def read(reading: Reading, char: str, keys: Sequence[int] | None = None) -> Step:
+    """Read one more character. Gives the next state, and the digest of the object that this character makes known, or None.
+
+    Without `keys` an object is known when it closes; equal JSON has equal digests, whatever its white space, escapes, notation of numbers and order of
+    members. With `keys` (digests of names) it is known when the last of these members is complete, and its digest is that of their values. Only
+    objects that are items of a list, or stand by themselves, are made known. Where the text stops being JSON, what was open is dropped, as prose.
+    """
+    top = reading.top
+    if reading.string is not None:
+        return _in_string(reading, reading.string, char, keys)
+    if top is None:
+        return _open(reading, char), None
+    if char.isalnum() or char in "+-.":
+        return (Reading(top, reading.scalar + char) if reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE) else Reading()), None
+    mark = None
+    if reading.scalar:
+        value = _scalar(reading.scalar) if char in " \t\r\n,}]" else None
+        if value is None:
+            return _open(Reading(), char), None
+        top, mark = _put(top, value, keys)
+        reading = Reading(top)
+    if char in " \t\r\n":
+        return reading, mark
+    if char in "}]":
+        closed, found = _close(top, char, keys)
+        return closed, mark if found is None else found
+    return _structure(top, char), mark
+
+
+def _structure(top: Open, char: str) -> Reading:
+    """After a quote, an opener, a comma or a colon; anything else is no JSON."""
+    expected = top.expected
+    if char == '"' and expected not in (COLON, COMMA_OR_CLOSE):
+        return Reading(top, string=0)
+    if char in "{[" and expected in (VALUE, VALUE_OR_CLOSE):
+        return _open(Reading(top), char)
+    if char == "," and expected == COMMA_OR_CLOSE:
+        return Reading(top._replace(expected=VALUE if top.is_list else NAME))
+    if char == ":" and expected == COLON:
+        return Reading(top._replace(expected=VALUE))
+    return _open(Reading(), char)
+
+
+def _open(reading: Reading, char: str) -> Reading:
+    if char == "{":
+        return Reading(Open(reading.top, is_list=False, expected=NAME_OR_CLOSE))
+    if char == "[":
+        return Reading(Open(reading.top, is_list=True, expected=VALUE_OR_CLOSE))
+    return reading
+
+
+def _close(top: Open, char: str, keys: Sequence[int] | None) -> Step:
+    if top.is_list != (char == "]") or top.expected not in (COMMA_OR_CLOSE, VALUE_OR_CLOSE if top.is_list else NAME_OR_CLOSE):
+        return Reading(), None
+    value = hash(("list", top.items)) if top.is_list else hash(("object", frozenset(top.members.items())))
+    mark = value if keys is None and not top.is_list and top.counts else None
+    if top.outer is None:
+        return Reading(), mark
+    outer, known = _put(top.outer, value, keys)
+    return Reading(outer), known if mark is None else mark
+
+
+def _put(top: Open, value: int, keys: Sequence[int] | None) -> tuple[Open, int | None]:
+    """The container with a finished value in it, and what that makes known of it."""
+    if top.is_list:
+        return top._replace(expected=COMMA_OR_CLOSE, items=hash((top.items, value))), None
+    members = {**top.members, top.name: value}
+    known = keys is not None and top.counts and top.name in keys and all(key in members for key in keys)
+    return top._replace(expected=COMMA_OR_CLOSE, members=members), hash(tuple(members[key] for key in keys)) if known and keys is not None else None
+
+
+def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | None) -> Step:
+    top, escape = reading.top, reading.escape
+    if escape.startswith("\\u"):
+        if char in "0123456789abcdefABCDEF":
+            done = len(escape) == 5
+            return Reading(top, string=_longer(string, chr(int(escape[2:] + char, 16))) if done else string, escape="" if done else escape + char), None
+        string = _longer(string, escape)  # not JSON; taken as it stands
+    elif escape:
+        return (Reading(top, string=string, escape="\\u") if char == "u" else Reading(top, string=_longer(string, ESCAPES.get(char, char)))), None
+    if char == "\\":
+        return Reading(top, string=string, escape=char), None
+    if char != '"' or top is None:
+        return Reading(top, string=_longer(string, char)), None
+    if top.expected in (NAME, NAME_OR_CLOSE):
+        return Reading(top._replace(expected=COLON, name=hash(("string", string)))), None
+    top, mark = _put(top, hash(("string", string)), keys)
+    return Reading(top), mark
+
+
+def _longer(string: int, text: str) -> int:
+    """The digest of a string with more text, by UTF-16 units, since escapes write those."""
+    units = text.encode("utf-16-le", "surrogatepass")
+    for place in range(0, len(units), 2):
+        string = hash((string, units[place : place + 2]))
+    return string
+
+
+def _scalar(text: str) -> int | None:
+    """The digest of a number or a literal; None where it is neither. Numbers are equal by value: 1, 1.0 and 10e-1."""
+    # str(exponent): hash(-1) is hash(-2), so numbers must not be digested as such
+    if text in LITERALS:
+        return hash(("literal", text))
+    found = NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    sign, whole, fraction, power = found.groups(default="")
+    digits = (whole + fraction).strip("0")
+    exponent = int(power or "0") - len(fraction) + len(whole + fraction) - len((whole + fraction).rstrip("0"))
+    return hash(("number", sign, digits, str(exponent))) if digits else hash(("number", "0"))
+
+
+def digest(name: str) -> int:
+    """The digest of a member's name."""
+    return hash(("string", _longer(0, name)))

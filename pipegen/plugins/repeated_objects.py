@@ -1,0 +1,166 @@
+"""Keep a row from writing the same JSON object twice: for models that, asked for a list, fall into a loop.
+
+>>> from pipegen.capabilities import ENGINES
+>>> plugin = forbid_repeated_objects(keys=("label", "box"))
+>>> sorted(plugin.needs), plugin.needs <= ENGINES["hf"]
+(['logits_processor'], True)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from pipegen.fields import InvalidField
+from pipegen.plugins.json_objects import Reading, digest, read
+from pipegen.plugins.plugin import Plugin, RowContext
+from pipegen.stages.detokenize import Detokenizer
+from pipegen.tokenizer import Tokenizer
+
+__all__ = ["forbid_repeated_objects"]
+
+INCOMPLETE = "\ufffd"
+CONTEXT = 8
+"""Tokens before an incomplete character that are decoded with it."""
+
+
+def forbid_repeated_objects(*, keys: Sequence[str] | None = None) -> Plugin:
+    """Forbid each row to write a JSON object that it has written before; Hugging Face engines only.
+
+    The objects meant are the items of lists, in any list of the row, and those that stand by themselves. Two are equal when their JSON is, whatever
+    the white space, the escapes and the order of members. At each step exactly those tokens are forbidden whose text would complete a repeat, however
+    it is tokenised; so a row that repeats nothing is not changed at all, and rows know nothing of each other. In place of the forbidden token
+    comes the next best one. A repeat is known only at its end, so that is where the row turns off: without `keys` at the closing brace, so that the
+    object gets another member; with `keys` at the end of the last of their values, so that this value becomes another. Objects that lack one of the
+    keys may repeat, and a finished set of values counts as written, even if the object that holds it never closes.
+
+    All generated text counts, a draft within `<think>` too. Special tokens are invisible. Raises `InvalidField` unless `keys` is None or a sequence
+    of at least one string. Each step costs the same, however long the output is; the vocabulary is read once, at the first row's first step.
+    """
+    if keys is not None and (isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)):
+        raise InvalidField(f"forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a list, or None, not {keys!r}")
+    names = None if keys is None else tuple(digest(key) for key in keys)
+    last_read: list[tuple[Tokenizer, Vocabulary]] = []  # one entry at most: a plugin rarely sees two models
+
+    def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+        if not last_read or last_read[0][0] is not tokenizer:
+            last_read[:] = [(tokenizer, Vocabulary(tokenizer, "}" if names is None else '}],"\t\n\r '))]
+        return last_read[0][1]
+
+    return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, vocabulary_of))
+
+
+class Branch:
+    """The tokens whose texts begin alike: a node of a prefix tree that grows where it is looked at."""
+
+    def __init__(self, tokens: Sequence[tuple[str, int]], depth: int) -> None:
+        self._tokens = tokens  # sorted
+        self._depth = depth
+
+    @property
+    def token_ids(self) -> Iterator[int]:
+        return (token_id for _, token_id in self._tokens)
+
+    @cached_property
+    def ahead(self) -> frozenset[str]:
+        """The characters that follow in some of the tokens."""
+        return frozenset().union(*(text[self._depth :] for text, _ in self._tokens))
+
+    @cached_property
+    def longer(self) -> tuple[tuple[str, Branch], ...]:
+        """The branches that are longer by one character, with that character."""
+        tokens = (token for token in self._tokens if len(token[0]) > self._depth)
+        return tuple((char, Branch(list(group), self._depth + 1)) for char, group in groupby(tokens, key=lambda token: token[0][self._depth]))
+
+
+class Vocabulary:
+    """The tokens that can make an object known: those that hold one of the characters `enders`, and no special ones."""
+
+    def __init__(self, tokenizer: Tokenizer, enders: str) -> None:
+        self.special = frozenset(tokenizer.special_tokens.values())
+        before = tokenizer.encode_plain("0", first=True)  # some tokenizers drop a space at the start of a text
+        start = len(tokenizer.decode(before))
+        texts = ((tokenizer.decode((*before, token_id))[start:], token_id) for token_id in range(tokenizer.vocab_size) if token_id not in self.special)
+        tokens = sorted((text, token_id) for text, token_id in texts if not set(enders).isdisjoint(text))
+        self.enders = frozenset(enders)
+        self.root = Branch(tokens, 0)
+        self.partial = frozenset(token_id for text, token_id in tokens if text.startswith(INCOMPLETE))
+        """Tokens that may complete a character begun by the ones before."""
+
+
+class RepeatedObjects:
+    """The logits processor of one row."""
+
+    def __init__(self, context: RowContext, keys: tuple[int, ...] | None, vocabulary_of: Callable[[Tokenizer], Vocabulary]) -> None:
+        self._tokenizer, self._keys, self._vocabulary_of = context.tokenizer, keys, vocabulary_of
+        self._read = context.prompt_length
+        self._detokenizer = Detokenizer(context.tokenizer)
+        self._recent: list[int] = []
+        self._reading = Reading()
+        self._written: set[int] = set()
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """The scores (1, vocabulary) with every token at minus infinity that would complete a repeat; `input_ids` (1, length) begin with the prompt."""
+        vocabulary = self._vocabulary_of(self._tokenizer)
+        new_ids = input_ids[0, self._read :].tolist()
+        self._read += len(new_ids)
+        self._take(token_id for token_id in new_ids if token_id not in vocabulary.special)
+        forbidden = self._forbidden(vocabulary)
+        if forbidden:
+            scores = scores.clone()
+            scores[0, sorted(forbidden)] = -math.inf
+        return scores
+
+    def _take(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            self._recent.append(token_id)
+            for char in self._detokenizer.feed(token_id):
+                self._reading, mark = read(self._reading, char, self._keys)
+                if mark is not None:
+                    self._written.add(mark)
+
+    def _forbidden(self, vocabulary: Vocabulary) -> set[int]:
+        if not self._written and "{" not in vocabulary.root.ahead:
+            return set()  # no token can hold an object and its repeat
+        self._recent = self._recent[-CONTEXT:]
+        shown = self._tokenizer.decode(self._recent)
+        held = shown[len(shown.rstrip(INCOMPLETE)) :]
+        reading = self._reading
+        for char in held:  # an incomplete character stays one unless a token completes it
+            reading, _ = read(reading, char, self._keys)
+        forbidden = set(self._search(vocabulary, reading))
+        if held:
+            whole = len(shown) - len(held)
+            texts = {token_id: self._tokenizer.decode([*self._recent, token_id])[whole:] for token_id in vocabulary.partial}
+            forbidden = forbidden - vocabulary.partial | {token_id for token_id, text in texts.items() if self._repeats(text)}
+        return forbidden
+
+    def _search(self, vocabulary: Vocabulary, reading: Reading) -> Iterator[int]:
+        """The tokens that would complete a repeat after `reading`."""
+        paths = [(vocabulary.root, reading, frozenset[int]())]
+        while paths:
+            branch, before, made = paths.pop()
+            for char, longer in branch.longer:
+                after, mark = read(before, char, self._keys)
+                if mark is not None and (mark in self._written or mark in made):
+                    yield from longer.token_ids
+                elif not self._hopeless(after, longer.ahead, vocabulary.enders):
+                    paths.append((longer, after, made if mark is None else made | {mark}))
+
+    def _hopeless(self, reading: Reading, ahead: frozenset[str], enders: frozenset[str]) -> bool:
+        """Whether no object can become known by what lies ahead."""
+        return ahead.isdisjoint(enders) or (reading.string is not None and '"' not in ahead) or (reading.top is None and "{" not in ahead)
+
+    def _repeats(self, text: str) -> bool:
+        """Whether the row would repeat an object if `text` came next."""
+        reading, made = self._reading, set(self._written)
+        for char in text:
+            reading, mark = read(reading, char, self._keys)
+            if mark in made:
+                return True
+            if mark is not None:
+                made.add(mark)
+        return False
