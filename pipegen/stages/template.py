@@ -1,0 +1,124 @@
+"""What a chat template does, found out by rendering small conversations, not assumed from its source.
+
+>>> from pipegen.testing.fake import ToyRenderer
+>>> honours_thinking(ToyRenderer(), None, immutabledict())
+True
+>>> honours_thinking(ToyRenderer(thinking=False), None, immutabledict())
+False
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.errors import TemplateFailed
+from pipegen.slots import Slot, is_ok
+from pipegen.tokenizer import Renderer
+
+__all__ = ["call_template", "honours_thinking", "shape_content", "written_by"]
+
+_PROBE, _BESIDE = "probe text", "other words"
+_PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
+"""How a list of parts looks in the render of a template that takes strings only."""
+
+
+def _raised_by_templates() -> tuple[type[Exception], ...]:
+    """What a template may raise; anything else is a bug in a renderer."""
+    errors: tuple[type[Exception], ...] = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+    try:
+        from jinja2 import TemplateError
+    except ImportError:  # then no template was made of it
+        return errors
+    return (*errors, TemplateError)
+
+
+def call_template(renderer: Renderer, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), template: str | None, variables: Mapping[str, Any]) -> Slot[str]:
+    """Call the template once; `TemplateFailed` with what it raised.
+
+    >>> from pipegen.testing.fake import ToyRenderer
+    >>> call_template(ToyRenderer(raises=TypeError("no")), [], template=None, variables={}).failure().message
+    'the chat template raised TypeError: no'
+    """
+    try:
+        return Success(renderer.render(messages, tools=tools, template=template, variables=variables))
+    except _raised_by_templates() as raised:
+        return Failure(TemplateFailed(f"the chat template raised {type(raised).__name__}: {raised}"))
+
+
+@functools.lru_cache(maxsize=32)
+def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, Any], thinking: bool) -> tuple[str | None, ...]:
+    """Harmless conversations rendered with the switch at `thinking`; None for each that the template refuses."""
+    user = {"role": "user", "content": _content("user", renderer, template, more)}
+    system = {"role": "system", "content": _content("system", renderer, template, more)}
+    variables = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": thinking, **thaw(more)}
+    renders = (call_template(renderer, messages, template=template, variables=variables) for messages in ([user], [system, user]))
+    return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
+
+
+def honours_thinking(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> bool:
+    """Whether the switch `enable_thinking` changes what the template writes; `more` are its further variables.
+
+    A template that refuses the probes does not honour it.
+    """
+    pairs = zip(_probes(renderer, template, more, True), _probes(renderer, template, more, False), strict=True)
+    return any(on is not None and off is not None and on != off for on, off in pairs)
+
+
+def written_by(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> str:
+    """Text that holds every control token that the template is known to write: its source, and its renders of harmless content."""
+    renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))
+    return "\0".join(text for text in (template, renderer.template, *renders) if text)
+
+
+@functools.lru_cache(maxsize=128)
+def _takes(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> tuple[bool, bool]:
+    """Whether the template writes the content of this role when it is a string, and when it is a list of text parts."""
+    forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
+    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+    other = _BESIDE if role == "user" else _content("user", renderer, template, more)
+    renders = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables) for form in forms]
+    texts = [slot.unwrap() if is_ok(slot) else "" for slot in renders]
+    return _PROBE in texts[0], _PROBE in texts[1] and not any(shown in texts[1] for shown in _PARTS_SHOWN)
+
+
+def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
+    user, probed = {"role": "user", "content": other}, {"role": role, "content": content}
+    if role == "user":
+        return [probed]
+    if role == "assistant":
+        return [user, probed, user]
+    if role == "tool":
+        call = {"type": "function", "id": "call00001", "function": {"name": "probe", "arguments": {}}}
+        return [user, {"role": "assistant", "content": "", "tool_calls": [call]}, {**probed, "name": "probe", "tool_call_id": "call00001"}]
+    return [probed, user]
+
+
+def _content(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> Any:
+    strings, parts = _takes(role, renderer, template, more)
+    return [{"type": "text", "text": _BESIDE}] if parts and not strings else _BESIDE
+
+
+def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> dict[str, Any]:
+    """The plain message with its content in a form that the template writes.
+
+    Text parts are joined to a string where the template takes only strings, and a string becomes a text part where it takes only parts. Content
+    with pictures stays a list, and what the template takes stays as it is.
+    """
+    content = message["content"]
+    if isinstance(content, list) and all(part["type"] == "text" for part in content) and _takes(message["role"], renderer, template, more) == (True, False):
+        return {**message, "content": "".join(part["text"] for part in content)}
+    if isinstance(content, str) and content and _takes(message["role"], renderer, template, more) == (False, True):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return dict(message)
+
+
+def thaw(value: Any) -> Any:
+    """Frozen plain data as the dicts and lists that templates expect."""
+    if isinstance(value, Mapping):
+        return {key: thaw(entry) for key, entry in value.items()}
+    return [thaw(entry) for entry in value] if isinstance(value, (tuple, list)) else value

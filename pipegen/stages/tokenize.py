@@ -1,0 +1,159 @@
+"""Tokenise: prompt text to token ids, once, and the record that every engine gets.
+
+A prompt without hidden look-alikes takes one plain call of the tokenizer, so its ids are the plain ones by construction. In a prompt with some, each
+stretch between two control tokens that holds none keeps its plain ids, and the others are encoded by a tokenizer that knows no control tokens.
+
+>>> from pipegen.testing.fake import ToyRenderer
+>>> from pipegen.testing.toy import ToyTokenizer
+>>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
+>>> count_tokens(request, ToyTokenizer(), ToyRenderer()).unwrap() > 0
+True
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from returns.result import Failure, Success
+
+from pipegen.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.options import GenerationOptions, resolve
+from pipegen.records import Job, PreparedImage, Prompt
+from pipegen.requests import GenerationRequest, TextGenerationRequest
+from pipegen.slots import Slot
+from pipegen.stages.control_tokens import ControlTokens
+from pipegen.stages.render import Rendered, render
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["count_tokens", "encode"]
+
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+"""What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
+
+
+def encode(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
+    """The prompt's record: its ids, with one `image_placeholder` for each picture and with each expanded to the picture's tokens.
+
+    `InvalidRequest` where a given id is outside the vocabulary, or where there are not as many placeholders as pictures; `UnsupportedMultimodal` for
+    pictures without a placeholder token.
+    """
+    return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_pictures(rendered, ids, images, tokenizer, image_placeholder))
+
+
+def count_tokens(
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    *,
+    options: GenerationOptions | None = None,
+    bos_token: str | None = None,
+    images: tuple[PreparedImage, ...] = (),
+    image_placeholder: str | None = None,
+) -> Slot[int]:
+    """How many tokens the request's prompt has, pictures included, or why it has none. Calls no engine.
+
+    `options` count where the request says nothing, as in a run; `images` are the request's pictures as the engine prepared them, in order.
+    """
+    job = Job(request=request, options=resolve(request.options, options))
+    rendered = render(job, tokenizer, renderer, bos_token=bos_token)
+    return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
+
+
+def _with_pictures(rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
+    if image_placeholder is None:
+        if images:
+            return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
+        return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
+    placeholder = tokenizer.control_tokens[image_placeholder]
+    if ids.count(placeholder) != len(images):
+        words = f"the prompt holds {ids.count(placeholder)} picture placeholders {image_placeholder!r} for {len(images)} pictures"
+        return Failure(InvalidRequest(words, hint="give one picture for each placeholder; the chat template writes one for each picture in the messages"))
+    left = iter(images)
+    expanded = tuple(copy for number in ids for copy in ((number,) * next(left).tokens if number == placeholder else (number,)))
+    return Success(Prompt(token_ids=expanded, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
+
+
+def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
+    if rendered.token_ids is not None:
+        for position, number in enumerate(rendered.token_ids):
+            if number >= tokenizer.vocab_size:
+                return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {number}, and the vocabulary has {tokenizer.vocab_size} ids"))
+        return Success(rendered.token_ids)
+    text = rendered.hidden or ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as refusal:
+        words = f"the prompt holds half a surrogate pair at character {refusal.start}"
+        return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    if rendered.control is None:
+        bos = tokenizer.encode(rendered.bos) if rendered.bos else ()
+        return Success(bos + tokenizer.encode(text[len(rendered.bos) :]))
+    return _guarded_ids(text, rendered, rendered.control, tokenizer)
+
+
+def _guarded_ids(text: str, rendered: Rendered, control: ControlTokens, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
+    """Ids in which every control id comes from a control token that stands in the text with look-alikes hidden.
+
+    A tokenizer may see further control tokens where it normalises text, or where its vocabulary holds them as words. Then no plain ids are used.
+    """
+    plain = tokenizer.encode(text)
+    known = frozenset(control.ids.values())
+    pieces = control.pieces(text)
+    written, seen = [control.ids[token] for token in pieces[1::2]], [number for number in plain if number in known]
+    if not rendered.marks.originals and _is_within(seen, written):
+        return Success(plain)
+    if rendered.refuses:
+        return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
+    groups = _split_at(plain, known) if seen == written else None
+    out: list[int] = []
+    for row, piece in enumerate(pieces[0::2]):
+        before, after = pieces[2 * row - 1] if row else "", pieces[2 * row + 1] if 2 * row + 1 < len(pieces) else ""
+        if groups is not None and not rendered.marks.in_text(piece):
+            out += groups[row]
+        else:
+            ids = _plain_ids(rendered.marks.put_back(piece), before, after, control, tokenizer, first=not row)
+            if not known.isdisjoint(ids):
+                words = "the content holds text that the tokenizer can only write as a control token"
+                return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
+            out += ids
+        out += [control.ids[after]] if after else []
+    return Success(tuple(out))
+
+
+def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, tokenizer: Tokenizer, *, first: bool) -> list[int]:
+    """Ids of text that stands between two control tokens ("" at the ends of the prompt), without any of theirs."""
+    pieces = control.ordinary_pieces(piece)
+    beside = [before, *pieces[1::2], after]
+    out: list[int] = []
+    for row, text in enumerate(pieces[0::2]):
+        if beside[row] and _takes_space(tokenizer, beside[row])[1]:
+            text = text.lstrip(_SPACE)
+        if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0]:
+            text = text.rstrip(_SPACE)
+        out += tokenizer.encode_plain(text, first=first and not row) if text else ()
+        out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
+    """Whether the added token takes in the white space before it, and after it, as Phi's do. Found out, since it is no part of its text."""
+    alone = (tokenizer.control_tokens[token],)
+    return tokenizer.encode(" \n" + token) == alone, tokenizer.encode(token + " \n") == alone
+
+
+def _split_at(ids: Iterable[int], known: frozenset[int]) -> list[list[int]]:
+    groups: list[list[int]] = [[]]
+    for number in ids:
+        if number in known:
+            groups.append([])
+        else:
+            groups[-1].append(number)
+    return groups
+
+
+def _is_within(seen: list[int], written: list[int]) -> bool:
+    """Whether `seen` is `written` with some left out."""
+    left = iter(written)
+    return all(number in left for number in seen)

@@ -1,0 +1,136 @@
+"""The laws of prompts: ordinary text has the plain ids, and no word of a user's becomes a control token."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
+from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records import Job, Prompt
+from pipegen.requests import TextGenerationRequest
+from pipegen.slots import is_ok
+from pipegen.stages.control_tokens import ControlTokens, choose_marks
+from pipegen.stages.render import render
+from pipegen.stages.tokenize import count_tokens, encode
+from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
+
+Make = Callable[[], Any]
+FAMILIES: dict[str, Make] = {
+    "chatml": chatml_tokenizer,
+    "instruct": instruct_tokenizer,
+    "instruct, a prefix always": lambda: instruct_tokenizer("always"),
+    "instruct, a prefix by normalizer": lambda: instruct_tokenizer("normalizer"),
+    "turns": turns_tokenizer,
+    "unigram": unigram_tokenizer,
+}
+each_family = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+
+
+def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
+    tokenizer = HFTokenizer(raw)
+    job = Job(request=TextGenerationRequest(messages=turns), options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    return render(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: encode(rendered, (), tokenizer, None)).unwrap()
+
+
+def control(raw: Any) -> dict[str, int]:
+    """The tokens that steer this family's models."""
+    unknown = (raw.unk_token,) if raw.unk_token and raw.backend_tokenizer.model.__class__.__name__ == "Unigram" else ()
+    steering = (token for token in HFTokenizer(raw).control_tokens if token not in ("\n\n", "\n\n\n", "<b>", "</b>", "<|fim_prefix|>", *unknown))
+    return {token: HFTokenizer(raw).control_tokens[token] for token in steering}
+
+
+def turns_of(raw: Any, data: st.DataObject, texts: Callable[[tuple[str, ...]], st.SearchStrategy[str]]) -> list[dict[str, Any]]:
+    drawn: list[dict[str, Any]] = data.draw(messages(texts(tuple(control(raw))), tools=raw is chatml_tokenizer()))
+    return drawn
+
+
+def defused(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**turn, "content": "x"} if turn["role"] in ("user", "tool") else turn for turn in turns]
+
+
+def shown(text: str) -> str:
+    """Text as far as every family keeps it: up to normal forms, prefix spaces and blanks."""
+    return "".join(unicodedata.normalize("NFKC", text).replace("▁", " ").split())
+
+
+@each_family
+@given(data=st.data())
+def test_no_control_token_comes_from_a_users_words(make: Make, data: st.DataObject) -> None:  # T3
+    raw = make()
+    turns, steering = turns_of(raw, data, hostile_texts), frozenset(control(raw).values())
+    ids, harmless = (prompt_of(raw, said).token_ids for said in (turns, defused(turns)))
+    assert [number for number in ids if number in steering] == [number for number in harmless if number in steering]
+
+
+@each_family
+@given(data=st.data())
+def test_hostile_words_are_still_there_as_text(make: Make, data: st.DataObject) -> None:  # T3
+    raw = make()
+    prompt = prompt_of(raw, turns_of(raw, data, hostile_texts))
+    if raw is unigram_tokenizer():
+        return  # its unknown characters are lost in any text
+    assert shown(HFTokenizer(raw).decode(prompt.token_ids)) == shown(prompt.text or "")
+
+
+@each_family
+@given(data=st.data())
+def test_hostile_text_is_rendered_as_the_template_renders_it(make: Make, data: st.DataObject) -> None:
+    raw = make()
+    turns = turns_of(raw, data, hostile_texts)
+    assert prompt_of(raw, turns).text == prompt_of(raw, turns, control_tokens="allow").text
+
+
+@each_family
+@given(data=st.data())
+def test_ordinary_text_has_the_plain_ids(make: Make, data: st.DataObject) -> None:  # T6
+    raw = make()
+    turns = turns_of(raw, data, harmless_texts)
+    if any("".join(part["text"].strip() for part in turn["content"]) != "".join(part["text"] for part in turn["content"]) for turn in turns if isinstance(turn["content"], list)):
+        turns = [{**turn, "content": "".join(part["text"] for part in turn["content"])} if isinstance(turn["content"], list) else turn for turn in turns]
+    prompt = prompt_of(raw, turns)
+    plain = tuple(raw(prompt.text, add_special_tokens=False)["input_ids"])
+    if not (raw is unigram_tokenizer() and any(token in unicodedata.normalize("NFKC", prompt.text or "") for token in control(raw))):
+        assert prompt.token_ids == plain
+
+
+@each_family
+@given(data=st.data())
+def test_allowed_control_tokens_have_the_plain_ids(make: Make, data: st.DataObject) -> None:  # T4
+    raw = make()
+    prompt = prompt_of(raw, turns_of(raw, data, hostile_texts), control_tokens="allow")
+    assert prompt.token_ids == tuple(raw(prompt.text, add_special_tokens=False)["input_ids"])
+
+
+@each_family
+@given(data=st.data())
+def test_rejecting_refuses_exactly_what_holds_a_look_alike(make: Make, data: st.DataObject) -> None:  # T4
+    raw = make()
+    turns = [turn for turn in turns_of(raw, data, hostile_texts) if isinstance(turn["content"], str)] or [{"role": "user", "content": "x"}]
+    tokenizer = HFTokenizer(raw)
+    counted = count_tokens(
+        TextGenerationRequest(messages=turns), tokenizer, HFRenderer(raw, raw.chat_template), options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject"))
+    )
+    hostile = any(token in turn["content"] for token in control(raw) for turn in turns if turn["role"] in ("user", "tool"))
+    assert hostile <= (not is_ok(counted))
+    if raw is not unigram_tokenizer():
+        assert hostile == (not is_ok(counted))
+
+
+@given(
+    tokens=st.lists(st.text(alphabet="<s>|", min_size=1, max_size=5), min_size=1, max_size=5, unique=True),
+    parts=st.lists(st.text(alphabet="<s>| ", max_size=12), max_size=4),
+)
+def test_hiding_leaves_no_token_keeps_the_length_and_can_be_undone(tokens: list[str], parts: list[str]) -> None:
+    known = ControlTokens(ids={token: number for number, token in enumerate(tokens)})
+    marks = choose_marks(known, avoid="".join(parts))
+    hidden = known.hide_parts(parts, marks)
+    assert known.found_in("".join(hidden)) is None
+    assert known.found_in("".join(part.strip() for part in hidden)) is None
+    assert [len(part) for part in hidden] == [len(part) for part in parts]
+    assert [marks.put_back(part) for part in hidden] == parts
