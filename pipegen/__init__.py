@@ -32,7 +32,7 @@ from pipegen.pipe import Pipe, call, each, fallback, identity, pure
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
 from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
-from pipegen.route import Route, attach, route
+from pipegen.route import Route, attach, count_tokens, route
 from pipegen.samples import grid, samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.stop import cut
@@ -90,6 +90,7 @@ __all__ = [
     "attach",
     "backends",
     "call",
+    "count_tokens",
     "cut",
     "each",
     "fallback",

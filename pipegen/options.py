@@ -139,7 +139,7 @@ class GenerationOptions:
     logprobs: Annotated[bool | None, boolean] = None
     """Report the model's own log probability of each generated token (before temperature, penalties and filters)."""
     top_logprobs: Annotated[int | None, whole(low=0, high=20)] = None
-    """Report that many likeliest tokens for each position too; needs `logprobs=True`."""
+    """Report that many likeliest tokens for each position too; asks for `logprobs`."""
     on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
     """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""
     use_generation_config: Annotated[bool | None, boolean] = None
@@ -203,6 +203,8 @@ def merge(first: R | None, second: R | None) -> R | None:
         said.update({"add_generation_prompt": False} if first.continue_final_message else {"continue_final_message": False} if first.add_generation_prompt else {})
     if isinstance(first, GenerationOptions) and first.logprobs is False:
         said["top_logprobs"] = 0
+    elif said.get("top_logprobs") and said["logprobs"] is False:
+        said["logprobs"] = True  # asking for the likeliest tokens asks for the chosen one too
     return type(first)(**said)
 
 

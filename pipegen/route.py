@@ -17,13 +17,14 @@ from returns.result import Failure, Success
 
 from pipegen.backends.base import Engine
 from pipegen.capabilities import missing
+from pipegen.drive import Request, admit
 from pipegen.errors import InvalidRequest, UnsupportedPlugin
 from pipegen.fields import InvalidField
-from pipegen.options import resolve
+from pipegen.options import GenerationOptions, resolve
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Prompt
-from pipegen.requests import GenerationRequest
+from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.decode import decode
@@ -33,7 +34,7 @@ from pipegen.stages.stop import stop
 from pipegen.stages.tokenize import encode
 from pipegen.stages.trim import trim
 
-__all__ = ["Route", "attach", "route"]
+__all__ = ["Route", "attach", "count_tokens", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,7 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 def route(engine: Engine) -> Route:
     """The route through an engine. It is named after it, and results carry that name."""
     whole = samples(
-        each("resolve", lambda request: _resolve(request, engine))
-        >> each("support", lambda job: check_support(job, engine.capabilities, engine.plugins))
-        >> _encode_once(engine)
+        _prepare(engine)
         >> each("fit", lambda encoded: check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size))
         >> call(engine)
         >> each("decode", lambda raw: decode(raw, engine.tokenizer, engine.eos_token_ids))
@@ -62,6 +61,22 @@ def route(engine: Engine) -> Route:
         >> each("trim", lambda decoded: trim(decoded, engine.name, engine.plugins))
     )
     return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=engine)
+
+
+def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
+    """From the request to its encoded prompt: everything that needs no room in the model's context yet."""
+    resolve_options = each("resolve", lambda request: _resolve(request, engine))
+    return resolve_options >> each("support", lambda job: check_support(job, engine.capabilities, engine.plugins)) >> _encode_once(engine)
+
+
+def count_tokens(of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Slot[int]:
+    """How many tokens the request's prompt has on this route, pictures included, or why it has none. Calls no engine.
+
+    >>> from pipegen.testing.fake import FakeEngine
+    >>> count_tokens(route(FakeEngine("")), {"prompt": "Hi"})
+    <Success: 2>
+    """
+    return _prepare(of.engine).apply(admit([request], options, images))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 
 def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:

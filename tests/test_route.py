@@ -231,3 +231,13 @@ def test_a_watching_plugin_halts_the_row_and_is_named() -> None:
 def test_a_stop_that_is_a_special_token_is_named_and_invisible(stop: str) -> None:  # A9
     result = pg.run(pg.route(FakeEngine(f"clean{stop}x", eos_tokens=())), [chat(stop=pg.StopOptions(stop=(stop,)))])[0].unwrap()
     assert (result.text, result.raw_text, result.finish, result.stop) == ("clean", f"clean{stop}", pg.Finish.STOP_TOKEN, stop)
+
+
+def test_tokens_are_counted_without_calling_the_engine() -> None:  # T7
+    engine = FakeEngine("a", context_length=5)
+    route = pg.route(engine)
+    assert pg.count_tokens(route, pg.TextGenerationRequest(prompt_token_ids=[1] * 10)).unwrap() == 10
+    with_picture = pg.run(pg.route(FakeEngine("a")), [picture()])[0].unwrap()
+    assert pg.count_tokens(route, picture()).unwrap() == with_picture.prompt_tokens
+    assert isinstance(pg.count_tokens(route, {"messages": []}).failure(), pg.InvalidRequest)
+    assert engine.calls == []

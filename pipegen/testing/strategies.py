@@ -1,0 +1,150 @@
+"""Hypothesis strategies for pipegen's records, for property tests of one's own stages.
+
+>>> from hypothesis import find
+>>> find(results(), lambda result: True).route
+''
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from returns.result import Failure, Result, Success
+
+from pipegen import errors as kinds
+from pipegen.errors import GenerationError
+from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, resolve
+from pipegen.records import Finish, GenerationResult, TokenLogprob
+from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+
+__all__ = ["batches", "errors", "generation_options", "image_requests", "requests", "results", "slots", "stop_options", "text_requests"]
+
+T = TypeVar("T")
+
+_WORDS = st.sampled_from(("a", "END", "STOP", "\n\n", "<|im_end|>", "ä漢🎈", " ", "0"))
+_TEXTS = st.lists(_WORDS, max_size=5).map("".join)
+_IDS = st.lists(st.integers(0, 300), max_size=6).map(tuple)
+
+
+def _maybe(values: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
+    return st.none() | values
+
+
+def stop_options() -> st.SearchStrategy[StopOptions]:
+    """Stops, stop ids and `ignore_eos`, each said or not."""
+    return st.builds(StopOptions, stop=_maybe(st.lists(_WORDS, max_size=3).map(tuple)), stop_token_ids=_maybe(_IDS), ignore_eos=_maybe(st.booleans()))
+
+
+def _chat_options() -> st.SearchStrategy[ChatTemplateOptions]:
+    switches: st.SearchStrategy[dict[str, bool]] = st.sampled_from(({}, {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": True}))
+    built = st.builds(
+        ChatTemplateOptions,
+        enable_thinking=_maybe(st.booleans()),
+        control_tokens=_maybe(st.sampled_from(("text", "reject", "allow"))),
+        template_kwargs=_maybe(st.dictionaries(st.sampled_from("xyz"), st.integers() | _WORDS | st.lists(st.booleans(), max_size=2), max_size=2)),
+    )
+    return st.builds(lambda options, said: dataclasses.replace(options, **said), built, switches)
+
+
+def _preprocess_options() -> st.SearchStrategy[VlmPreprocessOptions]:
+    return st.builds(VlmPreprocessOptions, min_pixels=_maybe(st.integers(1, 999)), max_pixels=_maybe(st.integers(1000, 10**6)), do_resize=_maybe(st.booleans()))
+
+
+def generation_options() -> st.SearchStrategy[GenerationOptions]:
+    """Valid options, every field said or not."""
+    return st.builds(
+        GenerationOptions,
+        max_new_tokens=_maybe(st.integers(8, 64)),
+        min_new_tokens=_maybe(st.integers(0, 8)),
+        temperature=_maybe(st.floats(0, 4)),
+        top_p=_maybe(st.floats(0, 1, exclude_min=True)),
+        top_k=_maybe(st.integers(0, 50)),
+        min_p=_maybe(st.floats(0, 1)),
+        repetition_penalty=_maybe(st.floats(0.5, 2)),
+        presence_penalty=_maybe(st.floats(-2, 2)),
+        frequency_penalty=_maybe(st.floats(-2, 2)),
+        no_repeat_ngram_size=_maybe(st.integers(0, 4)),
+        seed=_maybe(st.integers(0, 2**63 - 1)),
+        samples=_maybe(st.integers(1, 3)),
+        logprobs=_maybe(st.just(True)),
+        top_logprobs=_maybe(st.integers(0, 3)),
+        on_overflow=_maybe(st.sampled_from(("error", "clip"))),
+        use_generation_config=_maybe(st.booleans()),
+        stop=_maybe(stop_options()),
+        decode=_maybe(st.builds(DecodeOptions, skip_special_tokens=_maybe(st.booleans()), strip_whitespace=_maybe(st.booleans()))),
+        chat=_maybe(_chat_options()),
+        preprocess=_maybe(_preprocess_options()),
+    )
+
+
+def _messages() -> st.SearchStrategy[list[dict[str, Any]]]:
+    part = st.builds(lambda text: {"type": "text", "text": text}, _TEXTS)
+    content: st.SearchStrategy[Any] = _TEXTS | st.lists(part, min_size=1, max_size=2)
+    turn = st.builds(lambda role, said: {"role": role, "content": said}, st.sampled_from(("user", "assistant")), content)
+    last = st.builds(lambda said: {"role": "user", "content": said}, content)
+    return st.builds(lambda turns, end: [*turns, end], st.lists(turn, max_size=2), last)
+
+
+def text_requests() -> st.SearchStrategy[TextGenerationRequest]:
+    """Requests by messages, plain prompt or token ids, with or without options of their own."""
+    said = {"id": _maybe(st.sampled_from("abc")), "options": _maybe(generation_options())}
+    return st.one_of(
+        st.builds(TextGenerationRequest, messages=_messages(), **said),
+        st.builds(TextGenerationRequest, prompt=_TEXTS, **said),
+        st.builds(TextGenerationRequest, prompt_token_ids=_IDS.filter(bool), **said),
+    )
+
+
+def image_requests() -> st.SearchStrategy[VlmGenerationRequest]:
+    """Requests with one to three pictures (given as bytes that only a fake engine takes for pictures)."""
+    pictures = st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=3)
+    return st.builds(VlmGenerationRequest, messages=_messages(), images=pictures, options=_maybe(generation_options()))
+
+
+def requests() -> st.SearchStrategy[GenerationRequest]:
+    """Any request."""
+    return text_requests() | image_requests()
+
+
+def errors() -> st.SearchStrategy[GenerationError]:
+    """Any error, with up to two before it."""
+    every = [kind for name in kinds.__all__ if isinstance(kind := getattr(kinds, name), type) and issubclass(kind, GenerationError)]
+    plain = st.builds(lambda kind, message: kind(message=message), st.sampled_from(every), _TEXTS)
+    return st.builds(lambda error, earlier: error.after(tuple(earlier)), plain, st.lists(plain, max_size=2))
+
+
+def results() -> st.SearchStrategy[GenerationResult]:
+    """Any result; its parts agree in type, not in meaning."""
+    logprob = st.builds(TokenLogprob, token_id=st.integers(0, 300), logprob=st.floats(-50, 0), top=st.just(((1, -0.5),)))
+    return st.builds(
+        GenerationResult,
+        id=_maybe(st.sampled_from("abc")),
+        text=_TEXTS,
+        raw_text=_TEXTS,
+        prompt_text=_maybe(_TEXTS),
+        prompt_token_ids=_IDS,
+        token_ids=_IDS,
+        finish=st.sampled_from(Finish),
+        stop=_maybe(_WORDS | st.integers(0, 300)),
+        prompt_tokens=st.integers(0, 6),
+        completion_tokens=st.integers(0, 6),
+        logprobs=_maybe(st.lists(logprob, max_size=2).map(tuple)),
+        route=st.sampled_from(("", "hf")),
+        tried=st.lists(errors(), max_size=1).map(tuple),
+        thinking=_maybe(st.sampled_from(("honoured", "unsupported"))),
+        image_grid_thw=st.lists(st.just((1, 4, 6)), max_size=2).map(tuple),
+        options=st.builds(resolve, generation_options()),
+        clipped_from=_maybe(st.integers(1, 9)),
+    )
+
+
+def slots(values: st.SearchStrategy[T]) -> st.SearchStrategy[Result[T, GenerationError]]:
+    """A slot that holds one of the values, or an error."""
+    return values.map(Success) | errors().map(Failure)
+
+
+def batches(values: st.SearchStrategy[T], *, max_size: int = 8) -> st.SearchStrategy[tuple[Result[T, GenerationError], ...]]:
+    """A batch of such slots."""
+    return st.lists(slots(values), max_size=max_size).map(tuple)
