@@ -61,7 +61,9 @@ class ImageSource:
             from PIL import ImageOps
 
             buffer = io.BytesIO()
-            ImageOps.exif_transpose(value).save(buffer, "TIFF")
+            upright = ImageOps.exif_transpose(value)
+            # TIFF has no transparent palette entry or level: alpha keeps them.
+            (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
             return cls(data=buffer.getvalue())
         raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {type(value).__name__}")
 

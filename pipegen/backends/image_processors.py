@@ -1,0 +1,111 @@
+"""What a checkpoint's own image processor wants, and its tensors for pictures that pipegen has prepared.
+
+Works with the Pillow-based processors of transformers: `AutoImageProcessor.from_pretrained(folder, backend="pil")`. The processors themselves are given;
+nothing is imported here but what they bring along.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from returns.result import Failure, Success
+
+from pipegen.errors import ContractError, UnsupportedMultimodal
+from pipegen.stages.image_sizes import ImageSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL import Image
+
+    from pipegen.records import PreparedImage
+    from pipegen.slots import Slot
+
+__all__ = ["GRID_PROCESSORS", "native_tokens", "pixel_inputs", "spec_from"]
+
+GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
+"""The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
+
+
+def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
+    """What the processor wants: `grid` with its figures for those of `GRID_PROCESSORS`, else `native`.
+
+    `config` is the model's; where it names a patch and a merge size for its vision tower, these must be the processor's.
+    Raises `ValueError` for a checkpoint whose processor and model disagree, or whose processor names no budget.
+    """
+    if type(image_processor).__name__ not in GRID_PROCESSORS:
+        return ImageSpec(kind="native")
+    size = image_processor.size
+    low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
+    if not low or not high:
+        raise ValueError(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
+    spec = ImageSpec(
+        kind="grid",
+        patch_size=image_processor.patch_size,
+        merge_size=image_processor.merge_size,
+        temporal_patch_size=image_processor.temporal_patch_size,
+        min_pixels=int(low),
+        max_pixels=int(high),
+        resample=int(image_processor.resample),
+    )
+    vision = getattr(config, "vision_config", None)
+    for name, own, named in (("patch_size", "patch_size", spec.patch_size), ("merge_size", "spatial_merge_size", spec.merge_size)):
+        wanted = getattr(vision, own, named)
+        if wanted != named:
+            raise ValueError(f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}: they belong to different models")
+    return spec
+
+
+def _entry(size: Any, name: str) -> Any:
+    """An entry of a size, which is a dict in some versions and a record in others."""
+    return size.get(name) if hasattr(size, "get") else getattr(size, name, None)
+
+
+def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, Any]:
+    """The model's inputs for these pictures, in order, as PyTorch tensors; an empty dict for no pictures.
+
+    For `grid` processors these are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, pictures x 3.
+    Nothing is resized again. Native processors give what they give, their own resizing included.
+    Raises `ContractError` when the processor's grids are not those of the pictures.
+    """
+    if not images:
+        return {}
+    pictures = [_pil(image) for image in images]
+    if type(image_processor).__name__ not in GRID_PROCESSORS:
+        return dict(image_processor(images=pictures, return_tensors="pt"))
+    inputs = dict(image_processor(images=pictures, do_resize=False, return_tensors="pt"))
+    grids = tuple(tuple(grid) for grid in inputs["image_grid_thw"].tolist())
+    prepared = tuple(image.grid for image in images)
+    if grids != prepared:
+        raise ContractError(f"the processor's grids {grids} are not the prepared {prepared}: the pictures were prepared for another model")
+    patches = sum(math.prod(grid) for grid in grids)
+    if inputs["pixel_values"].shape[0] != patches:
+        raise ContractError(f"the processor made {inputs['pixel_values'].shape[0]} patches of grids that hold {patches}")
+    return inputs
+
+
+def native_tokens(processor: Any, image: PreparedImage) -> Slot[int]:
+    """How many placeholder tokens one picture takes with a native processor: found by letting the processor replace one placeholder.
+
+    `processor` is the checkpoint's whole processor. Fails with `UnsupportedMultimodal` where it cannot tell, or where it writes anything besides copies
+    of the placeholder (rows, frames, separators): a count alone would then make a wrong prompt.
+    """
+    name = type(processor).__name__
+    placeholder = getattr(processor, "image_token", None)
+    if not placeholder or not hasattr(processor, "replace_image_token"):
+        return Failure(UnsupportedMultimodal(f"{name} does not say what stands for a picture in a prompt"))
+    try:
+        written = processor.replace_image_token(dict(processor.image_processor(images=[_pil(image)], return_tensors="pt")), 0)
+    except (NotImplementedError, AttributeError, KeyError, IndexError, TypeError):  # it wants more than the picture's tensors
+        return Failure(UnsupportedMultimodal(f"{name} does not tell how many tokens a picture takes"))
+    copies = written.count(placeholder)
+    if not copies or written != placeholder * copies:
+        return Failure(UnsupportedMultimodal(f"{name} writes more than copies of {placeholder!r} for a picture ({written[:60]!r}), which is not supported"))
+    return Success(copies)
+
+
+def _pil(image: PreparedImage) -> Image.Image:
+    from PIL import Image
+
+    return Image.frombytes("RGB", (image.width, image.height), image.rgb)

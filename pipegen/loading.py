@@ -1,0 +1,168 @@
+"""Loading pictures: the effect at the edge. Afterwards a request holds bytes, and everything that follows is pure.
+
+>>> from pipegen.requests import ImagePolicy, VlmGenerationRequest
+>>> request = VlmGenerationRequest(prompt="What is it?", images=["data:text/plain,not%20yet%20looked%20at"])
+>>> load_sources(request, ImagePolicy()).unwrap().sources[0].data
+b'not yet looked at'
+>>> remote = VlmGenerationRequest(prompt="What is it?", images=["https://example.org/a.png?key=secret"])
+>>> load_sources(remote, ImagePolicy()).failure().message
+'picture 0: https://example.org/a.png is not fetched, since allow_http is off'
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+import string
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
+
+from returns.result import Failure, Success
+
+from pipegen.errors import BadImage
+from pipegen.messages import ImageSource
+
+if TYPE_CHECKING:
+    from pipegen.requests import GenerationRequest, ImagePolicy
+    from pipegen.slots import Slot
+
+__all__ = ["Refused", "load_sources", "shown"]
+
+
+class Refused(Exception):
+    """A source is not read; the words say why, and what to do. It does not leave `load_sources`, which makes a `BadImage` of it."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
+    """Read every picture of the request: each source becomes `ImageSource(data=...)`, in message order. The same source is read once.
+
+    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` bounds what is read, whether from a file, a URL or a data
+    URL; bytes that the caller holds already are taken as they are. Only whether bytes can be had is settled here, not whether they are a picture.
+    Fails with `BadImage(index)` for the first picture that is not there, not allowed or too large. Messages hold no credentials and no query of a URL.
+    """
+    loaded: dict[ImageSource, ImageSource] = {}
+    for index, source in enumerate(request.sources):
+        if source in loaded:
+            continue
+        try:
+            loaded[source] = source if source.data is not None else ImageSource(data=_read(source, policy))
+        except Refused as refused:
+            return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
+        except UnicodeError:
+            return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+    return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
+
+
+def shown(url: str) -> str:
+    """The URL as messages may show it: without user, password, query and fragment; a data URL as its kind alone.
+
+    >>> shown("https://me:secret@example.org:8080/a.png?key=1#x"), shown("data:image/png;base64,AAAA")
+    ('https://example.org:8080/a.png', 'a data URL')
+    """
+    if url[:5].lower() == "data:":
+        return "a data URL"
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:  # such as a bracket without its other half
+        return "a malformed URL"
+    # An @ in the path may be the end of a password with a slash in it.
+    place = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
+    return place[:200].encode(errors="replace").decode()
+
+
+def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
+    if source.path is not None:
+        return _read_file(source.path, policy)
+    url = source.url or ""
+    if url[:5].lower() == "data:":
+        return _read_data_url(url, policy)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise Refused(f"{shown(url)} is not read") from None
+    if parts.scheme == "file":
+        return _read_file(_path_of(parts), policy)
+    if parts.scheme not in ("http", "https"):
+        raise Refused(f"{shown(url)} is no URL of a kind that is read", "use http, https, file or data")
+    if not policy.allow_http:
+        raise Refused(f"{shown(url)} is not fetched, since allow_http is off", "set ImagePolicy(allow_http=True), or pass the bytes")
+    from pipegen.download import download
+
+    return download(url, policy)
+
+
+def _path_of(url: SplitResult) -> str:
+    """The path of a `file:` URL (RFC 8089)."""
+    if url.netloc.lower() not in ("", "localhost"):
+        raise Refused("a file URL names another host", "write file:///absolute/path")
+    if url.query or url.fragment:
+        raise Refused("a file URL has no query and no fragment", "write ? as %3F and # as %23 in a file's name")
+    if not url.path.startswith("/"):
+        raise Refused("a file URL holds an absolute path", "write file:///absolute/path")
+    return os.fsdecode(unquote_to_bytes(url.path))
+
+
+def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
+    """The bytes of a `data:` URL (RFC 2397); its size is checked before it is decoded."""
+    header, comma, body = url.partition(",")
+    if not comma:
+        raise Refused("a data URL holds no comma", "write data:image/png;base64,<the bytes in base64>")
+    if not header.lower().endswith(";base64"):
+        if len(body) - 2 * body.count("%") > policy.max_bytes:
+            raise _too_large("a data URL", policy)
+        return unquote_to_bytes(body)
+    digits = len(body) - 2 * body.count("%") - sum(map(body.count, string.whitespace))
+    if digits // 4 * 3 - 3 > policy.max_bytes:
+        raise _too_large("a data URL", policy)
+    try:
+        data = base64.b64decode("".join((unquote(body) if "%" in body else body).split()), validate=True)
+    except ValueError as raised:  # binascii.Error is one
+        raise Refused(f"a data URL holds bad base64: {raised}") from None
+    if len(data) > policy.max_bytes:
+        raise _too_large("a data URL", policy)
+    return data
+
+
+def _too_large(what: str, policy: ImagePolicy) -> Refused:
+    return Refused(f"{what} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+
+
+def _read_file(path: str, policy: ImagePolicy) -> bytes:
+    """The bytes of a regular file. Only regular files are opened: a device or a pipe might never end."""
+    try:
+        real = _confined(path, policy)
+        if not stat.S_ISREG(os.stat(real).st_mode):
+            raise Refused(f"{path!r} is no regular file")
+        # Between the look and the opening somebody might swap the file: no following of a link, no waiting for a pipe, and a second look.
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(real, flags), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise Refused(f"{path!r} is no regular file")
+            if found.st_size > policy.max_bytes:
+                raise _too_large(repr(path), policy)
+            data = file.read(policy.max_bytes + 1)
+    except OSError as raised:
+        raise Refused(f"{path!r} cannot be read: {raised.strerror or type(raised).__name__}", "check the path") from None
+    except ValueError as raised:  # a null byte, or characters that no file name can hold
+        raise Refused(f"{path!r} is no path: {raised}") from None
+    if len(data) > policy.max_bytes:
+        raise _too_large(repr(path), policy)
+    return data
+
+
+def _confined(path: str, policy: ImagePolicy) -> str:
+    """The path with links and `..` resolved. Raises `Refused` where it leaves `policy.root`."""
+    if policy.root is None:
+        return os.path.realpath(path)
+    root = os.path.realpath(policy.root)
+    real = os.path.realpath(os.path.join(root, path))
+    if os.path.commonpath((root, real)) != root:
+        raise Refused(f"{path!r} lies outside {policy.root!r}", "put the picture inside ImagePolicy.root")
+    return real

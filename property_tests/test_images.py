@@ -1,0 +1,99 @@
+"""Laws of pictures: sizes that the model's own processor keeps, and broken files that are answers and not crashes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, example, given, strategies as st
+
+from pipegen.errors import BadImage
+from pipegen.requests import ImagePolicy
+from pipegen.slots import is_ok
+from pipegen.stages.image_sizes import LARGEST_ASPECT_RATIO, fit
+from pipegen.stages.images import digest, open_picture
+from pipegen.testing.pictures import budgets, mangled, picture, sides
+
+FACTORS = st.sampled_from((28, 32, 16, 2))
+POLICY = ImagePolicy(max_source_pixels=4_000_000)
+
+
+def sizes_within(factor: int, low: int, high: int) -> bool:
+    """Whether any size in whole tokens lies within the budget and the aspect limit: by counting them out."""
+    least, most = -(-low // factor**2), high // factor**2
+    return any(max(short, -(-least // short)) <= min(LARGEST_ASPECT_RATIO * short, most // short) for short in range(1, math.isqrt(most) + 1))
+
+
+@given(sides(), budgets(), FACTORS)
+@example((41, 8159), (3136, 1_003_520), 28)  # its rounded size is a strip of 291:1, which the processor refuses
+@example((100, 300), (500, 500), 28)  # a budget below one token
+@example((48, 32), (9216, 16_384), 32)
+def test_the_processor_keeps_every_size_that_fit_chooses(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
+    """Law: smart_resize(fit(size)) == fit(size), with the rule of the installed transformers; and it is the processor's own choice where it keeps that."""
+    smart_resize = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl").smart_resize
+    (width, height), (low, high) = size, budget
+
+    def processor(width: int, height: int) -> tuple[int, int]:
+        h, w = smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+        return w, h
+
+    if max(size) > LARGEST_ASPECT_RATIO * min(size):
+        with pytest.raises(ValueError, match="times the other"):
+            fit(width, height, factor=factor, min_pixels=low, max_pixels=high)
+        with pytest.raises(ValueError, match="aspect ratio"):
+            processor(width, height)
+        return
+    if not (sizes_within(factor, low, high) or high < factor**2):
+        with pytest.raises(ValueError, match="no size in whole tokens"):
+            fit(width, height, factor=factor, min_pixels=low, max_pixels=high)
+        return
+    found = fit(width, height, factor=factor, min_pixels=low, max_pixels=high)
+    assert processor(*found) == found
+    own = processor(width, height)
+    if max(own) <= LARGEST_ASPECT_RATIO * min(own) and processor(*own) == own:
+        assert found == own
+
+
+@given(sides(), budgets(), FACTORS)
+def test_the_area_lies_within_the_budget_whenever_any_size_does(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
+    """Law: min_pixels <= w * h <= max_pixels, both sides whole tokens, the longer at most 200 times the shorter."""
+    low, high = budget
+    assume(max(size) <= LARGEST_ASPECT_RATIO * min(size) and sizes_within(factor, low, high))
+    width, height = fit(*size, factor=factor, min_pixels=low, max_pixels=high)
+    assert width % factor == height % factor == 0
+    assert low <= width * height <= high
+    assert max(width, height) <= LARGEST_ASPECT_RATIO * min(width, height)
+
+
+@given(sides(), budgets(), FACTORS)
+def test_fit_is_idempotent_and_turns_with_the_picture(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
+    """Laws: fit(fit(s)) == fit(s); a picture on its side (a square has none) gets the size on its side."""
+    low, high = budget
+    assume(max(size) <= LARGEST_ASPECT_RATIO * min(size) and sizes_within(factor, low, high))
+    found = fit(*size, factor=factor, min_pixels=low, max_pixels=high)
+    assert fit(*found, factor=factor, min_pixels=low, max_pixels=high) == found
+    if size[0] != size[1]:
+        assert fit(*reversed(size), factor=factor, min_pixels=low, max_pixels=high) == tuple(reversed(found))
+
+
+@given(mangled())
+def test_a_mangled_file_is_a_picture_or_a_bad_image(data: bytes) -> None:  # P5
+    """Law: every byte string is an upright RGB picture or `BadImage`; nothing raises, nothing warns."""
+    slot = open_picture(data, POLICY, index=3)
+    if is_ok(slot):
+        assert slot.unwrap().mode == "RGB"
+        assert math.prod(slot.unwrap().size) <= POLICY.max_source_pixels
+    else:
+        error = slot.failure()
+        assert isinstance(error, BadImage)
+        assert error.index == 3
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(("PNG", "TIFF", "BMP", "PPM")), st.integers(1, 8))
+def test_the_digest_is_of_the_pixels_and_not_of_the_file(width: int, height: int, file_format: str, orientation: int) -> None:  # P8
+    """Law: lossless files of one picture have one digest, stored upright or turned."""
+    turned = None if file_format in ("BMP", "PPM") else orientation
+    plain = open_picture(picture("PNG", width=width, height=height), POLICY).unwrap()
+    other = open_picture(picture(file_format, width=width, height=height, orientation=turned), POLICY).unwrap()
+    assert other.size == (width, height)
+    assert digest(other) == digest(plain)
