@@ -120,7 +120,8 @@ class Follower:
         self._raw_ends.append(raw_start + len(raw_piece))
         scan = self._raw_stops.feed(raw_piece, counts=self.count > self._min)
         if scan.stop is None or scan.end is None:
-            return stop, length if stop is not None else min(length, text_offset(self._raw_ends[-1] - len(self._raw_stops.held), self._text_ends, self._raw_ends))
+            held_from = text_offset(self._raw_ends[-1] - len(self._raw_stops.held), self._text_ends, self._raw_ends)
+            return stop, min(length, held_from) if stop is None else length
         if stop is not None and (-left, -len(stop)) <= (scan.end - len(raw_piece), -len(scan.stop)):
             return stop, length
         return scan.stop, text_offset(raw_start + scan.end - len(scan.stop), self._text_ends, self._raw_ends)
