@@ -1,0 +1,76 @@
+"""Write the tables of the documentation from the code: `python docs/tables.py`. A test sees that the pages hold them as they are."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pipegen.options
+from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.options import DEFAULTS, GenerationOptions, flat_values
+
+PAGES = Path(__file__).parent
+NESTED = {"stop": "StopOptions", "decode": "DecodeOptions", "chat": "ChatTemplateOptions", "preprocess": "VlmPreprocessOptions"}
+
+
+def field_words(kind: type[Any]) -> dict[str, str]:
+    """The docstring under each field of a record, as one line."""
+    body = next(node for node in ast.parse(inspect.getsource(pipegen.options)).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
+    words = {}
+    for field, after in zip(body, [*body[1:], None], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            words[field.target.id] = " ".join(str(said).split())
+    return words
+
+
+def shown_type(hint: str) -> str:
+    """What a field takes, in the words of the reader: without its check and without None."""
+    inner = re.sub(r"^Annotated\[(.*?), \w+(\(.*\))?\]$", r"\1", hint).removesuffix(" | None")
+    return re.sub(r"^Literal\[(.*)\]$", lambda found: " or ".join(found.group(1).split(", ")), inner).replace("Mapping[str, Any]", "mapping").replace("|", "or")
+
+
+def options_table() -> str:
+    """One row for each option."""
+    defaults, rows = flat_values(DEFAULTS), ["| option | takes | default | |", "| --- | --- | --- | --- |"]
+    groups = [("", GenerationOptions), *((name, getattr(pipegen.options, kind)) for name, kind in NESTED.items())]
+    for group, kind in groups:
+        words = field_words(kind)
+        for field in dataclasses.fields(kind):
+            if field.name in NESTED and not group:
+                continue
+            default = defaults[field.name]
+            shown = "" if default is None else f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
+            name = f"{group}.{field.name}" if group else field.name
+            rows.append(f"| `{name}` | {shown_type(str(field.type))} | {shown} | {words[field.name]} |")
+    return "\n".join(rows)
+
+
+def capabilities_table() -> str:
+    """What each engine honours at best."""
+    rows = ["| capability | " + " | ".join(ENGINES) + " |", "| --- |" + " --- |" * len(ENGINES)]
+    for name in (*FEATURES, *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES))):
+        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"option `{name}`"
+        rows.append(f"| {label} | " + " | ".join("yes" if name in honours else "" for honours in ENGINES.values()) + " |")
+    return "\n".join(rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table}
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with what stands between its two markers replaced."""
+    before, rest = page.split("<!-- table -->\n", 1)
+    after = rest.split("<!-- end of table -->", 1)[1]
+    return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
+
+
+if __name__ == "__main__":
+    for name, table in TABLES.items():
+        page = PAGES / name
+        page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")

@@ -1,0 +1,116 @@
+"""The documentation is true: its code runs, its tables are those of the code, and every error has its section."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pipegen
+from pipegen.cli import main
+from pipegen.errors import GenerationError
+from pipegen.fields import InvalidField
+
+HERE = Path(__file__).parent.parent
+DOCS = HERE / "docs"
+PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(HERE).as_posix()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Path]:
+    """Where a reader tries the examples: a folder that holds docs/examples."""
+    shutil.copytree(DOCS / "examples", tmp_path / "docs" / "examples")
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_the_python_blocks_of_a_page_run(page: Path, reader: Path) -> None:
+    pytest.importorskip("torch")
+    sybil = pytest.importorskip("sybil")
+    from sybil.parsers.markdown import PythonCodeBlockParser
+
+    for example in sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page).examples():
+        example.evaluate()
+
+
+def commands_of(page: Path) -> list[str]:
+    blocks = CONSOLE.findall(page.read_text(encoding="utf-8"))
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(line.startswith("pipegen ") for line in commands_of(page))], ids=page_id)
+def test_the_pipegen_commands_of_a_page_work(page: Path, reader: Path) -> None:
+    """Each `$ pipegen ...` in a console block, run in the order of the page; 1 says that some requests failed, as some of the examples should."""
+    pytest.importorskip("torch")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands_of(page):
+        if command.startswith("pipegen "):  # in this process, which has loaded torch already
+            with pytest.raises(SystemExit) as left:
+                main(shlex.split(command)[1:])
+            assert left.value.code in (0, 1), f"$ {command}"
+        elif command.startswith("cat "):
+            done = subprocess.run(["bash", "-o", "pipefail", "-c", command], stdin=subprocess.DEVNULL, env={**os.environ, "PATH": path}, check=False)
+            assert done.returncode in (0, 1), f"$ {command}"
+
+
+ERRORS = [value for name, value in vars(pipegen).items() if isinstance(value, type) and issubclass(value, GenerationError) and value is not GenerationError]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_has_its_section_with_what_to_do(kind: type[GenerationError]) -> None:
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    section = re.search(rf"^### `?{kind.__name__}`?\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE)
+    assert section is not None, f"docs/errors.md has no section on {kind.__name__}"
+    assert "**When.**" in section.group(1)
+    assert "**What to do.**" in section.group(1)
+    assert ("can be sent again" in section.group(1)) == kind.retryable
+
+
+@pytest.mark.parametrize("kind", [pipegen.CallFailed, pipegen.ContractError, InvalidField, pipegen.UnknownField], ids=lambda kind: kind.__name__)
+def test_every_exception_is_explained(kind: type[Exception]) -> None:
+    assert f"`{kind.__name__}`" in (DOCS / "errors.md").read_text(encoding="utf-8")
+
+
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["options.md", "engines.md"])
+def test_the_tables_are_those_of_the_code(name: str) -> None:
+    made: Any = tables()
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert page == made.with_table(page, made.TABLES[name]()), "the page is out of date: python docs/tables.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_navigation_holds_every_page() -> None:
+    navigation = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page.name for page in DOCS.glob("*.md") if page.name not in navigation] == []
