@@ -6,21 +6,25 @@ Every engine that reads checkpoints shares them, so that prompts, pictures, limi
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegen.backends.extras import need
-from pipegen.errors import ContractError
-from pipegen.fields import InvalidField, freeze
+from pipegen.errors import ContractError, InvalidRequest
+from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
-from pipegen.records import ModelLoadConfig, PreparedImage
+from pipegen.records import ModelLoadConfig, PreparedImage, Prompt
 from pipegen.requests import ImagePolicy
 from pipegen.slots import Slot
-from pipegen.tokenizer import Renderer, Tokenizer
+
+if TYPE_CHECKING:
+    from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
+    from pipegen.stages.image_sizes import ImageSpec
 
 __all__ = ["EMBEDDED", "Checkpoint", "locate"]
 
@@ -103,32 +107,28 @@ class Checkpoint:
         return "it was loaded with variant='text'" if self.can_see else f"{self.config.model_type} is a text model"
 
     @cached_property
-    def _tokenizer_and_renderer(self) -> tuple[Tokenizer, Renderer]:
+    def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
         need("transformers", "hf", "reading a tokenizer")
         from pipegen.backends.tokenizers import load_tokenizer
 
         return load_tokenizer(self.source, **self._where)
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> HFTokenizer:
         return self._tokenizer_and_renderer[0]
 
     @property
-    def renderer(self) -> Any:
+    def renderer(self) -> HFRenderer:
         return self._tokenizer_and_renderer[1]
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
         need("transformers", "hf", "reading a checkpoint")
-        from transformers import GenerationConfig
+        from transformers.utils.hub import cached_file
 
-        try:
-            settings = GenerationConfig.from_pretrained(self.source, revision=self.load.revision)
-        except OSError:  # there is no generation_config.json
-            return freeze({})  # type: ignore[no-any-return]
-        plain = {name: value for name, value in settings.to_diff_dict().items() if value is None or isinstance(value, (bool, int, float, str, list))}
-        return freeze(plain)  # type: ignore[no-any-return]
+        found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
+        return mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))  # type: ignore[no-any-return]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -174,17 +174,19 @@ class Checkpoint:
         need("PIL", "hf", "reading pictures")
         from transformers import AutoImageProcessor
 
-        return AutoImageProcessor.from_pretrained(self.source, backend="pil", **self._where)
+        auto: Any = AutoImageProcessor
+        return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
     def processor(self) -> Any:
         """The checkpoint's whole processor, for models that write more than one token for a picture by a rule of their own."""
         from transformers import AutoProcessor
 
-        return AutoProcessor.from_pretrained(self.source, backend="pil", **self._where)
+        auto: Any = AutoProcessor
+        return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
-    def image_spec(self) -> Any:
+    def image_spec(self) -> ImageSpec:
         """What pictures have to become for this model."""
         from pipegen.backends.image_processors import spec_from
 
@@ -202,6 +204,14 @@ class Checkpoint:
     def image_placeholder(self) -> str | None:
         """The control token that stands for one picture in a rendered prompt."""
         return None if self.image_token_id is None else str(self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+
+    def misplaced(self, prompt: Prompt) -> InvalidRequest | None:
+        """What is wrong where a prompt does not hold exactly the placeholders of its pictures; a model could not tell, or would fail for all rows."""
+        marks = prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
+        wanted = sum(image.tokens for image in prompt.images)
+        if marks == wanted:
+            return None
+        return InvalidRequest(f"the prompt holds {marks} picture tokens (id {self.image_token_id}), and its {len(prompt.images)} pictures take {wanted}")
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""

@@ -35,6 +35,10 @@ class HFEngine:
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; weights load with the first call.
 
     Raises `FileNotFoundError` where the checkpoint is a folder that is not there, and `MissingExtra` where a package is missing.
+
+    >>> engine = HFEngine(ModelLoadConfig(model="embedded"))
+    >>> engine.image_placeholder, engine.loaded
+    ('<|image_pad|>', False)
     """
 
     name = "hf"
@@ -106,7 +110,9 @@ class HFEngine:
         fails. Raises as `generate` does.
         """
         rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
-        yield from (_done(row) for row in rows if row.done)  # a plugin failed before the row began
+        for row in rows:
+            row.error = row.error or self._checkpoint.misplaced(row.encoded.prompt)
+        yield from (_done(row) for row in rows if row.done)
         live = [row for row in rows if not row.done]
         groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size)
         waiting = [[live[position] for position in group] for group in reversed(groups)]

@@ -24,13 +24,11 @@ def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint) -> dic
     """
     sequences = [row.sequence for row in rows]
     longest = max(map(len, sequences))
-    ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences])
-    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences])
-    inputs: dict[str, Any] = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device)
     images = [image for row in rows for image in row.encoded.prompt.images]
-    if images:
-        inputs |= _picture_inputs(images, inputs["input_ids"] * inputs["attention_mask"] == checkpoint.image_token_id, model, checkpoint)
-    return inputs
+    pictures = _picture_inputs(images, (ids == checkpoint.image_token_id) & mask.bool(), model, checkpoint) if images else {}
+    return {"input_ids": ids, "attention_mask": mask, **pictures}
 
 
 def _picture_inputs(images: Sequence[Any], is_picture: torch.Tensor, model: Any, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
-from transformers.utils import logging
+import transformers
 
 from pipegen.backends.checkpoint import EMBEDDED, Checkpoint
 from pipegen.backends.extras import need
 from pipegen.backends.hf.memory import release
 
 __all__ = ["Weights", "load_model", "pick_device"]
+
+_hf: Any = transformers  # its own annotations are partial
 
 
 def pick_device(asked: str | None) -> torch.device:
@@ -49,23 +50,26 @@ def load_model(checkpoint: Checkpoint) -> Any:
         "revision": load.revision,
         "trust_remote_code": load.trust_remote_code,
     }
-    kind = AutoModelForImageTextToText if checkpoint.can_see else AutoModelForCausalLM
+    kind = _hf.AutoModelForImageTextToText if checkpoint.can_see else _hf.AutoModelForCausalLM
     with _quietly():
         model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **load.engine_kwargs)
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ValueError(f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint")
+            raise ValueError(
+                f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
+            )
         if load.adapter is not None:
             model.load_adapter(load.adapter)
         if load.device_map is None:
             model.to(pick_device(load.device))
-    model.generation_config = GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
+    model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
     return model.eval()
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """No progress bars and no advice on the terminal: what matters is raised."""
+    logging = _hf.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -26,10 +26,10 @@ def begin(model: Any, rows: Sequence[Row], inputs: dict[str, Any], pad_token_id:
 
     The checkpoint's own generation settings play no part. Steps must be run without gradients.
     """
-    settings = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=pad_token_id)
+    config: Any = GenerationConfig  # not annotated
+    settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=pad_token_id)
     pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
-    steps = model.generate(**inputs, generation_config=settings, custom_generate=_steps, rows=tuple(rows), pictures=pictures)
-    return steps  # type: ignore[no-any-return]  # generate gives back what the hook gives
+    return model.generate(**inputs, generation_config=settings, custom_generate=_steps, rows=tuple(rows), pictures=pictures)  # type: ignore[no-any-return]  # generate gives back what the hook gives
 
 
 def _steps(model: Any, input_ids: torch.Tensor, rows: Sequence[Row], pictures: Sequence[str], **state: Any) -> Iterator[list[Row]]:

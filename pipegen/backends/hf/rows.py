@@ -39,7 +39,7 @@ class Row:
         self.error: GenerationError | None = None
         self.halted: str | None = None
         self._follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
-        self._random = random.Random(options.seed)  # unseeded where no seed was said; its stream is the same on every platform
+        self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
         self._processors: list[tuple[Plugin, Any]] = []

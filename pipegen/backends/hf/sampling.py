@@ -23,34 +23,33 @@ __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 Choice = tuple[int, TokenLogprob | None]
 """A token, with its logprob where its row asks for it."""
 
-def penalise(scores_BV: torch.Tensor, seen_BV: torch.Tensor, counts_BV: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
+
+def penalise(scores: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
     """The scores after the three penalties. `seen` marks the tokens of prompt and answer, `counts` counts those of the answer.
 
     A repetition penalty divides the positive scores of seen tokens and multiplies the negative ones (CTRL, Keskar et al. 2019); the others are
     subtracted: frequency once for each time a token was made, presence once.
     """
     repetition, presence, frequency = (
-        _column([getattr(option, name) for option in options], scores_BV) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        _column([getattr(option, name) for option in options], scores) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
     )
-    repeated = torch.where(scores_BV < 0, scores_BV * repetition, scores_BV / repetition)
-    return torch.where(seen_BV, repeated, scores_BV) - frequency * counts_BV - presence * (counts_BV > 0)
+    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
+    return torch.where(seen, repeated, scores) - frequency * counts - presence * (counts > 0)
 
 
-def probabilities(scores_BV: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
+def probabilities(scores: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
     """The distribution that each row samples from: softmax of the scores after temperature, min_p, top_k and top_p. All temperatures are above 0."""
-    peaks = scores_BV.amax(-1, keepdim=True)
-    scores = (scores_BV - peaks) / _column([option.temperature for option in options], scores_BV)  # the peak is 0: a tiny temperature cannot overflow
+    peaks = scores.amax(-1, keepdim=True)
+    scores = (scores - peaks) / _column([option.temperature for option in options], scores)  # the peak is 0: a tiny temperature cannot overflow
     if any(option.min_p for option in options):
         least = _column([math.log(option.min_p) if option.min_p else -math.inf for option in options], scores)
         scores = scores.masked_fill(scores < least, -torch.inf)
-    if any(option.top_k for option in options):
-        wide = [min(option.top_k or scores.shape[-1], scores.shape[-1]) for option in options]
-        limited = max(wide[row] for row, option in enumerate(options) if option.top_k)
-        best = scores.topk(limited).values
-        rank = torch.tensor([[min(width, limited) - 1] for width in wide], device=scores.device)
-        least = best.gather(-1, rank)
-        free = torch.tensor([[not option.top_k] for option in options], device=scores.device)
-        scores = scores.masked_fill((scores < least) & ~free, -torch.inf)
+    limits = [min(option.top_k or 0, scores.shape[-1]) for option in options]
+    if any(limits):
+        best = scores.topk(max(limits)).values
+        least = best.gather(-1, torch.tensor([[max(limit - 1, 0)] for limit in limits], device=scores.device))
+        limited = torch.tensor([[limit > 0] for limit in limits], device=scores.device)
+        scores = scores.masked_fill((scores < least) & limited, -torch.inf)
     narrowed = [row for row, option in enumerate(options) if (option.top_p or 1.0) < 1.0]
     if narrowed:
         rows = torch.tensor(narrowed, device=scores.device)
@@ -67,9 +66,9 @@ def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
 
 
-def draw(probabilities_BV: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+def draw(chances: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """The token at which the summed probabilities pass each row's uniform number in [0, 1): shape (rows, 1). A token of probability 0 is never drawn."""
-    summed = probabilities_BV.to(_precise(probabilities_BV.device)).cumsum(-1)
+    summed = chances.to(_precise(chances.device)).cumsum(-1)
     total = summed[:, -1:]
     goal = torch.minimum(_column(uniforms, summed) * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(summed, goal, right=True)
@@ -94,7 +93,8 @@ class Sampler:
             self._seen = torch.zeros((len(rows), vocabulary), dtype=torch.bool, device=device)
             self._counts = torch.zeros((len(rows), vocabulary), device=device)
             for at, row in enumerate(rows):
-                self._seen[at, torch.tensor(row.sequence, device=device)] = True
+                sequence = torch.tensor(row.sequence)
+                self._seen[at, sequence[sequence < vocabulary].to(device)] = True
                 self._counts[at] = torch.bincount(torch.tensor(row.token_ids, dtype=torch.long), minlength=vocabulary).to(self._counts)
         self._use(rows)
 
@@ -112,12 +112,12 @@ class Sampler:
             self._seen, self._counts = self._seen[index], self._counts[index]
         self._use([self._rows[at] for at in kept])
 
-    def choose(self, logits_BV: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, list[Choice]]:
+    def choose(self, logits: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, list[Choice]]:
         """The next token of each row, on the device with shape (rows, 1), and on the host. `ids_of(row)` gives a row's sequence, shape (1, length).
 
         `logits` are the model's own, in float32. There is one transfer from the device; a row whose scores are no numbers fails.
         """
-        scores = self._processed(logits_BV, ids_of)
+        scores = self._processed(logits, ids_of)
         peaks, tokens = scores.max(-1, keepdim=True)
         if self._sampled:
             rows = torch.tensor(self._sampled, device=self._device)
@@ -127,7 +127,7 @@ class Sampler:
         if self._seen is not None and self._counts is not None:
             self._seen.scatter_(1, tokens, True)
             self._counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=self._counts.dtype))
-        return tokens, self._reported(logits_BV, tokens, peaks)
+        return tokens, self._reported(logits, tokens, peaks)
 
     def _processed(self, logits: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> torch.Tensor:
         scores = logits
