@@ -39,7 +39,6 @@ from pipegen.stages.stop import cut
 from pipegen.stream import Delta, Done, astream, stream
 
 __all__ = [
-    "ENGINES",
     "BackendFailed",
     "BadImage",
     "Batch",
@@ -50,6 +49,7 @@ __all__ = [
     "DecodeOptions",
     "Delta",
     "Done",
+    "ENGINES",
     "Finish",
     "GenerationEngine",
     "GenerationError",

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -25,7 +25,7 @@ __all__ = ["Request", "admit", "aimap", "arun", "imap", "request_from", "run"]
 
 B = TypeVar("B")
 
-Request = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
+Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
 """What the drivers take: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from immutabledict import immutabledict
 
@@ -148,6 +148,33 @@ class GenerationOptions:
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
     chat: Annotated[ChatTemplateOptions | None, _nested(ChatTemplateOptions)] = None
     preprocess: Annotated[VlmPreprocessOptions | None, _nested(VlmPreprocessOptions)] = None
+
+    if TYPE_CHECKING:  # stops alone may be given for StopOptions
+
+        def __init__(
+            self,
+            *,
+            max_new_tokens: int | None = None,
+            min_new_tokens: int | None = None,
+            temperature: float | None = None,
+            top_p: float | None = None,
+            top_k: int | None = None,
+            min_p: float | None = None,
+            repetition_penalty: float | None = None,
+            presence_penalty: float | None = None,
+            frequency_penalty: float | None = None,
+            no_repeat_ngram_size: int | None = None,
+            seed: int | None = None,
+            samples: int | None = None,
+            logprobs: bool | None = None,
+            top_logprobs: int | None = None,
+            on_overflow: Literal["error", "clip"] | None = None,
+            use_generation_config: bool | None = None,
+            stop: StopOptions | Sequence[str] | None = None,
+            decode: DecodeOptions | None = None,
+            chat: ChatTemplateOptions | None = None,
+            preprocess: VlmPreprocessOptions | None = None,
+        ) -> None: ...
 
     def check_all(self) -> None:
         if self.top_logprobs and self.logprobs is False:

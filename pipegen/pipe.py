@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from returns.result import Failure, Result, Success
 
@@ -32,7 +32,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
-Row = tuple[int, int]
+Row: TypeAlias = tuple[int, int]
 """A row's place: the position of its request in the batch that the driver was given, and which of its samples it is."""
 
 
@@ -57,7 +57,7 @@ class Call:
     rows: tuple[Row, ...]
 
 
-Steps = Generator[Call, Sequence[Slot[Any]], Batch[B]]
+Steps: TypeAlias = Generator[Call, Sequence[Slot[Any]], Batch[B]]
 """A pipe at work: yields calls, is sent their answers, returns the batch."""
 
 

@@ -96,6 +96,19 @@ def _filled(message: Message, sources: Any) -> Message:
 class TextGenerationRequest(GenerationRequest):
     """A request without pictures."""
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            id: str | None = None,
+            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            prompt: str | None = None,
+            prompt_token_ids: Sequence[int] | None = None,
+            tools: Sequence[Mapping[str, Any]] = (),
+            options: GenerationOptions | None = None,
+        ) -> None: ...
+
     def check_all(self) -> None:
         GenerationRequest.check_all(self)
         for position, message in enumerate(self.messages or ()):

@@ -18,12 +18,12 @@ from returns.result import Failure, Success
 from pipegen.backends.base import Engine
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
-from pipegen.errors import InvalidRequest, UnsupportedPlugin
+from pipegen.errors import BadImage, InvalidRequest, UnsupportedPlugin
 from pipegen.fields import InvalidField
-from pipegen.options import GenerationOptions, resolve
+from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Prompt
+from pipegen.records import Decoded, Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
 from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
@@ -52,21 +52,33 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
 def route(engine: Engine) -> Route:
     """The route through an engine. It is named after it, and results carry that name."""
-    whole = samples(
-        _prepare(engine)
-        >> each("fit", lambda encoded: check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size))
-        >> call(engine)
-        >> each("decode", lambda raw: decode(raw, engine.tokenizer, engine.eos_token_ids))
-        >> each("stop", lambda decoded: stop(decoded, engine.tokenizer, engine.plugins))
-        >> each("trim", lambda decoded: trim(decoded, engine.name, engine.plugins))
-    )
+
+    def fitted(encoded: Encoded) -> Slot[Encoded]:
+        return check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size)
+
+    def decoded(raw: Raw) -> Slot[Decoded]:
+        return decode(raw, engine.tokenizer, engine.eos_token_ids)
+
+    def stopped(text: Decoded) -> Slot[Decoded]:
+        return stop(text, engine.tokenizer, engine.plugins)
+
+    def trimmed(text: Decoded) -> Slot[GenerationResult]:
+        return trim(text, engine.name, engine.plugins)
+
+    whole = samples(_prepare(engine) >> each("fit", fitted) >> call(engine) >> each("decode", decoded) >> each("stop", stopped) >> each("trim", trimmed))
     return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=engine)
 
 
 def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
     """From the request to its encoded prompt: everything that needs no room in the model's context yet."""
-    resolve_options = each("resolve", lambda request: _resolve(request, engine))
-    return resolve_options >> each("support", lambda job: check_support(job, engine.capabilities, engine.plugins)) >> _encode_once(engine)
+
+    def supported(job: Job) -> Slot[Job]:
+        return check_support(job, engine.capabilities, engine.plugins)
+
+    def resolved(request: GenerationRequest) -> Slot[Job]:
+        return _resolve(request, engine)
+
+    return each("resolve", resolved) >> each("support", supported) >> _encode_once(engine)
 
 
 def count_tokens(of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Slot[int]:
@@ -109,7 +121,7 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
 
 
 def _prompt(job: Job, engine: Engine, pictures: dict[Hashable, Slot[PreparedImage]]) -> Slot[Prompt]:
-    preprocess = job.options.preprocess
+    preprocess = job.options.preprocess or VlmPreprocessOptions()
     prepared: list[PreparedImage] = []
     for index, source in enumerate(job.request.sources):
         key = (source, preprocess)
@@ -117,7 +129,8 @@ def _prompt(job: Job, engine: Engine, pictures: dict[Hashable, Slot[PreparedImag
             pictures[key] = engine.prepare_image(source, preprocess, index)
         picture = pictures[key]
         if not is_ok(picture):
-            return Failure(dataclasses.replace(picture.failure(), **({"index": index} if hasattr(picture.failure(), "index") else {})))
+            error = picture.failure()
+            return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
         prepared.append(picture.unwrap())
     return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token).bind(
         lambda rendered: encode(rendered, tuple(prepared), engine.tokenizer, engine.image_placeholder)

@@ -15,7 +15,7 @@ come out, in the same order; a failed slot passes every later stage untouched, t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 from typing_extensions import TypeIs
@@ -29,8 +29,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 E = TypeVar("E")
 
-Slot = Result[T, GenerationError]
-Batch = tuple[Slot[T], ...]
+Slot: TypeAlias = Result[T, GenerationError]
+Batch: TypeAlias = tuple[Slot[T], ...]
 
 
 def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:

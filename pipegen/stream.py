@@ -7,7 +7,7 @@ chunking: what a plugin or a later stage may still change is held back until it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from pipegen.backends.base import RowDone, TokensMade
@@ -130,7 +130,7 @@ def stream(
         at_work.close()
 
 
-def _events(wanted: Call) -> Iterator[TokensMade | RowDone]:
+def _events(wanted: Call) -> Generator[TokensMade | RowDone, None, None]:
     if not wanted.inputs:
         return
     streams = getattr(wanted.backend, "stream", None)
@@ -172,9 +172,9 @@ async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | RowDone]:
         async for event in astreams(wanted.inputs):
             yield event
         return
-    events, end = _events(wanted), object()
+    events = _events(wanted)
     try:
-        while (event := await asyncio.to_thread(next, events, end)) is not end:
-            yield event  # type: ignore[misc]  # `end` is excluded by the condition
+        while (event := await asyncio.to_thread(next, events, None)) is not None:
+            yield event
     finally:
-        events.close()  # type: ignore[attr-defined]  # _events is a generator function
+        events.close()

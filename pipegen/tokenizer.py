@@ -10,7 +10,9 @@ __all__ = ["Renderer", "Tokenizer"]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids and back. Nothing here adds tokens of its own or cleans text up."""
+    """Text to ids and back. Nothing here adds tokens of its own or cleans text up. Two tokenizers are equal only if they are the same object."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -42,7 +44,9 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Messages to a prompt, by the owner of the chat template."""
+    """Messages to a prompt, by the owner of the chat template. Hashable, since what is found out about a template is remembered."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def template(self) -> str | None:

@@ -64,7 +64,12 @@ def pipes(draw: st.DrawFn, depth: int = 2) -> Pipe[int, int]:
     if kind == "fallback":
         return fallback(draw(pipes(depth=depth - 1)), draw(pipes(depth=depth - 1)), when=draw(whens))
     salt = draw(st.integers(0, 20))
-    makers = {"each": lambda: each("each", answers(salt)), "pure": lambda: pure("pure", lambda n: n + salt), "call": lambda: call(draw(engines)), "identity": identity}
+
+    def add(n: int) -> int:
+        return n + salt
+
+    makers: dict[str, Callable[[], Pipe[Any, Any]]]
+    makers = {"each": lambda: each("each", answers(salt)), "pure": lambda: pure("pure", add), "call": lambda: call(draw(engines)), "identity": identity}
     return makers[kind]()
 
 

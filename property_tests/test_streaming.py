@@ -15,9 +15,9 @@ from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
 TOKENIZER = ToyTokenizer(merges=("ab", "bc", "abc", " a", "STOP", "ST", "ä", "漢"))
-PIECES = ("a", "b", "c", "ab", "bc", "abc", " ", "\n", "ST", "OP", "STOP", "ä", "漢", "🎈", "<|im_end|>", "<|endoftext|>", "<think>")
+PIECES: tuple[str, ...] = ("a", "b", "c", "ab", "bc", "abc", " ", "\n", "ST", "OP", "STOP", "ä", "漢", "🎈", "<|im_end|>", "<|endoftext|>", "<think>")
 
-scripts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+scripts: st.SearchStrategy[str] = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 stops = st.lists(st.sampled_from(("a", "ab", "abc", "bc", "STOP", "OP", "\n", "漢", "<|im_end|>", "c<|im_end|>")), max_size=3).map(tuple)
 
 

@@ -108,7 +108,7 @@ def test_records_are_immutable_hashable_picklable_and_equal_by_value() -> None: 
     with pytest.raises(TypeError):
         options.chat.template_kwargs["a"] = 1  # type: ignore[index]
     with pytest.raises(TypeError):
-        options.chat.template_kwargs["a"][1]["b"] = 3
+        options.chat.template_kwargs["a"][1]["b"] = 3  # pyright: ignore[reportIndexIssue]
 
 
 def test_records_do_not_see_what_the_caller_does_to_its_own_values_later() -> None:  # C4

@@ -9,7 +9,7 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen import errors
-from pipegen.pipe import each
+from pipegen.pipe import Pipe, Steps, each
 from pipegen.slots import live, live_rows, refill
 
 ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]
@@ -63,7 +63,7 @@ def test_refill_takes_exactly_one_answer_for_each_live_slot(answers: list[pg.Slo
 
 def test_refill_takes_slots_only() -> None:
     with pytest.raises(pg.ContractError, match="not a Result"):
-        refill((Success(1),), ["a"])  # type: ignore[list-item]
+        refill((Success(1),), ["a"])  # type: ignore[arg-type]  # the very mistake
 
 
 def test_a_pipe_that_calls_an_engine_cannot_be_applied_without_a_driver() -> None:
@@ -74,14 +74,12 @@ def test_a_pipe_that_calls_an_engine_cannot_be_applied_without_a_driver() -> Non
 
 
 def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
-    pipe = each("fail", lambda n: Failure(pg.Timeout("slow")))
+    pipe: Pipe[int, int] = each("fail", lambda n: Failure(pg.Timeout("slow")))
     with pipe as entered:
         assert entered is pipe
 
 
 def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
-    from pipegen.pipe import Pipe, Steps
-
     def short(batch: pg.Batch[int]) -> Steps[int]:
         return ()
         yield

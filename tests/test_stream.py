@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -60,17 +61,19 @@ def test_text_that_a_plugin_may_change_is_told_when_it_is_final() -> None:
 
 
 def test_text_that_a_later_stage_may_change_is_told_when_it_is_final() -> None:
-    import dataclasses
+    def shout(result: pg.GenerationResult) -> pg.Slot[pg.GenerationResult]:
+        return Success(dataclasses.replace(result, text=result.text.upper()))
 
-    route = pg.route(FakeEngine("abc")) >> pg.each("shout", lambda result: Success(dataclasses.replace(result, text=result.text.upper())))
+    route = pg.route(FakeEngine("abc")) >> pg.each("shout", shout)
     joined, _, events = told(route, [PROMPT])
     assert (joined, len(events)) == ({(0, 0): "ABC"}, 2)
 
 
 def test_a_stage_that_changes_text_although_it_says_it_keeps_it_is_a_bug_and_raises() -> None:
-    import dataclasses
+    def lie(result: pg.GenerationResult) -> pg.GenerationResult:
+        return dataclasses.replace(result, text="x")
 
-    route = pg.route(FakeEngine("abc")) >> pg.pure("liar", lambda result: dataclasses.replace(result, text="x"), keeps_text=True)
+    route = pg.route(FakeEngine("abc")) >> pg.pure("lie", lie, keeps_text=True)
     with pytest.raises(pg.ContractError, match="keeps"):
         told(route, [PROMPT])
 
@@ -85,7 +88,7 @@ def test_an_engine_that_does_not_stream_tells_everything_at_the_end() -> None:
                 raise AttributeError(name)
             return getattr(self.engine, name)
 
-    joined, _, events = told(pg.route(Silent(FakeEngine("abc"))), [PROMPT])  # type: ignore[arg-type]
+    joined, _, events = told(pg.route(Silent(FakeEngine("abc"))), [PROMPT])
     assert (joined, len(events)) == ({(0, 0): "abc"}, 2)
 
 
@@ -136,11 +139,13 @@ def test_astream_tells_what_stream_tells_also_from_an_asynchronous_engine() -> N
     async def collect(engine: FakeEngine, requests: Any) -> list[Any]:
         return [event async for event in pg.astream(pg.route(engine), requests)]
 
-    for requests in ([PROMPT, PROMPT], [{"messages": []}], []):
+    every: list[list[dict[str, Any]]] = [[PROMPT, PROMPT], [{"messages": []}], []]
+    for requests in every:
         wanted = list(pg.stream(pg.route(FakeEngine("abc")), requests))
         assert asyncio.run(collect(FakeEngine("abc"), requests)) == wanted
         assert asyncio.run(collect(Native("abc"), requests)) == wanted
-    assert [event.slot.failure().incident for event in asyncio.run(collect(Native("abc", fault=DOWN), [PROMPT])) if isinstance(event, pg.Done)] == ["i-1"]
+    last = asyncio.run(collect(Native("abc", fault=DOWN), [PROMPT]))[-1]
+    assert last.slot.failure().incident == "i-1"
 
 
 def test_leaving_a_stream_early_leaves_the_engine_early() -> None:

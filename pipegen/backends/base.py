@@ -6,8 +6,10 @@ tells its limits, all before (and without) loading weights.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from immutabledict import immutabledict
 
 from pipegen.capabilities import Capabilities
 from pipegen.fields import record
@@ -84,8 +86,8 @@ class Engine(StreamBackend, Protocol):
         ...
 
     @property
-    def generation_config(self) -> Mapping[str, Any]:
-        """The checkpoint's own generation settings, frozen."""
+    def generation_config(self) -> immutabledict[str, Any]:
+        """The checkpoint's own generation settings."""
         ...
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:

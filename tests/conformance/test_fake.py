@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from returns.result import Success
 
 import pipegen as pg
 from pipegen.records import Encoded, Raw, TokenLogprob
@@ -74,7 +75,8 @@ class Reversed(TalkingEngine):
     """Gives the rows back in the wrong order."""
 
     def generate(self, inputs: Sequence[Encoded]) -> Any:
-        return [slot.map(lambda raw, encoded=encoded: dataclasses.replace(raw, encoded=encoded)) for slot, encoded in zip(super().generate(inputs)[::-1], inputs, strict=True)]
+        made = [slot.unwrap() for slot in super().generate(inputs)]
+        return [Success(dataclasses.replace(raw, encoded=encoded)) for raw, encoded in zip(made[::-1], inputs, strict=True)]
 
 
 class Stuttering(TalkingEngine):
