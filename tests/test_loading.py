@@ -385,17 +385,21 @@ def test_a_server_that_speaks_something_else_is_refused(server: Server) -> None:
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left_at_the_timeout(server: Server) -> None:
+    gone = threading.Event()
+
     def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
         try:
-            while not server.over.wait(0.02):
+            for _ in range(500):
+                server.over.wait(0.02)
                 handler.wfile.write(b"x")
-        except OSError:  # the client has gone
-            return
+        except OSError:
+            gone.set()
 
     server.answers["/a"] = drip
     policy = ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1",), timeout=0.3)
     assert "no answer within 0.3 seconds" in refusal(server.url("/a"), policy=policy).message
+    assert gone.wait(5)  # the client hung up while the server was still sending
 
 
 def test_nobody_listening_is_a_bad_image() -> None:

@@ -119,6 +119,20 @@ def test_a_broken_picture_is_a_bad_image_that_names_its_position(name: str) -> N
     assert "picture 7" in error.message
 
 
+def test_a_broken_avif_is_a_bad_image() -> None:  # P5
+    features = pytest.importorskip("PIL.features")
+    if not features.check("avif"):
+        pytest.skip("this Pillow was built without AVIF")
+    data = picture("AVIF")
+    media = data.index(b"mdat") + 4
+    assert "cannot be decoded" in open_picture(data[:media] + bytes(len(data) - media), POLICY).failure().message
+
+
+def test_a_picture_that_is_too_large_for_pillow_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert "too large for Pillow" in open_picture(picture(), POLICY).failure().message
+
+
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:  # P5
     def decode(*_: Any) -> None:
         raise AssertionError("decoded")
