@@ -55,11 +55,9 @@ class Follower:
         self._shows = text
         self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self._reads else frozenset()
         self._text, self._stops = Detokenizer(tokenizer), StopScanner(plan.text)
-        self._raw = Detokenizer(tokenizer) if plan.raw else None
-        self._raw_stops = StopScanner(plan.raw) if plan.raw else None
+        self._raw = _RawText(tokenizer, plan.raw) if plan.raw else None
         self._stripper = Stripper() if options.decode.strip_whitespace else None
         self._pending, self._given = "", 0  # text not given out yet, and the length of what is
-        self._text_ends, self._raw_ends = [0], [0]  # lengths after each token, kept where stops are looked for in raw_text
 
     def feed(self, token_id: int) -> str:
         """The text that is final with this token. A row that has ended takes no more tokens and gives nothing."""
@@ -71,7 +69,7 @@ class Follower:
         piece = ""
         if self._reads:
             visible = "" if token_id in self._hidden else self._text.feed(token_id)
-            piece = self._take(visible, "" if self._raw is None else self._raw.feed(token_id))
+            piece = self._take(visible, "" if self._raw is None else self._raw.detokenizer.feed(token_id))
         if self.finish is None and self.count >= self._max:
             return self._show(piece) + self._end(Finish.LENGTH, None)
         return self._show(piece)
@@ -84,7 +82,7 @@ class Follower:
 
     def _end(self, finish: Finish, stop: str | int | None, *, by_id: bool = False) -> str:
         """End the row, unless a stop string or a plugin ends it in what was held back of the last character."""
-        piece = self._take(self._text.finish(), "" if self._raw is None or by_id else self._raw.finish()) if self._reads else ""
+        piece = self._take(self._text.finish(), "" if self._raw is None or by_id else self._raw.detokenizer.finish()) if self._reads else ""
         if self.finish is None:
             self.finish, self.stop = finish, stop
             piece += self._pending
@@ -97,8 +95,8 @@ class Follower:
         scan = self._stops.feed(piece, counts=counts)
         stop = scan.stop
         length = start + len(piece) - len(self._stops.held) if scan.end is None or stop is None else start + scan.end - len(stop)
-        if self._raw_stops is not None:
-            stop, length = self._take_raw(raw_piece, start + len(piece), stop, length, len(piece) - (scan.end or 0))
+        if self._raw is not None:
+            stop, length = self._raw.weigh(raw_piece, stop, length, len(piece) - (scan.end or 0), start + len(piece), counts)
         if stop is not None:
             self.finish, self.stop = Finish.STOP_STRING, stop
         else:
@@ -111,20 +109,29 @@ class Follower:
         self._given = length
         return final
 
-    def _take_raw(self, raw_piece: str, end: int, stop: str | None, length: int, left: int) -> tuple[str | None, int]:
-        """Weigh a stop in `raw_text` against one in `text` that completes `left` characters before its piece ends: which it is, and the text's length."""
-        if self._raw_stops is None:
-            raise AssertionError("called only where stops are looked for in raw_text")
-        raw_start = self._raw_ends[-1]
-        self._text_ends.append(end)
-        self._raw_ends.append(raw_start + len(raw_piece))
-        scan = self._raw_stops.feed(raw_piece, counts=self.count > self._min)
-        if scan.stop is None or scan.end is None:
-            held_from = text_offset(self._raw_ends[-1] - len(self._raw_stops.held), self._text_ends, self._raw_ends)
-            return stop, min(length, held_from) if stop is None else length
-        if stop is not None and (-left, -len(stop)) <= (scan.end - len(raw_piece), -len(scan.stop)):
-            return stop, length
-        return scan.stop, text_offset(raw_start + scan.end - len(scan.stop), self._text_ends, self._raw_ends)
-
     def _show(self, piece: str) -> str:
         return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)
+
+
+class _RawText:
+    """`raw_text` of the row, the stops looked for in it, and the lengths of both texts after each token."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self.detokenizer = Detokenizer(tokenizer)
+        self._stops = StopScanner(stops)
+        self._text_ends, self._raw_ends = [0], [0]
+
+    def weigh(self, piece: str, stop: str | None, length: int, left: int, text_end: int, counts: bool) -> tuple[str | None, int]:
+        """The stop to end at, and how much of `text` is final, given the same from `text`, where `stop` completes `left` characters before its end."""
+        start = self._raw_ends[-1]
+        self._text_ends.append(text_end)
+        self._raw_ends.append(start + len(piece))
+        scan = self._stops.feed(piece, counts=counts)
+        if scan.stop is None or scan.end is None:
+            return stop, length if stop is not None else min(length, self._offset(self._raw_ends[-1] - len(self._stops.held)))
+        if stop is not None and (-left, -len(stop)) <= (scan.end - len(piece), -len(scan.stop)):
+            return stop, length
+        return scan.stop, self._offset(start + scan.end - len(scan.stop))
+
+    def _offset(self, raw_offset: int) -> int:
+        return text_offset(raw_offset, self._text_ends, self._raw_ends)

@@ -111,6 +111,16 @@ class TestShowing:
         assert fed(row, "x<|image_pad|>y") == ["", "", ""]
         assert (row.finish, row.stop) == (Finish.STOP_STRING, "x<|image_pad|>y")
 
+    def test_of_two_stops_that_one_token_completes_the_first_to_complete_wins(self) -> None:
+        toy = ToyTokenizer(merges=("bc",))
+        for stops, shown, stop in (
+            (("a<|image_pad|>b", "bc"), "", "a<|image_pad|>b"),
+            (("a<|image_pad|>bc", "b"), "a", "b"),
+            (("a<|image_pad|>bc", "bc"), "", "a<|image_pad|>bc"),
+        ):
+            row = Follower(resolve(GenerationOptions(stop=stops)), toy)
+            assert ("".join(map(row.feed, toy.encode("a<|image_pad|>bc"))), row.stop) == (shown, stop)
+
     def test_characters_are_shown_when_complete(self) -> None:  # A15
         assert fed(follower(), "é😀") == ["", "é", "", "", "", "😀"]
 
@@ -119,6 +129,8 @@ class TestShowing:
         assert [row.feed(97), row.feed(0xE2)] == ["a", "\ufffd"]
         row = follower()
         assert [row.feed(97), row.feed(0xE2), row.feed(IM_END)] == ["a", "", "\ufffd"]
+        row = follower(stop=("a\ufffd",))
+        assert [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop] == ["", "", "", Finish.STOP_STRING, "a\ufffd"]
 
     def test_stripped_text_is_shown_without_the_whitespace_at_its_ends(self) -> None:
         row = follower(decode=DecodeOptions(strip_whitespace=True))

@@ -201,6 +201,16 @@ def halting(letter: str, name: str = "p", kept: Any = 1) -> Plugin:
     return Plugin(name=name, start=lambda: 0, feed=lambda seen, text: (seen + 1, kept if letter in text else None))
 
 
+def listening() -> tuple[Plugin, list[str]]:
+    seen: list[str] = []
+
+    def feed(state: None, text: str) -> tuple[None, None]:
+        seen.append(text)
+        return state, None
+
+    return Plugin(name="listening", start=lambda: None, feed=feed), seen
+
+
 class TestPlugins:
     def test_a_plugin_halts_the_row_at_its_token(self) -> None:
         row = judged("ab}cd", plugins=[halting("}")]).unwrap()
@@ -220,14 +230,13 @@ class TestPlugins:
         assert judged("a}b}c", GenerationOptions(min_new_tokens=2), [halting("}")]).unwrap().text == "a}b}"
 
     def test_it_sees_text_only_without_special_tokens_and_stops(self) -> None:
-        seen: list[str] = []
-        watching = Plugin(name="w", start=lambda: None, feed=lambda state, text: (seen.append(text), None))
+        watching, seen = listening()
         judged("a<|image_pad|>bSTOPx", GenerationOptions(stop=("STOP",)), [watching]).unwrap()
         assert seen == ["a", "b", "ST"]
 
     def test_it_sees_a_character_when_it_is_complete(self) -> None:  # A15
-        seen: list[str] = []
-        judged("é<|im_end|>", plugins=[Plugin(name="w", start=lambda: None, feed=lambda state, text: (seen.append(text), None))]).unwrap()
+        watching, seen = listening()
+        judged("é<|im_end|>", plugins=[watching]).unwrap()
         assert seen == ["é"]
 
     @pytest.mark.parametrize("answer", [None, (1,), "xyz", ("s", "1"), ("s", True), ("s", -1), ("s", 2), ("s", 1.0)])
