@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 
 
+CURRICULUM_STEPS = 1500
+THREE_SHAPES_FROM = 500
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """A scene and what the frozen tower makes of one drawing of it."""
@@ -87,8 +91,8 @@ class Batches:
         self._rng = random.Random(seed)  # noqa: S311 - seeded data, no secrets
         self._memo: dict[str, list[int]] = {}
         self._ready: list[list[Row]] = []
-        self.progress = 0.0
-        """How much of the training is over: the curriculum depends on it."""
+        self.step = 0
+        """The step of the curriculum: one shape at first, two soon, three from `THREE_SHAPES_FROM` on."""
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._memo:
@@ -99,8 +103,8 @@ class Batches:
 
     def _pictures(self, gallery: dict[int, list[Picture]]) -> tuple[Picture, ...]:
         """One picture, or two; those with more shapes come in as the training goes on."""
-        late = min(1.0, self.progress / 0.3)
-        shares = (1 - 0.7 * late, 0.4 * late, 0.4 * late if self.progress > 0.1 else 0.0)
+        late = min(1.0, self.step / CURRICULUM_STEPS)
+        shares = (1 - 0.7 * late, 0.4 * late, 0.4 * late if self.step > THREE_SHAPES_FROM else 0.0)
         first = self._rng.choice(gallery[self._rng.choices((1, 2, 3), shares)[0]])
         if len(first.scene) == 3:
             return (first,)
@@ -179,31 +183,36 @@ def train_language(
     model: Qwen3VLForConditionalGeneration,
     tokenizer: Qwen2Tokenizer,
     steps: int,
+    decaying: bool,
     budget: int,
     gallery_size: int,
     seed: int,
     average: Average,
     log: Callable[[str], None],
-    checkpoint: Callable[[int], None],
+    checkpoint: Callable[[str], None],
 ) -> None:
-    """Train everything but the frozen tower: each step one batch of pictures and one of text, per process."""
+    """Train everything but the frozen tower: each step one batch of pictures and one of text, per process.
+
+    First at a flat rate, through the curriculum; then, in a second call, with all of the data and a decaying rate.
+    """
+    part = "decaying" if decaying else "flat"
     gallery = make_gallery(model, gallery_size, random.Random(seed))  # noqa: S311 - seeded data, no secrets
     log(f"gallery of {sum(map(len, gallery.values()))} pictures")
     kinds = (Batches(tokenizer, gallery, budget, seed + 1), Batches(tokenizer, None, budget, seed + 2))
     streams = [iter(kind) for kind in kinds]
-    schedule = Schedule((model,), steps, decay_share=0.6)
+    schedule = Schedule((model,), steps, decay_steps=steps if decaying else 0)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     pad_id, image_id = vocabulary["<|endoftext|>"], vocabulary["<|image_pad|>"]
     means = [0.0, 0.0]
     for step in range(steps):
         for number, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
-            kind.progress = step / steps
+            kind.step = CURRICULUM_STEPS if decaying else step
             loss = batch_loss(model, next(stream), pad_id, image_id)
             (loss / 2).backward()  # type: ignore[no-untyped-call]
             means[number] += (loss.item() - means[number]) / min(step + 1, 50)
         average(schedule.parameters)
         schedule.step(step)
         if step % 50 == 49:
-            log(f"language {step + 1}/{steps} loss pictures {means[0]:.4f} text {means[1]:.4f}")
+            log(f"language, {part} {step + 1}/{steps} loss pictures {means[0]:.4f} text {means[1]:.4f}")
         if step % 500 == 499:
-            checkpoint(step + 1)
+            checkpoint(f"{part}-{step + 1}")

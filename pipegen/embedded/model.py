@@ -132,6 +132,22 @@ def save_model(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer
     (directory / CHECKSUMS).write_text(f"{digest(weights)}  {weights.name}\n")
 
 
+def load_weights(model: Qwen3VLForConditionalGeneration, directory: Path) -> None:
+    """Take the weights of a saved folder, as fp32."""
+    from safetensors.torch import load_file
+
+    missing, unexpected = model.load_state_dict(load_file(directory / "model.safetensors"), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:  # tied to the embedding
+        raise ValueError(f"{directory} is not a folder of this model: missing {missing}, unexpected {unexpected}")
+
+
+@torch.no_grad()
+def round_weights(model: Qwen3VLForConditionalGeneration) -> None:
+    """Round every weight to a value that bf16 can hold: what saving and loading does."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16().float())
+
+
 def export_text_only(source: Path, directory: Path) -> Path:
     """The language half of `source` as a `Qwen3ForCausalLM` folder with the same weights, in the same dtype."""
     from transformers import AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration as VisionLanguageModel

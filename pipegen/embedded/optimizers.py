@@ -51,21 +51,22 @@ def _orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Schedule:
-    """Both optimizers under one rate: a short warm-up, a flat part, then linear decay to zero."""
+    """Both optimizers under one rate: a short warm-up, a flat part, then linear decay to zero over the last `decay_steps`."""
 
-    def __init__(self, modules: Iterable[nn.Module], steps: int, decay_share: float, muon: float = 0.02):
+    def __init__(self, modules: Iterable[nn.Module], steps: int, decay_steps: int, muon: float = 0.02):
         named = {id(p): (n, p) for module in modules for n, p in module.named_parameters() if p.requires_grad}
         matrices = [p for n, p in named.values() if p.ndim == 2 and "embed" not in n]
         inside = {id(p) for p in matrices}
         others = [p for _, p in named.values() if id(p) not in inside]
         self.parameters: list[nn.Parameter] = [p for _, p in named.values()]
-        self.steps, self.decay_share = steps, decay_share
+        self.steps, self.decay_steps = steps, decay_steps
         adam = torch.optim.AdamW(others, lr=0.15 * muon, betas=(0.9, 0.95), weight_decay=0.0)
         self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [(Muon(matrices, muon), muon), (adam, 0.15 * muon)]
 
     def factor(self, step: int) -> float:
         """The share of the full rate at this step."""
-        return min(1.0, (step + 1) / 50, (self.steps - step) / (self.steps * self.decay_share))
+        left = (self.steps - step) / self.decay_steps if self.decay_steps else 1.0
+        return min(1.0, (step + 1) / 50, left)
 
     def step(self, step: int) -> None:
         """Update every parameter from its gradient, and drop the gradients."""

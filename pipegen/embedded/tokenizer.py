@@ -102,8 +102,8 @@ def train_tokenizer() -> Qwen2Tokenizer:
         vocab=bpe["vocab"],
         merges=[tuple(merge) for merge in bpe["merges"]],
         unk_token=None,
-        eos_token="<|im_end|>",  # noqa: S106
-        pad_token="<|endoftext|>",  # noqa: S106
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         extra_special_tokens=list(SPECIAL_TOKENS),
         model_max_length=MODEL_MAX_LENGTH,
         padding_side="left",

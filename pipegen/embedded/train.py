@@ -28,7 +28,8 @@ class Recipe:
 
     vision_steps: int = 2000
     vision_batch: int = 32
-    language_steps: int = 5000
+    flat_steps: int = 1000
+    decaying_steps: int = 3000
     token_budget: int = 1024
     gallery: int = 16384
     seed: int = 1
@@ -46,12 +47,12 @@ def _average(parameters: Sequence[nn.Parameter]) -> None:
         start += gradient.numel()
 
 
-def _work(rank: int, recipe: Recipe, out: Path, vision: Path | None) -> None:
+def _work(rank: int, recipe: Recipe, out: Path, resume: Path | None) -> None:
     """One of the processes. The first one writes logs and checkpoints."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{out.resolve()}/.rendezvous", rank=rank, world_size=PROCESSES)
     from pipegen.embedded.language_stage import train_language
-    from pipegen.embedded.model import build_model, save_model
+    from pipegen.embedded.model import build_model, load_weights, round_weights, save_model
     from pipegen.embedded.tokenizer import train_tokenizer
     from pipegen.embedded.vision_stage import same_size_shortcuts, train_vision
 
@@ -61,36 +62,40 @@ def _work(rank: int, recipe: Recipe, out: Path, vision: Path | None) -> None:
         if rank == 0:
             print(f"{time.monotonic() - began:7.0f} s  {line}", flush=True)
 
-    def checkpoint(step: int) -> None:
+    def checkpoint(name: str) -> None:
         if rank == 0:
-            save_model(model, tokenizer, out / "checkpoints" / str(step))
+            save_model(model, tokenizer, out / "checkpoints" / name)
+
+    def language(seed: int, steps: int, decaying: bool) -> None:
+        train_language(model, tokenizer, steps, decaying, recipe.token_budget, recipe.gallery, seed, _average, log, checkpoint)
 
     tokenizer = train_tokenizer()
     model = build_model(tokenizer, recipe.seed)
     same_size_shortcuts()
     log(f"{sum(p.numel() for p in model.parameters()):,} parameters, {recipe}")
     seed = recipe.seed + 1000 * rank
-    if vision is None:
+    if resume is None:
         train_vision(model, recipe.vision_steps, recipe.vision_batch, seed, _average, log)
-        if rank == 0:
-            torch.save(model.model.visual.state_dict(), out / "vision.pt")
+        language(seed + 100, recipe.flat_steps, decaying=False)
+        checkpoint("flat")
+        round_weights(model)
     else:
-        model.model.visual.load_state_dict(torch.load(vision))
+        load_weights(model, resume)
         model.model.visual.requires_grad_(False)
-    train_language(model, tokenizer, recipe.language_steps, recipe.token_budget, recipe.gallery, seed + 100, _average, log, checkpoint)
+    language(seed + 200, recipe.decaying_steps, decaying=True)
     if rank == 0:
         save_model(model, tokenizer, out)
     log("done")
     distributed.destroy_process_group()
 
 
-def train(out: Path, recipe: Recipe, vision: Path | None = None) -> None:
-    """Run the recipe and write the model to `out`; `vision` takes the tower of an earlier run."""
+def train(out: Path, recipe: Recipe, resume: Path | None = None) -> None:
+    """Run the recipe and write the model to `out`; `resume` takes the weights of an earlier run's flat part."""
     out.mkdir(parents=True, exist_ok=True)
     (out / ".rendezvous").unlink(missing_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     start: Any = torch.multiprocessing  # its functions are not exported as far as type checkers can tell
-    start.spawn(_work, (recipe, out, vision), nprocs=PROCESSES)
+    start.spawn(_work, (recipe, out, resume), nprocs=PROCESSES)
     (out / ".rendezvous").unlink(missing_ok=True)
 
 
@@ -99,13 +104,14 @@ def main() -> None:
     default = Recipe()
     parser = argparse.ArgumentParser(prog="python -m pipegen.embedded.train", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--vision", type=Path, help="vision.pt of an earlier run, to skip the first stage")
+    parser.add_argument("--resume", type=Path, help="checkpoints/flat of an earlier run: only the part with the decaying rate is done")
     parser.add_argument("--vision-steps", type=int, default=default.vision_steps)
-    parser.add_argument("--language-steps", type=int, default=default.language_steps)
+    parser.add_argument("--flat-steps", type=int, default=default.flat_steps)
+    parser.add_argument("--decaying-steps", type=int, default=default.decaying_steps)
     parser.add_argument("--token-budget", type=int, default=default.token_budget)
     parser.add_argument("--gallery", type=int, default=default.gallery)
     arguments = vars(parser.parse_args())
-    train(arguments.pop("out"), vision=arguments.pop("vision"), recipe=Recipe(**arguments))
+    train(arguments.pop("out"), resume=arguments.pop("resume"), recipe=Recipe(**arguments))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def train_vision(model: Qwen3VLForConditionalGeneration, steps: int, batch: int,
     rng = random.Random(seed)  # noqa: S311 - seeded data, no secrets
     tower = model.model.visual
     heads = nn.ModuleList(nn.Linear(HIDDEN, sum(CLASSES)) for _ in range(2))
-    schedule = Schedule((tower, heads), steps, decay_share=0.5)
+    schedule = Schedule((tower, heads), steps, decay_steps=steps // 2)
     for step in range(steps):
         grid = rng.choice(GRIDS)
         scenes = [sample_scene(rng, rng.choice((1, 2, 2, 3, 3))) for _ in range(batch)]
