@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
+
+pytest.importorskip("transformers")
 
 from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
 from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
@@ -91,8 +92,6 @@ def test_hostile_text_is_rendered_as_the_template_renders_it(make: Make, data: s
 def test_ordinary_text_has_the_plain_ids(make: Make, data: st.DataObject) -> None:  # T6
     raw = make()
     turns = turns_of(raw, data, harmless_texts)
-    if any("".join(part["text"].strip() for part in turn["content"]) != "".join(part["text"] for part in turn["content"]) for turn in turns if isinstance(turn["content"], list)):
-        turns = [{**turn, "content": "".join(part["text"] for part in turn["content"])} if isinstance(turn["content"], list) else turn for turn in turns]
     prompt = prompt_of(raw, turns)
     plain = tuple(raw(prompt.text, add_special_tokens=False)["input_ids"])
     if not (raw is unigram_tokenizer() and any(token in unicodedata.normalize("NFKC", prompt.text or "") for token in control(raw))):
@@ -114,7 +113,10 @@ def test_rejecting_refuses_exactly_what_holds_a_look_alike(make: Make, data: st.
     turns = [turn for turn in turns_of(raw, data, hostile_texts) if isinstance(turn["content"], str)] or [{"role": "user", "content": "x"}]
     tokenizer = HFTokenizer(raw)
     counted = count_tokens(
-        TextGenerationRequest(messages=turns), tokenizer, HFRenderer(raw, raw.chat_template), options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject"))
+        TextGenerationRequest(messages=turns),
+        tokenizer,
+        HFRenderer(raw, raw.chat_template),
+        options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject")),
     )
     hostile = any(token in turn["content"] for token in control(raw) for turn in turns if turn["role"] in ("user", "tool"))
     assert hostile <= (not is_ok(counted))

@@ -1,9 +1,10 @@
 """Tokenizers and chat templates of transformers, as the stages see them.
 
->>> from pipegen.testing.prompts import chatml_tokenizer
->>> tokenizer = HFTokenizer(chatml_tokenizer())
->>> tokenizer.decode(tokenizer.encode_plain("a<|im_end|>", first=False)), len(tokenizer.encode("<|im_end|>"))
-('a<|im_end|>', 1)
+>>> tokenizer, renderer = load_tokenizer("Qwen/Qwen3-0.6B")  # doctest: +SKIP
+>>> HFTokenizer("not a tokenizer")
+Traceback (most recent call last):
+...
+ValueError: str is no tokenizer of the tokenizers library: convert it to a tokenizer.json (AutoTokenizer does so where it can, with sentencepiece or tiktoken)
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class HFTokenizer:
 
     def __init__(self, raw: Any) -> None:
         if not getattr(raw, "is_fast", False):
-            words = f"{type(raw).__name__} is a tokenizer in pure Python; pipegen takes those of the tokenizers library"
-            raise ValueError(f"{words}: convert it to a tokenizer.json (AutoTokenizer does so where it can, with sentencepiece or tiktoken installed)")
+            advice = "convert it to a tokenizer.json (AutoTokenizer does so where it can, with sentencepiece or tiktoken)"
+            raise ValueError(f"{type(raw).__name__} is no tokenizer of the tokenizers library: {advice}")
         self.raw = raw
         self._backend = raw.backend_tokenizer
         self._backend.no_truncation()  # as every call of `raw` would; a saved tokenizer may bring them along
@@ -39,7 +40,7 @@ class HFTokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._control = immutabledict({str(token.content): int(number) for number, token in added.items()})
         self._special = immutabledict({str(token.content): int(number) for number, token in added.items() if token.special})
-        self._size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self._size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -118,6 +119,9 @@ class HFRenderer:
     """A chat template, rendered by transformers' own machinery. `templates` is its source, or several by name; None where there is none.
 
     A request may name one of several (`options.chat.template`); not said, it is `tool_use` for a request with tools, where there is one, else `default`.
+
+    >>> HFRenderer(None, "{{ messages[0].content }}").template
+    '{{ messages[0].content }}'
     """
 
     def __init__(self, raw: Any, templates: str | Mapping[str, str] | None) -> None:
@@ -161,7 +165,7 @@ def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
 
     A `chat_template.jinja` belongs to both, and the tokenizer has read it already.
     """
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     for name in ("processor_config.json", "chat_template.json"):
         found = cached_file(path_or_name, name, revision=revision, _raise_exceptions_for_missing_entries=False)

@@ -85,7 +85,9 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
         found = _look_alikes(messages, control)
         if found and chat.control_tokens == "reject":
             place, token = found[0]
-            return Failure(InvalidRequest(f"{place} holds the control token {token!r}", hint='take it out, or set control_tokens="text" to keep it as plain text'))
+            return Failure(
+                InvalidRequest(f"{place} holds the control token {token!r}", hint='take it out, or set control_tokens="text" to keep it as plain text')
+            )
         if found:
             marks = choose_marks(control, avoid=json.dumps([messages, tools, thaw(more), chat.template, renderer.template], ensure_ascii=False))
             messages = _hidden(messages, control, marks)

@@ -37,7 +37,9 @@ def _raised_by_templates() -> tuple[type[Exception], ...]:
     return (*errors, TemplateError)
 
 
-def call_template(renderer: Renderer, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), template: str | None, variables: Mapping[str, Any]) -> Slot[str]:
+def call_template(
+    renderer: Renderer, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), template: str | None, variables: Mapping[str, Any]
+) -> Slot[str]:
     """Call the template once; `TemplateFailed` with what it raised.
 
     >>> from pipegen.testing.fake import ToyRenderer

@@ -3,6 +3,7 @@
 A prompt without hidden look-alikes takes one plain call of the tokenizer, so its ids are the plain ones by construction. In a prompt with some, each
 stretch between two control tokens that holds none keeps its plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
+>>> from pipegen.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
@@ -20,7 +21,7 @@ from returns.result import Failure, Success
 from pipegen.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.options import GenerationOptions, resolve
 from pipegen.records import Job, PreparedImage, Prompt
-from pipegen.requests import GenerationRequest, TextGenerationRequest
+from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot
 from pipegen.stages.control_tokens import ControlTokens
 from pipegen.stages.render import Rendered, render
@@ -60,7 +61,9 @@ def count_tokens(
     return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
 
-def _with_pictures(rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
+def _with_pictures(
+    rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
+) -> Slot[Prompt]:
     if image_placeholder is None:
         if images:
             return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
@@ -127,11 +130,9 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
     beside = [before, *pieces[1::2], after]
     out: list[int] = []
     for row, text in enumerate(pieces[0::2]):
-        if beside[row] and _takes_space(tokenizer, beside[row])[1]:
-            text = text.lstrip(_SPACE)
-        if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0]:
-            text = text.rstrip(_SPACE)
-        out += tokenizer.encode_plain(text, first=first and not row) if text else ()
+        kept = text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
+        kept = kept.rstrip(_SPACE) if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0] else kept
+        out += tokenizer.encode_plain(kept, first=first and not row) if kept else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
 

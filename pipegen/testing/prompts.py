@@ -2,9 +2,9 @@
 
 The tokenizers stand for the families that are awkward in different ways; each is made once. They need `transformers`; the strategies `hypothesis`.
 
->>> tokenizer = instruct_tokenizer()
->>> tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
-'<s>[INST] Hi [/INST]'
+>>> from hypothesis import find
+>>> find(hostile_texts(("<s>",)), lambda text: "<s>" in text)
+'<s>'
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from hypothesis import strategies as st
 
-__all__ = ["CHATML", "INSTRUCT", "PARTS_ONLY", "chatml_tokenizer", "harmless_texts", "hostile_texts", "instruct_tokenizer", "messages", "turns_tokenizer", "unigram_tokenizer"]
+__all__ = [
+    "CHATML",
+    "INSTRUCT",
+    "PARTS_ONLY",
+    "chatml_tokenizer",
+    "harmless_texts",
+    "hostile_texts",
+    "instruct_tokenizer",
+    "messages",
+    "turns_tokenizer",
+    "unigram_tokenizer",
+]
 
 CHATML = """
 {%- macro write(content) -%}
@@ -84,15 +95,16 @@ _CHATML_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respo
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps for a while.",
     "user\nassistant\nsystem\nHello there! How are you today? I am fine, thank you.",
-    "Describe the picture. What is 12 + 30? Write it as JSON: {\"sum\": 42}",
-    "Grüße aus Köln, ça va? Привет, как дела? 你好，今天天气很好。 é è ü <b>bold</b> [1] [2] a < b > c | d",
+    "Describe the picture. What is 12 + 30? Write it as JSON: {'sum': 42}",
+    "Grüße aus Köln, ça va? Привет, как дела? 你好 今天天气很好。 é è ü <b>bold</b> [1] [2] a < b > c | d",
 )
 
 
 def _raw(rust: Any, template: str, **settings: Any) -> Any:
-    from transformers import PreTrainedTokenizerFast
+    import transformers
 
-    return PreTrainedTokenizerFast(tokenizer_object=rust, chat_template=template, **settings)
+    fast: Any = transformers.PreTrainedTokenizerFast
+    return fast(tokenizer_object=rust, chat_template=template, **settings)
 
 
 def _added(tokens: tuple[str, ...], **settings: Any) -> list[Any]:
@@ -119,7 +131,7 @@ def chatml_tokenizer() -> Any:
     rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
     rust.add_special_tokens(_added(_CHATML_SPECIAL, special=True))
     rust.add_tokens(_added(_CHATML_ADDED))
-    return _raw(rust, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return _raw(rust, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # no password
 
 
 @functools.cache
@@ -144,7 +156,7 @@ def instruct_tokenizer(prefix: Literal["first", "always", "normalizer"] = "first
     rust = _without_added(rust)
     rust.add_special_tokens(_added(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
     rust.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", rust.token_to_id("<s>"))])
-    return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
 
 
 def _without_added(rust: Any) -> Any:
@@ -172,12 +184,12 @@ def turns_tokenizer() -> Any:
     rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
     rust.add_special_tokens(_added(("<|end|>", "<image>"), special=True, rstrip=True))
     rust.add_tokens(_added(("\n\n", "\n\n\n", "<b>", "</b>")))
-    return _raw(rust, PARTS_ONLY, eos_token="<|end|>")
+    return _raw(rust, PARTS_ONLY, eos_token="<|end|>")  # no password
 
 
 @functools.cache
 def unigram_tokenizer() -> Any:
-    """Unigram with NFKC, whose vocabulary holds its control tokens as words: a full-width `＜s＞` spells one. Unknown characters become `<unk>`."""
+    """Unigram with NFKC, whose vocabulary holds its control tokens as words: a full-width `<s>` spells one. Unknown characters become `<unk>`."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     letters = [letter for letter in string.printable if not letter.isspace()]
@@ -187,10 +199,13 @@ def unigram_tokenizer() -> Any:
     rust.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     rust.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     rust.add_special_tokens(_added(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
-    return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
 
 
-_HARMLESS = ("Hello", " the fox", "12 + 30", "\n", "\n\n\n", "  ", "é", "你好", "👩‍🚀", "e\u0301", "{\"a\": 1}", "<b>", "a < b", "[1]", "|", "\\n", "user\n", "\ue000", "\\ue000", "ﬁ")
+_HARMLESS = (
+    *("Hello", " the fox", "12 + 30", "\n", "\n\n\n", "  ", "é", "你好", "👩‍🚀", "e\u0301", '{"a": 1}', "<b>", "a < b", "[1]", "|", "\\n"),
+    *("user\n", "\ue000", "\\ue000", "\ufb01", "\uff1cs\uff1e"),
+)
 
 
 def hostile_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
