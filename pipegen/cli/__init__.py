@@ -1,0 +1,17 @@
+"""The command line: `pipegen generate`, `pipegen demo`, `pipegen doctor`.
+
+Asking for help loads no torch, transformers, vllm or PIL; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line with these arguments (those of the process, if None) and exit: 0 all good, 1 something failed, 2 bad usage."""
+    from pipegen.cli.app import app
+
+    app(args=None if arguments is None else list(arguments), prog_name="pipegen")

@@ -1,0 +1,8 @@
+"""`python -m pipegen.cli` is the command `pipegen`."""
+
+from __future__ import annotations
+
+from pipegen.cli import main
+
+if __name__ == "__main__":
+    main()

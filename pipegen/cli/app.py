@@ -1,0 +1,175 @@
+"""The commands and their flags; what they do stands in the module of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from pipegen.cli.flags import with_option_flags
+
+__all__ = ["app"]
+
+
+class _InSections(TyperCommand):
+    """A command whose help shows its flags in sections, each with its whole name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section for each `rich_help_panel`, in the order of the flags."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            shown = parameter.get_help_record(ctx)
+            if shown is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
+        for name, rows in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+app = typer.Typer(
+    help="Generate text from prompts and pictures: render once, run on any engine, get the same text back, and never lose a request.",
+    epilog="Begin with:  pipegen demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of pictures"
+
+GENERATE = """Answer every request of IN: one line out for each line in, in order.
+
+IN is a file of JSON Lines, or - for stdin. Each line is one request:
+
+\b
+    {"id": "a", "prompt": "Once upon a time"}
+    {"id": "b", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
+    {"id": "c", "prompt": "Describe the image.", "images": ["pictures/cat.png"]}
+    {"id": "d", "prompt": "1, 2, 3,", "options": {"max_new_tokens": 20}}
+
+A prompt is completed as it stands, without a chat template; with pictures it is short for one user turn. Picture paths are relative to the folder
+of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
+
+IN may also be a folder of pictures, searched with its subfolders in natural order, with one --prompt for all of them.
+
+Each line of OUT is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}. A line that cannot
+be read is a failed line; the others go on.
+
+Options of a line win over flags, and flags over --options. Exit code: 0 all good, 1 some requests failed, 2 bad usage.
+"""
+
+EXAMPLES = """\b
+Examples:
+  pipegen generate requests.jsonl -o results.jsonl --model embedded --stop "\\n\\n"
+  pipegen generate photos/ --prompt "Describe it." --sidecar txt --model Qwen/Qwen3-VL-4B-Instruct
+  cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
+"""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"pipegen {version('pipegen')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Options of the whole program."""
+
+
+@app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
+@with_option_flags
+def generate(
+    source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of pictures.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)],
+    flags: dict[str, Any],
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
+    options: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
+    window: Annotated[int, typer.Option("--window", min=1, help="Requests held at a time.", rich_help_panel=FILES)] = 64,
+    image_root: Annotated[
+        str | None, typer.Option("--image-root", metavar="DIR", help="Picture paths start here, and nothing outside is read.", rich_help_panel=FILES)
+    ] = None,
+    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch pictures from http and https URLs.", rich_help_panel=FILES)] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host though its address is private.", rich_help_panel=FILES)
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each picture.", rich_help_panel=FOLDER)] = None,
+    system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
+    sidecar: Annotated[
+        str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its picture: a.png, a.txt.", rich_help_panel=FOLDER)
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
+    variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = 32,
+    dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
+    device: Annotated[str | None, typer.Option("--device", help="Such as cuda:0 or cpu.", rich_help_panel=MODEL)] = None,
+    device_map: Annotated[str | None, typer.Option("--device-map", help="Such as auto: spread the model over devices.", rich_help_panel=MODEL)] = None,
+    attn_implementation: Annotated[str | None, typer.Option("--attn-implementation", help="Such as sdpa or eager.", rich_help_panel=MODEL)] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", help="A LoRA adapter: folder or hub name.", rich_help_panel=MODEL)] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
+) -> None:
+    from pipegen.cli.generate import Files, run_generate
+    from pipegen.cli.usage import images_of, load_config_of, run_options
+
+    files = Files(
+        source=source,
+        out=out,
+        options_file=options,
+        overwrite=overwrite,
+        prompt=prompt,
+        system=system,
+        sidecar=sidecar,
+        brief=brief,
+        quiet=quiet,
+        window=window,
+    )
+    load = load_config_of(
+        model=model,
+        backend=backend,
+        variant=variant,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attn_implementation=attn_implementation,
+        adapter=adapter,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    raise typer.Exit(run_generate(files, load, run_options(flags, options), images_of(image_root, allow_http, allow_host or ())))
+
+
+@app.command(short_help="See it work, in the terminal and as an HTML page.")
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes.")] = Path("pipegen-demo.html"),
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """See it work: the embedded model on a handful of pictures and prompts, in the terminal and as an HTML page.
+
+    One picture is broken and one prompt is hostile, on purpose. Exit code: 0 when everything came out as it should, else 1.
+    """
+    from pipegen.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(out, show=show))
+
+
+@app.command(short_help="What is installed, and what each engine honours.")
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """What is installed, which engines can run here, what each honours, and what to install for the rest.
+
+    Exit code: 0 when an engine can run here, else 1.
+    """
+    from pipegen.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(as_json=as_json))

@@ -1,0 +1,131 @@
+"""`pipegen doctor`: what is installed, which engines can run here, what each honours, and what to install for the rest."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import Any
+
+from pipegen import strict_json
+from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.options import option_names
+
+__all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
+
+ENGINE_EXTRAS = {"hf": "hf"}
+"""The extra that each engine comes with: `pip install "pipegen[hf]"`."""
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub")
+"""Whose versions are told, in this order."""
+
+
+def examine() -> dict[str, Any]:
+    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices."""
+    engines = {name: _engine(extra) for name, extra in ENGINE_EXTRAS.items()}
+    return {
+        "pipegen": _version("pipegen"),
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "devices": _devices(),
+        "engines": engines,
+        "extras": {name: _missing(name) for name in ("hf", "peft") if _missing(name)},
+        "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
+        "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _needs(extra: str) -> tuple[str, ...]:
+    """What an extra of pipegen requires, such as `torch>=2.6`, by pipegen's own metadata."""
+    try:
+        requirements = metadata.requires("pipegen") or ()
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(one.split(";")[0].strip() for one in requirements if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one))
+
+
+def _missing(extra: str) -> list[str]:
+    """What an extra requires and is not there, or not in a version that it takes."""
+    requirements = _needs(extra)
+    problems = [] if requirements else ["pipegen itself is not installed as a package"]
+    for requirement in requirements:
+        found = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
+        name, versions = (found[1], found[3]) if found else (requirement, "")
+        if name.lower() == "pipegen":
+            continue
+        version = _version(name)
+        if version is None:
+            problems.append(f"{name} is not installed")
+        elif not _takes(versions, version):
+            problems.append(f"{name} {version} is installed; it takes {versions}")
+    return problems
+
+
+def _takes(versions: str, version: str) -> bool:
+    try:
+        from packaging.specifiers import SpecifierSet  # comes with transformers; without it, being there has to be enough
+    except ModuleNotFoundError:
+        return True
+    return SpecifierSet(versions).contains(version, prereleases=True)
+
+
+def _engine(extra: str) -> dict[str, Any]:
+    missing = _missing(extra)
+    return {"runs": not missing, "missing": missing, "install": f'pip install "pipegen[{extra}]"' if missing else None}
+
+
+def _devices() -> list[str]:
+    """Where torch can compute, best first; nothing where it is not installed."""
+    if _version("torch") is None:
+        return []
+    import torch
+
+    devices = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return [*devices, f"cpu ({torch.get_num_threads()} threads)"]
+
+
+def run_doctor(*, as_json: bool) -> int:
+    """Print what `examine` sees. The exit code: 0 when an engine can run here, else 1."""
+    seen = examine()
+    if as_json:
+        print(strict_json.dump(seen))
+    else:
+        _show(seen)
+    return 0 if any(engine["runs"] for engine in seen["engines"].values()) else 1
+
+
+def _show(seen: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(f"[bold]pipegen {seen['pipegen']}[/]  ·  Python {seen['python']}  ·  {seen['platform']}")
+    installed = ", ".join(f"{name} {version}" for name, version in seen["packages"].items() if version)
+    absent = ", ".join(name for name, version in seen["packages"].items() if not version)
+    console.print(f"\n[bold]Installed[/]      {installed}\n[bold]Not installed[/]  {absent or 'nothing is missing'}", soft_wrap=True)
+    console.print(f"[bold]Devices[/]        {', '.join(seen['devices']) or 'none: torch is not installed'}\n", soft_wrap=True)
+    for name, engine in seen["engines"].items():
+        verdict = "[green]can run here[/]" if engine["runs"] else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
+        console.print(f"[bold]{name}[/]  {verdict}", soft_wrap=True)
+    console.print("embedded  " + ("comes with pipegen, on hf" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs hf"))
+    for extra, problems in seen["extras"].items():
+        console.print(f'To get {extra}: [bold]pip install "pipegen\\[{extra}]"[/]  ({"; ".join(problems)})', soft_wrap=True)
+    table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("")
+    for engine in ENGINES:
+        table.add_column(engine, justify="center")
+    for name, feature in seen["features"].items():
+        table.add_row(f"{name} [dim]({feature['what']})[/]", *("yes" if engine in feature["engines"] else "-" for engine in ENGINES))
+    for name, engines in seen["options"].items():
+        table.add_row(name, *("yes" if engine in engines else "-" for engine in ENGINES))
+    console.print(table)

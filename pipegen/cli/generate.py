@@ -1,0 +1,165 @@
+"""`pipegen generate`: requests in, one line or sidecar out for each, in order, in constant memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pipegen.backends.extras import MissingExtra
+from pipegen.cli.inputs import SUFFIXES, Item, Place, from_folder, from_lines, pictures_in
+from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
+from pipegen.cli.progress import is_shown, progress
+from pipegen.cli.usage import open_route, refuse
+from pipegen.drive import imap
+from pipegen.fields import record
+from pipegen.options import GenerationOptions
+from pipegen.records import ModelLoadConfig
+from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.slots import Slot
+
+__all__ = ["Files", "run_generate"]
+
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""Exit codes as a shell gives them for SIGINT and SIGPIPE."""
+
+
+@record
+class Files:
+    """What is read and written, and how."""
+
+    source: str
+    out: str | None = None
+    options_file: Path | None = None
+    overwrite: bool = False
+    prompt: str | None = None
+    system: str | None = None
+    sidecar: str | None = None
+    brief: bool = False
+    quiet: bool = False
+    window: int = 64
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of pictures, where IN is one."""
+        return Path(self.source) if self.source != "-" and os.path.isdir(self.source) else None
+
+
+def run_generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy) -> int:
+    """Run it and give back the exit code: 0 all good, 1 some requests failed or their results could not be written; 130 and 141 as shells have it."""
+    _check(files, options)
+    began = time.monotonic()
+    tally = Tally()
+    try:
+        code = _generate(files, load, options, images, tally)
+    except KeyboardInterrupt:
+        say("interrupted; what was written is kept")
+        code = INTERRUPTED
+    if not files.quiet and code != BROKEN_PIPE:
+        say(tally.summary(time.monotonic() - began))
+    return code
+
+
+def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
+    with contextlib.ExitStack() as stack:
+        items, total = _open_source(files, images, stack)
+        route = stack.enter_context(open_route(load))
+        out = _open_out(files, stack)
+        moved = stack.enter_context(progress(total, shown=not files.quiet))
+        waiting = deque[Place]()
+        try:
+            for slot in imap(route, _handed(items, waiting), options, window=files.window, images=images):
+                place = waiting.popleft()
+                kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
+                tally.count(kept, place.id)
+                if out is not None:
+                    try:
+                        write_line(out, kept, place.id, brief=files.brief)
+                    except OSError as refusal:
+                        return _unwritable(out, refusal, files)
+                moved(place.read, f"{tally.succeeded} done, {tally.failed} failed, {tally.completion_tokens} tokens")
+        except MissingExtra as missing:
+            refuse(str(missing), "--model")
+    return 1 if tally.failed else 0
+
+
+def _handed(items: Iterator[Item], waiting: deque[Place]) -> Iterator[Slot[GenerationRequest]]:
+    """Hand requests to the driver and note, for those on their way, where their answers belong."""
+    for slot, place in items:
+        waiting.append(place)
+        yield slot
+
+
+def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
+    """What to do when a line could not be written. A reader that has gone is no news; its pipe must not be flushed again at exit."""
+    if isinstance(refusal, BrokenPipeError):
+        if out is sys.stdout.buffer:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    with contextlib.suppress(OSError):  # what could not be written can still not be written
+        out.close()
+    say(f"{files.out or 'stdout'} cannot be written: {refusal.strerror}; the lines before are kept")
+    return 1
+
+
+def _check(files: Files, options: GenerationOptions | None) -> None:
+    """Refuse flags that do not go together, and files that must not be written."""
+    if files.sidecar not in (None, "txt", "json"):
+        refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
+    if files.folder is None:
+        for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
+            if value is not None:
+                refuse("goes with a folder of pictures; each line of a file says its own", flag)
+    elif files.prompt is None:
+        refuse(f"{files.source} is a folder of pictures: say what to ask of them", "--prompt")
+    if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
+        refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
+    if files.out not in (None, "-"):
+        _check_out(Path(files.out or ""), files)
+
+
+def _check_out(out: Path, files: Files) -> None:
+    read = [Path(files.source), *([files.options_file] if files.options_file is not None else [])]
+    for name in read:
+        if out.exists() and name.exists() and out.samefile(name):
+            refuse(f"{out} is what is read; it would be lost", "--out")
+    if out.is_dir():
+        refuse(f"{out} is a folder; give a file in it", "--out")
+    if out.is_file() and not files.overwrite:
+        refuse(f"{out} exists already; --overwrite replaces it", "--out")
+    if not out.parent.is_dir():
+        refuse(f"there is no folder {out.parent}", "--out")
+
+
+def _open_source(files: Files, images: ImagePolicy, stack: contextlib.ExitStack) -> tuple[Iterator[Item], int | None]:
+    """The requests, and how much there is to read: bytes or pictures, None where unknown."""
+    if files.folder is not None:
+        if next(pictures_in(files.folder), None) is None:
+            refuse(f"{files.source} holds no pictures ({', '.join(sorted(SUFFIXES))})", "IN")
+        total = sum(1 for _ in pictures_in(files.folder)) if is_shown(not files.quiet) else None
+        return from_folder(files.folder, files.prompt or "", files.system, files.sidecar, files.overwrite), total
+    if files.source == "-":
+        return from_lines(sys.stdin.buffer, None), None
+    try:
+        stream = stack.enter_context(Path(files.source).open("rb"))  # noqa: SIM115  # the stack closes it
+    except OSError as refusal:
+        refuse(f"{files.source!r} cannot be read: {refusal.strerror}", "IN")
+    folder = None if images.root is not None else Path(files.source).absolute().parent
+    return from_lines(stream, folder), os.fstat(stream.fileno()).st_size or None
+
+
+def _open_out(files: Files, stack: contextlib.ExitStack) -> BinaryIO | None:
+    if files.out is None and files.sidecar is not None:
+        return None
+    if files.out in (None, "-"):
+        return sys.stdout.buffer
+    out = Path(files.out or "")
+    try:
+        return stack.enter_context(out.open("wb" if files.overwrite or not out.is_file() else "xb"))
+    except OSError as refusal:
+        refuse(f"{out} cannot be written: {refusal.strerror}", "--out")

@@ -1,0 +1,99 @@
+"""Where results go: JSON Lines, sidecars, and a summary on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from returns.result import Failure
+
+from pipegen import strict_json
+from pipegen.errors import InvalidRequest
+from pipegen.io import LineId, to_plain
+from pipegen.records import GenerationResult
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["Tally", "printable", "say", "write_line", "write_sidecar"]
+
+
+def printable(text: str) -> str:
+    r"""The text as a terminal may show it: control characters (but line feed and tab) become visible.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def write_line(out: BinaryIO, slot: Slot[GenerationResult], name: LineId, *, brief: bool) -> None:
+    """One line, written through at once."""
+    out.write(strict_json.dump(to_plain(slot, name, brief=brief)).encode() + b"\n")
+    out.flush()
+
+
+def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
+    """Write an answer beside its picture: as `.txt` the text alone, just as it is; as `.json` the whole line. A failure writes nothing.
+
+    Gives back the slot, failed where the file could not be written.
+    """
+    if not is_ok(slot):
+        return slot
+    body = slot.unwrap().text if file.suffix == ".txt" else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
+    try:
+        with file.open("wb" if overwrite else "xb") as stream:
+            stream.write(body.encode())
+    except FileExistsError:
+        return Failure(InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it"))
+    except OSError as refusal:
+        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {refusal.strerror}", hint="make room, or let the folder be written to"))
+    return slot
+
+
+@dataclass
+class Tally:
+    """What came out so far: a few numbers, however many requests there are."""
+
+    succeeded: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    """The first request that failed with each type of error, and its message."""
+
+    @property
+    def failed(self) -> int:
+        """How many failed."""
+        return self.errors.total()
+
+    def count(self, slot: Slot[GenerationResult], name: LineId) -> None:
+        """Count one request."""
+        if is_ok(slot):
+            result = slot.unwrap()
+            self.succeeded += 1
+            self.prompt_tokens += result.prompt_tokens
+            self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
+            return
+        error = slot.failure()
+        kind = type(error).__name__
+        self.errors[kind] += 1
+        self.first.setdefault(kind, f"{name}: {error.message}"[:300])
+
+    def summary(self, seconds: float) -> str:
+        """The whole run in a few lines.
+
+        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9).summary(1.5)
+        '2 requests in 1.5 s: 2 succeeded, 0 failed; 30 prompt tokens, 9 generated'
+        """
+        total = self.succeeded + self.failed
+        outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
+        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
+        lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
+        return "\n".join(lines)

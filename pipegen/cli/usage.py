@@ -1,0 +1,73 @@
+"""Flags to records, and what is wrong with them to the words of the command line (exit code 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from pipegen.cli.flags import flag_of, options_of_flags
+from pipegen.config import read_options
+from pipegen.fields import InvalidField
+from pipegen.options import GenerationOptions, merge
+from pipegen.records import ModelLoadConfig
+from pipegen.requests import ImagePolicy
+
+if TYPE_CHECKING:
+    from pipegen.route import Route
+
+__all__ = ["images_of", "load_config_of", "open_route", "refuse", "run_options"]
+
+
+def refuse(message: str, *flags: str) -> NoReturn:
+    """Bad usage: say so and exit with 2."""
+    raise typer.BadParameter(message, param_hint=" / ".join(flags) or None)
+
+
+def run_options(flags: dict[str, Any], file: Path | None) -> GenerationOptions | None:
+    """The options of the whole run: flags win over the file."""
+    said = options_of_flags(flags) if flags else None
+    if file is None:
+        return said
+    try:
+        return merge(said, read_options(file))
+    except InvalidField as refusal:
+        refuse(str(refusal), "--options")
+
+
+def load_config_of(**said: Any) -> ModelLoadConfig:
+    """The model's load settings. Each is tried alone first, so that the refusal names its flag."""
+    for name, value in said.items():
+        try:
+            ModelLoadConfig(**{"model": "embedded", name: value})
+        except InvalidField as refusal:
+            refuse(str(refusal), flag_of(name))
+    return ModelLoadConfig(**said)
+
+
+def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
+    """Which picture sources may be read."""
+    if root is not None and not Path(root).is_dir():
+        refuse(f"there is no folder {root!r}", "--image-root")
+    if allowed_hosts and not allow_http:
+        refuse("takes --allow-http too", "--allow-host")
+    try:
+        return ImagePolicy(root=root, allow_http=allow_http, allowed_hosts=tuple(allowed_hosts))
+    except InvalidField as refusal:
+        refuse(str(refusal), "--allow-host")
+
+
+def open_route(load: ModelLoadConfig) -> Route:
+    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
+    from pipegen import backends
+
+    try:
+        route = backends.load(load)
+        _ = route.engine.capabilities
+    except InvalidField as refusal:
+        refuse(str(refusal), "--backend")
+    except (ImportError, OSError, ValueError) as refusal:  # a missing extra; no such checkpoint; one that transformers does not know
+        refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
+    return route

@@ -1,0 +1,77 @@
+"""`pipegen doctor`: what is there, what runs, and what to install."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+
+import pytest
+
+from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.cli import main
+from pipegen.cli.doctor import ENGINE_EXTRAS, examine
+from pipegen.options import option_names
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as leaving:
+        main(["doctor", *arguments])
+    return leaving.value.code, capsys.readouterr().out
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with pipegen and nothing else."""
+    real = metadata.version
+
+    def version(package: str) -> str:
+        if package != "pipegen":
+            raise metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_every_engine_has_its_extra() -> None:
+    assert set(ENGINE_EXTRAS) == set(ENGINES)
+
+
+def test_the_table_of_what_each_engine_honours_is_printed_whole(capsys: pytest.CaptureFixture[str], bare: None) -> None:  # C5
+    _, shown = doctor(capsys)
+    rows = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line.split()}
+    assert {name: rows.get(name) for name in (*FEATURES, *option_names())} == {
+        name: "yes" if name in ENGINES["hf"] else "-" for name in (*FEATURES, *option_names())
+    }
+
+
+def test_a_bare_machine_is_told_what_to_install(capsys: pytest.CaptureFixture[str], bare: None) -> None:
+    code, shown = doctor(capsys)
+    assert code == 1
+    assert 'pip install "pipegen[hf]"' in shown
+    assert "torch is not installed" in shown
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str], bare: None) -> None:
+    code, shown = doctor(capsys, "--json")
+    seen = json.loads(shown)
+    assert code == 1
+    assert seen == examine()
+    assert seen["engines"]["hf"] == {"runs": False, "missing": seen["extras"]["hf"], "install": 'pip install "pipegen[hf]"'}
+    assert seen["devices"] == []
+    assert seen["options"]["no_repeat_ngram_size"] == ["hf"]
+
+
+def test_an_old_package_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("packaging")
+    monkeypatch.setattr(metadata, "version", lambda package: "1.0")
+    monkeypatch.setattr("pipegen.cli.doctor._devices", list)
+    missing = examine()["engines"]["hf"]["missing"]
+    assert any(words.startswith("transformers 1.0 is installed; it takes ") for words in missing)
+
+
+def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    seen = examine()
+    assert seen["engines"]["hf"] == {"runs": True, "missing": [], "install": None}
+    assert seen["devices"][-1].startswith("cpu")

@@ -1,0 +1,70 @@
+"""Flags from option records, and what the program as a whole does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipegen.cli import main
+from pipegen.cli.flags import HELP, flag_of, options_of_flags, unescape
+from pipegen.options import DEFAULTS, StopOptions, flat_values, option_names, options_from
+
+
+def test_every_option_has_a_flag_and_every_flag_an_option() -> None:
+    assert sorted(HELP) == sorted(option_names())
+
+
+def test_help_names_every_flag_in_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as leaving:
+        main(["generate", "--help"])
+    shown = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert [name for name in option_names() if flag_of(name) not in shown] == []
+    assert "pipegen generate requests.jsonl -o results.jsonl --model embedded" in shown
+
+
+def test_flags_say_what_the_records_hold() -> None:
+    values = {name: value for name, value in flat_values(DEFAULTS).items() if value is not None and name != "template_kwargs"}
+    assert flat_values(options_of_flags(values)) == {**flat_values(options_from(values)), "template_kwargs": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(r"\n\n", "\n\n"), (r"\\n", r"\n"), (r"\t|\r", "\t|\r"), (r"\u000a\u00e9", "\né"), (r"\boxed", r"\boxed"), ("\\", "\\"), (r"\u12", r"\u12"), ("a\nb", "a\nb")],
+)
+def test_escapes_in_a_stop_are_read_and_other_backslashes_kept(given: str, meant: str) -> None:
+    assert unescape(given) == meant
+    assert options_of_flags({"stop": [given]}).stop == StopOptions(stop=(meant,))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["demo", "--help"], ["doctor", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:  # C6
+    code = f"""
+import sys
+from pipegen.cli import main
+try:
+    main({arguments!r})
+except SystemExit as leaving:
+    assert leaving.code == 0, leaving.code
+heavy = {{"torch", "transformers", "vllm", "PIL", "numpy", "rich.console"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
+
+
+def test_the_module_is_the_command_too() -> None:
+    ran = subprocess.run([sys.executable, "-m", "pipegen.cli", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("pipegen ")
+
+
+def test_without_a_command_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([])
+    shown = "".join(capsys.readouterr())
+    assert leaving.value.code == 2
+    assert all(name in shown for name in ("generate", "demo", "doctor"))

@@ -1,0 +1,159 @@
+"""`pipegen generate` over a folder of pictures, and the sidecars beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.cli.inputs import natural, pictures_in
+from pipegen.testing.fake import FakeEngine
+
+Command = Callable[..., Any]
+ASK = ("--model", "fake", "--prompt", "What is it?")
+
+
+def made(folder: Path, *names: str, data: bytes = b"good") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def found(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in pictures_in(folder)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return made(tmp_path / "photos", "img10.png", "img9.PNG", "a.JPeG", "notes.txt", ".hidden.png", ".git/x.png", "b/2.webp", "b/11.webp", "b/c/1.tif")
+
+
+def test_pictures_come_in_natural_order_with_their_subfolders(photos: Path) -> None:
+    assert found(photos) == ["a.JPeG", "b/2.webp", "b/11.webp", "b/c/1.tif", "img9.PNG", "img10.png"]
+
+
+@pytest.mark.parametrize("names", [["2", "10", "a2", "a10", "A10b"], ["01", "1", "1a"], ["x", "x1", "x1.5", "x1.10"]])
+def test_numbers_in_names_count_by_their_value(names: list[str]) -> None:
+    assert sorted(reversed(names), key=natural) == names
+
+
+def test_links_are_followed_and_loops_end(tmp_path: Path, photos: Path) -> None:
+    elsewhere = made(tmp_path / "elsewhere", "far.png", "deep/er.png")
+    (photos / "loop").symlink_to(photos)
+    (photos / "up").symlink_to(tmp_path)
+    (photos / "b" / "again").symlink_to(photos / "b")
+    (photos / "far").symlink_to(elsewhere)
+    (photos / "far2").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(photos)
+    (elsewhere / "itself").symlink_to(elsewhere)
+    (photos / "one.png").symlink_to(elsewhere / "far.png")
+    (photos / "self").symlink_to("self")
+    links = [name for name in found(photos) if name.startswith(("far", "loop", "up", "b/again", "one"))]
+    assert links == ["far/deep/er.png", "far/far.png", "one.png"]
+
+
+def test_what_cannot_be_read_is_named(photos: Path) -> None:
+    (photos / "gone.png").symlink_to("nowhere.png")
+    os.mkfifo(photos / "pipe.png")
+    assert "gone.png" in found(photos)
+    assert "pipe.png" not in found(photos)
+
+
+def test_one_prompt_for_all_and_the_path_for_an_id(command: Command, engine: FakeEngine, photos: Path, tmp_path: Path, written: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    ran = command("generate", photos, *ASK, "--system", "Be brief.", "-o", out)
+    assert (ran.code, ran.out) == (0, [])
+    assert [line["id"] for line in written(out)] == found(photos)
+    prompt = engine.calls[0][0].prompt.text
+    assert prompt is not None
+    assert prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
+    assert prompt.index("<|image_pad|>") < prompt.index("What is it?")
+
+
+def test_a_picture_that_cannot_be_read_fails_alone(command: Command, photos: Path) -> None:
+    (photos / "gone.png").symlink_to("nowhere.png")
+    made(photos, "bad.png", data=b"broken")
+    ran = command("generate", photos, *ASK)
+    assert {line["id"] for line in ran.out if not line["ok"]} == {"gone.png", "bad.png"}
+    assert ran.code == 1
+
+
+def test_text_sidecars_hold_the_answer_just_as_it_is(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+    folder = made(tmp_path / "photos", "a.png", "b/c.d.JPG")
+    engine.script = " Ein Bär.\r\n\n"
+    ran = command("generate", folder, *ASK, "--sidecar", "txt")
+    assert (ran.code, ran.out) == (0, [])
+    assert (folder / "a.txt").read_bytes() == (folder / "b" / "c.d.txt").read_bytes() == " Ein Bär.\r\n\n".encode()
+
+
+def test_json_sidecars_hold_the_line(command: Command, tmp_path: Path, written: Any) -> None:
+    folder = made(tmp_path / "photos", "a.png")
+    command("generate", folder, *ASK, "--sidecar", "json", "-o", tmp_path / "out.jsonl", "--samples", "2")
+    assert [json.loads((folder / "a.json").read_text())] == written(tmp_path / "out.jsonl")
+
+
+def test_a_failed_picture_writes_no_sidecar(command: Command, tmp_path: Path) -> None:
+    folder = made(made(tmp_path / "photos", "a.png"), "bad.png", data=b"broken")
+    assert command("generate", folder, *ASK, "--sidecar", "txt").code == 1
+    assert sorted(os.listdir(folder)) == ["a.png", "a.txt", "bad.png"]
+
+
+def test_an_existing_sidecar_is_kept_and_its_picture_never_reaches_the_engine(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+    folder = made(tmp_path / "photos", "a.png", "b.png")
+    (folder / "a.txt").write_text("precious")
+    ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", "-")
+    assert ran.code == 1
+    assert (folder / "a.txt").read_text() == "precious"
+    assert ran.out[0]["error"]["hint"] == "--overwrite replaces it"
+    assert [len(call) for call in engine.calls] == [1]
+    assert command("generate", folder, *ASK, "--sidecar", "txt", "--overwrite").code == 0
+    assert (folder / "a.txt").read_text() == "Hello END of it"
+
+
+def test_a_sidecar_that_appears_in_the_meantime_is_kept(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+    folder = made(tmp_path / "photos", "a.png")
+
+    def script(encoded: Any) -> str:
+        (folder / "a.txt").write_text("precious")
+        return "Hi"
+
+    engine.script = script
+    ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", "-")
+    assert (ran.code, ran.out[0]["ok"], (folder / "a.txt").read_text()) == (1, False, "precious")
+
+
+def test_two_pictures_never_share_a_sidecar(command: Command, tmp_path: Path) -> None:
+    folder = made(tmp_path / "photos", "a.jpg", "a.png")
+    for _ in range(2):
+        ran = command("generate", folder, *ASK, "--sidecar", "txt", "--overwrite", "-o", "-")
+        assert [line["ok"] for line in ran.out] == [True, False]
+        assert "a.txt is the sidecar of a.jpg already" in ran.out[1]["error"]["message"]
+
+
+def test_a_sidecar_that_cannot_be_written_fails_its_picture(command: Command, tmp_path: Path) -> None:
+    folder = made(tmp_path / "photos", "a.png", "b.png")
+    (folder / "a.txt").mkdir()
+    ran = command("generate", folder, *ASK, "--sidecar", "txt", "--overwrite", "-o", "-")
+    assert [line["ok"] for line in ran.out] == [False, True]
+    assert "a.txt cannot be written" in ran.out[0]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--model", "fake"], "--prompt"), ([*ASK, "--sidecar", "txt", "--samples", "2"], "--sidecar json"), ([*ASK, "--sidecar", "xml"], "txt or json")],
+)
+def test_a_folder_takes_a_prompt_and_a_sidecar_one_answer(command: Command, photos: Path, flags: list[str], words: str) -> None:
+    ran = command("generate", photos, *flags)
+    assert ran.code == 2
+    assert words in ran.err
+
+
+def test_a_folder_without_pictures_is_bad_usage(command: Command, tmp_path: Path) -> None:
+    ran = command("generate", made(tmp_path / "photos", "notes.txt"), *ASK)
+    assert ran.code == 2
+    assert "holds no pictures" in ran.err

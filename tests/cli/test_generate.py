@@ -1,0 +1,357 @@
+"""`pipegen generate` over a file: one line out for each line in, in order, whatever the lines are."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.fake import FakeEngine
+
+Command = Callable[..., Any]
+HI = {"prompt": "Hi"}
+
+
+def said(engine: FakeEngine) -> pg.GenerationOptions:
+    """The effective options of the last call's first row."""
+    return engine.calls[-1][0].options
+
+
+def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command, engine: FakeEngine, tmp_path: Path, written: Any) -> None:
+    (tmp_path / "good.png").write_bytes(b"good")
+    (tmp_path / "bad.png").write_bytes(b"broken")
+    kinds: list[Callable[[int], str]] = [
+        lambda n: json.dumps({"id": f"r{n}", "prompt": f"text {n}"}),
+        lambda n: json.dumps({"id": f"r{n}", "messages": [{"role": "user", "content": f"chat {n}"}]}),
+        lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["good.png"]}),
+        lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["bad.png"]}),
+        lambda n: json.dumps({"id": f"r{n}", "prompt": "What?", "images": ["nowhere.png"]}),
+        lambda n: '{"id": "cut off',
+        lambda n: json.dumps({"id": f"r{n}", "prompt": "Hi", "options": {"temprature": 1}}),
+    ]
+    good = [True, True, True, False, False, False, False]
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(kinds[n % 7](n) for n in range(1000)))
+    out = tmp_path / "out.jsonl"
+    ran = command("generate", source, "-o", out, "--model", "fake")
+    lines = written(out)
+    assert [line["id"] for line in lines] == [str(n + 1) if n % 7 == 5 else f"r{n}" for n in range(1000)]
+    assert [line["ok"] for line in lines] == [good[n % 7] for n in range(1000)]
+    assert ran.code == 1
+    assert len(engine.calls) == 16  # windows of 64
+    assert "1000 requests" in ran.err
+    assert "429 succeeded, 571 failed" in ran.err
+    assert "286 BadImage" in ran.err
+    assert "285 InvalidRequest, the first is 6: line 6: not JSON" in ran.err
+
+
+def test_one_broken_picture_among_32_fails_alone_in_one_call(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:  # B4
+    (tmp_path / "good.png").write_bytes(b"good")
+    (tmp_path / "bad.png").write_bytes(b"broken")
+    source = jsonl(*({"prompt": "What?", "images": ["bad.png" if n == 17 else "good.png"]} for n in range(32)))
+    ran = command("generate", source, "--model", "fake")
+    assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(32)]
+    assert [n for n, line in enumerate(ran.out) if not line["ok"]] == [17]
+    assert ran.out[17]["error"]["type"] == "BadImage"
+    assert [len(call) for call in engine.calls] == [31]
+
+
+def test_a_line_tells_the_whole_result(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl({"id": 7, **HI, "options": {"stop": ["END"]}}), "--model", "fake")
+    (line,) = ran.out
+    assert (line["id"], line["ok"], line["text"], line["finish"], line["stop"]) == (7, True, "Hello ", "stop_string", "END")
+    assert set(line) == {"ok", *pg.GenerationResult.__dataclass_fields__}
+    assert line["token_ids"] == list(b"Hello END")
+    assert ran.code == 0
+
+
+def test_brief_lines_hold_no_ids(command: Command, jsonl: Any) -> None:
+    (line,) = command("generate", jsonl(HI), "--model", "fake", "--brief").out
+    assert "token_ids" not in line
+    assert line["completion_tokens"] == 15
+
+
+def test_stdin_to_stdout_with_blank_lines_and_no_ids(command: Command) -> None:
+    ran = command("generate", "-", "--model", "fake", "-o", "-", stdin=b'{"prompt": "a"}\n\n{"prompt": "b"}')
+    assert [line["id"] for line in ran.out] == ["1", "3"]
+
+
+def test_no_lines_give_no_lines_and_no_call(command: Command, engine: FakeEngine, jsonl: Any) -> None:  # B3
+    ran = command("generate", jsonl(), "--model", "fake")
+    assert (ran.code, ran.out, engine.calls) == (0, [], [])
+
+
+# Options
+
+
+def test_a_line_wins_over_flags_and_flags_over_the_file(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("top_k: 1\nmax_new_tokens: 1\nseed: 1\nstrip_whitespace: true\n")
+    source = jsonl({**HI, "options": {"top_k": 3}})
+    command("generate", source, "--model", "fake", "--options", file, "--max-new-tokens", "2", "--top-k", "2")
+    options = said(engine)
+    assert (options.top_k, options.max_new_tokens, options.seed) == (3, 2, 1)
+    assert options.decode is not None
+    assert options.decode.strip_whitespace is True
+
+
+def test_every_kind_of_flag_reaches_the_engine(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+    flags = ["--stop", r"\n\n", "--stop", r"\boxed\\n", "--stop-token-ids", "5", "--stop-token-ids", "6", "--no-skip-special-tokens", "--enable-thinking"]
+    flags += ["--temperature", "0.5", "--min-pixels", "3", "--control-tokens", "ALLOW", "--template-kwargs", '{"a": [1]}', "--logprobs"]
+    command("generate", jsonl(HI), "--model", "fake", *flags)
+    options = said(engine)
+    assert options.stop == pg.StopOptions(stop=("\n\n", r"\boxed\n"), stop_token_ids=(5, 6), ignore_eos=False)
+    assert (options.decode.skip_special_tokens, options.chat.enable_thinking, options.chat.control_tokens) == (False, True, "allow")  # type: ignore[union-attr]
+    assert (options.temperature, options.preprocess.min_pixels, options.logprobs) == (0.5, 3, True)  # type: ignore[union-attr]
+    assert options.chat.template_kwargs == {"a": (1,)}  # type: ignore[union-attr]
+
+
+def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, engine: FakeEngine, jsonl: Any) -> None:  # C8
+    (first,) = command("generate", jsonl(HI), "--model", "fake", "--stop", "END", "--seed", "3", "--enable-thinking", "--top-k", "4").out
+    before = said(engine)
+    (again,) = command("generate", jsonl({**HI, "options": first["options"]}), "--model", "fake").out
+    assert said(engine) == before
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--temprature", "0.2"], ["--temprature", "--temperature"]),  # C1
+        (["--temperature", "-1"], ["--temperature", "a number of at least 0"]),  # C2
+        (["--temperature", "nan"], ["--temperature", "not nan"]),
+        (["--top-p", "0"], ["--top-p", "above 0 and at most 1"]),
+        (["--max-new-tokens", "12.9"], ["--max-new-tokens", "integer"]),
+        (["--max-new-tokens", "0"], ["--max-new-tokens", "at least 1"]),
+        (["--seed", "x"], ["--seed", "integer"]),
+        (["--stop", ""], ["--stop", "position 0"]),
+        (["--control-tokens", "txt"], ["--control-tokens", "did you mean 'text'"]),
+        (["--template-kwargs", "{"], ["--template-kwargs", "Expecting property name"]),
+        (["--template-kwargs", "[1]"], ["--template-kwargs", "a mapping"]),
+        (["--min-pixels", "9", "--max-pixels", "3"], ["min_pixels of at most max_pixels"]),  # P2
+        (["--dtype", "nn"], ["--dtype", "bfloat16"]),  # C7
+        (["--variant", "vision"], ["--variant", "'vlm'"]),  # C3
+        (["--batch-size", "0"], ["--batch-size", "at least 1"]),
+        (["--window", "0"], ["--window"]),
+        (["--image-root", "/no/such/folder"], ["--image-root"]),
+        (["--allow-host", "localhost"], ["--allow-host", "--allow-http"]),
+        (["--prompt", "x"], ["--prompt", "folder of pictures"]),
+        (["--system", "x"], ["--system"]),
+        (["--sidecar", "txt"], ["--sidecar"]),
+        (["--sidecar", "xml"], ["--sidecar", "txt or json"]),
+        (["--options", "/nowhere.yaml"], ["--options", "/nowhere.yaml"]),
+    ],
+)
+def test_a_bad_flag_is_bad_usage_and_is_named(command: Command, engine: FakeEngine, jsonl: Any, flags: list[str], words: list[str]) -> None:
+    ran = command("generate", jsonl(HI), "--model", "fake", *flags)
+    assert ran.code == 2
+    assert all(word in ran.err for word in words), ran.err
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize("name", ["options.json", "options.yaml"])
+def test_a_bad_option_in_the_file_is_bad_usage_and_is_named_with_its_place(command: Command, jsonl: Any, tmp_path: Path, name: str) -> None:  # C1
+    (tmp_path / name).write_text('{"temprature": 0.2}')
+    ran = command("generate", jsonl(HI), "--model", "fake", "--options", tmp_path / name)
+    assert ran.code == 2
+    assert name in ran.err
+    assert "did you mean 'temperature'" in ran.err
+
+
+def test_a_bad_option_in_a_line_fails_that_line(command: Command, jsonl: Any) -> None:  # C1
+    ran = command("generate", jsonl({**HI, "options": {"temprature": 1}}, {**HI, "options": {"top_p": 5}}, HI), "--model", "fake")
+    assert [line["ok"] for line in ran.out] == [False, False, True]
+    assert "line 1: options: there is no option 'temprature'; did you mean 'temperature'?" in ran.out[0]["error"]["message"]
+    assert "line 2" in ran.out[1]["error"]["message"]
+    assert ran.code == 1
+
+
+def test_a_line_that_contradicts_the_flags_fails_alone(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl({**HI, "options": {"min_new_tokens": 9}}, HI), "--model", "fake", "--max-new-tokens", "3")
+    assert [line["ok"] for line in ran.out] == [False, True]
+
+
+def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(capsys: pytest.CaptureFixture[str], jsonl: Any, tmp_path: Path) -> None:
+    from pipegen.cli import main
+
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    with pytest.raises(SystemExit) as leaving:
+        main(["generate", str(jsonl(HI)), "-o", str(out), "--overwrite", "--model", str(tmp_path / "no-model")])
+    assert leaving.value.code == 2
+    assert "no-model" in capsys.readouterr().err
+    assert out.read_text() == "precious\n"
+
+
+# Pictures
+
+
+def test_pictures_are_the_same_from_path_file_url_and_data_url(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.png").write_bytes(b"some picture")
+    data = "data:image/png;base64," + base64.b64encode(b"some picture").decode()
+    sources = ["sub/a.png", str(tmp_path / "sub" / "a.png"), (tmp_path / "sub" / "a.png").as_uri(), data]
+    lines = [{"prompt": "What?", "images": [source]} for source in sources]
+    parts = [{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": source}}]}]} for source in sources]
+    ran = command("generate", jsonl(*lines, *parts), "--model", "fake")
+    assert len({tuple(line["image_digests"]) for line in ran.out}) == 1
+    assert ran.code == 0
+
+
+def test_relative_paths_start_at_the_current_folder_for_stdin(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"some picture")
+    monkeypatch.chdir(tmp_path)
+    assert command("generate", "-", "--model", "fake", stdin=b'{"prompt": "What?", "images": ["a.png"]}').code == 0
+
+
+def test_with_a_root_paths_start_there_and_nothing_gets_out(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "in.png").write_bytes(b"in")
+    (tmp_path / "out.png").write_bytes(b"out")
+    (root / "link.png").symlink_to(tmp_path / "out.png")
+    sources = ["in.png", "../out.png", "link.png", str(tmp_path / "out.png"), (tmp_path / "out.png").as_uri()]
+    ran = command("generate", jsonl(*({"prompt": "What?", "images": [source]} for source in sources)), "--model", "fake", "--image-root", root)
+    assert [line["ok"] for line in ran.out] == [True, False, False, False, False]
+
+
+def test_http_is_refused_unless_allowed_and_private_hosts_even_then(command: Command, jsonl: Any) -> None:  # P8
+    source = jsonl({"prompt": "What?", "images": ["http://127.0.0.1:9/a.png"]})
+    assert "allow_http" in command("generate", source, "--model", "fake").out[0]["error"]["message"]
+    assert command("generate", source, "--model", "fake", "--allow-http").out[0]["error"]["type"] == "BadImage"
+
+
+# Files
+
+
+def test_an_existing_out_is_kept_unless_it_may_be_overwritten(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
+    assert (ran.code, out.read_text(), engine.calls) == (2, "precious\n", [])
+    assert "--overwrite" in ran.err
+    assert command("generate", jsonl(HI), "-o", out, "--model", "fake", "--overwrite").code == 0
+    assert len(written(out)) == 1
+
+
+def test_what_is_read_is_never_written(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    source = jsonl(HI)
+    before = source.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(source)
+    options = tmp_path / "options.json"
+    options.write_text("{}")
+    assert command("generate", source, "-o", source, "--model", "fake", "--overwrite").code == 2
+    assert command("generate", source, "-o", tmp_path / "link.jsonl", "--model", "fake", "--overwrite").code == 2
+    assert command("generate", source, "-o", options, "--options", options, "--model", "fake", "--overwrite").code == 2
+    assert (source.read_bytes(), options.read_text()) == (before, "{}")
+
+
+def test_places_that_cannot_be_written_or_read_are_bad_usage(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    assert command("generate", jsonl(HI), "-o", tmp_path, "--model", "fake").code == 2
+    assert command("generate", jsonl(HI), "-o", tmp_path / "no" / "out.jsonl", "--model", "fake").code == 2
+    assert command("generate", tmp_path / "nowhere.jsonl", "--model", "fake").code == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_said_and_is_no_success(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl(HI), "-o", "/dev/full", "--model", "fake")
+    assert ran.code == 1
+    assert "No space left" in ran.err
+
+
+def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
+    assert command("generate", jsonl(HI), "-o", os.devnull, "--model", "fake").code == 0
+
+
+def test_no_more_than_a_window_is_read_ahead_and_every_line_is_written_at_once(command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    ahead: list[int] = []
+
+    class Counted(io.BytesIO):
+        reads = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            Counted.reads += 1
+            return super().readline(size)
+
+    def script(encoded: Any) -> str:
+        ahead.append(Counted.reads - len(out.read_bytes().splitlines()))
+        return "Hi"
+
+    engine.script = script
+    stdin = io.TextIOWrapper(Counted(b'{"prompt": "a"}\n' * 100))
+    monkeypatch.setattr(io, "TextIOWrapper", lambda stream: stdin)  # what the `command` fixture wraps stdin in
+    assert command("generate", "-", "-o", out, "--model", "fake", "--window", "5").code == 0
+    assert len(ahead) == 100
+    assert max(ahead) <= 5 + 1
+
+
+def test_an_interrupt_keeps_the_lines_so_far(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    def script(encoded: Any) -> str:
+        if encoded.request.id == "c":
+            raise KeyboardInterrupt
+        return "Hi"
+
+    engine.script = script
+    out = tmp_path / "out.jsonl"
+    ran = command("generate", jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--window", "1")
+    assert ran.code == 130
+    assert [line["id"] for line in written(out)] == ["a", "b"]
+    assert "2 requests" in ran.err
+    assert engine.closed == 1
+
+
+def test_a_bug_raises_and_is_no_line(engine: FakeEngine, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.cli import main
+
+    engine.answers = 3
+    monkeypatch.setattr("pipegen.cli.generate.open_route", lambda load: pg.route(engine))
+    with pytest.raises(pg.ContractError):
+        main(["generate", str(jsonl(HI)), "--model", "fake"])
+
+
+def test_a_failed_call_fails_its_lines(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+    engine.fault = pg.CallFailed(pg.BackendFailed("down", backend="fake", incident="i1"))
+    ran = command("generate", jsonl(HI, HI), "--model", "fake")
+    assert [line["error"]["incident"] for line in ran.out] == ["i1", "i1"]
+    assert ran.code == 1
+
+
+def test_quiet_says_nothing(command: Command, jsonl: Any) -> None:
+    assert command("generate", jsonl("nonsense"), "--model", "fake", "--quiet").err == ""
+
+
+def test_the_summary_shows_no_control_characters(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl({"id": "\x1b[2J", "prompt": 5}), "--model", "fake")
+    assert "\x1b" not in ran.err
+    assert r"\x1b[2J" in ran.err
+
+
+FAKED = """
+import pipegen.cli
+import pipegen as pg
+import pipegen.cli.generate as generate
+from pipegen.testing.fake import FakeEngine
+generate.open_route = lambda load: pg.route(FakeEngine("Hello"))
+pipegen.cli.main()
+"""
+
+
+def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
+    source = jsonl(*[HI] * 2000)
+    with subprocess.Popen([sys.executable, "-c", FAKED, "generate", str(source), "--model", "fake"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        assert json.loads(ran.stdout.readline())["text"] == "Hello"
+        ran.stdout.close()
+        assert ran.stderr.read() == b""
+    assert ran.returncode == 141
