@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from immutabledict import immutabledict
+
 from pipegen.backends.extras import need
 from pipegen.errors import ContractError, InvalidRequest
 from pipegen.fields import InvalidField, mapping
@@ -73,11 +75,14 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> Any:
-        """The model's configuration, as transformers reads it."""
+        """The model's configuration, as transformers reads it. Raises `OSError` where there is no such checkpoint, or no way to it."""
         need("transformers", "hf", "reading a checkpoint")
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(self.source, **self._where)
+        try:
+            return AutoConfig.from_pretrained(self.source, **self._where)
+        except OSError as error:
+            raise OSError(f"cannot read the checkpoint {self.load.model!r}: {error}") from error
 
     @cached_property
     def variant(self) -> str:
@@ -122,13 +127,14 @@ class Checkpoint:
         return self._tokenizer_and_renderer[1]
 
     @cached_property
-    def generation_config(self) -> Mapping[str, Any]:
+    def generation_config(self) -> immutabledict[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
         need("transformers", "hf", "reading a checkpoint")
         from transformers.utils.hub import cached_file
 
         found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
-        return mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))  # type: ignore[no-any-return]
+        kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
+        return kept
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -220,7 +226,8 @@ class Checkpoint:
 
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes pictures as bytes")
-        picture = prepare(source.data, self.image_spec, options, index, ImagePolicy())
+        policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
+        picture = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
             return picture
         return picture.bind(lambda image: native_tokens(self.processor, image).map(lambda tokens: dataclasses.replace(image, tokens=tokens)))

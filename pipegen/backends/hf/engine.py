@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
+from immutabledict import immutabledict
 
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ class HFEngine:
         return self._checkpoint.image_placeholder
 
     @property
-    def generation_config(self) -> Mapping[str, Any]:
+    def generation_config(self) -> immutabledict[str, Any]:
         return self._checkpoint.generation_config
 
     @property

@@ -1,0 +1,62 @@
+"""Choosing tokens: the formulas at their edges. That they are transformers' own is a law in property_tests/test_hf.py."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from pipegen.backends.hf.sampling import draw, penalise, probabilities
+from pipegen.options import GenerationOptions, resolve
+
+SCORES = torch.tensor([[0.0, 3.0, 1.0, -2.0, 2.0]])
+
+
+def options(**said: Any) -> GenerationOptions:
+    return resolve(GenerationOptions(**{"temperature": 1.0, **said}))
+
+
+def kept(**said: Any) -> list[int]:
+    return [int(token) for token in probabilities(SCORES, [options(**said)])[0].nonzero()]
+
+
+def test_presence_is_taken_once_and_frequency_each_time_of_the_answer_alone() -> None:
+    counts = torch.tensor([[0.0, 2.0, 1.0, 0.0, 0.0]])
+    seen = torch.tensor([[True, True, True, False, False]])  # token 0 is in the prompt
+    got = penalise(SCORES, seen, counts, [options(presence_penalty=0.5, frequency_penalty=0.25)])
+    assert got.tolist() == [[0.0, 2.0, 0.25, -2.0, 2.0]]
+
+
+def test_repetition_makes_seen_tokens_of_prompt_and_answer_less_likely_whatever_their_sign() -> None:
+    seen = torch.tensor([[True, True, False, True, False]])
+    assert penalise(SCORES, seen, torch.zeros(1, 5), [options(repetition_penalty=2.0)]).tolist() == [[0.0, 1.5, 1.0, -4.0, 2.0]]
+
+
+def test_each_filter_keeps_what_its_rule_says() -> None:
+    assert kept() == [0, 1, 2, 3, 4]
+    assert kept(top_k=2) == [1, 4]
+    assert kept(top_k=99) == [0, 1, 2, 3, 4]
+    assert kept(top_p=0.6) == [1]
+    assert kept(top_p=0.7) == [1, 4]
+    assert kept(min_p=math.exp(-1.5)) == [1, 4]
+    assert kept(min_p=1.0) == [1]
+    assert kept(top_p=1e-9) == [1]
+
+
+def test_a_very_low_temperature_takes_the_likeliest_and_stays_a_number() -> None:
+    assert probabilities(SCORES * 1e3, [options(temperature=1e-30)]).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+
+
+def test_a_token_without_a_chance_is_never_drawn() -> None:
+    chances = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    assert draw(chances, [0.0]).item() == 1
+    assert draw(chances, [0.5]).item() == 3
+    assert draw(chances, [math.nextafter(1.0, 0.0)]).item() == 3
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+    chances = torch.tensor([[0.1, 0.2, 0.0, 0.7]])
+    evenly = [(place + 0.5) / 1000 for place in range(1000)]
+    drawn = draw(chances.expand(1000, -1), evenly).flatten().bincount(minlength=4)
+    assert drawn.tolist() == [100, 200, 0, 700]
