@@ -1,0 +1,101 @@
+"""Code as users write it. It is not run: mypy (strict) and pyright check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from returns.result import Failure, Result, Success
+from typing_extensions import assert_type
+
+import pipegen as pg
+
+# Requests, options and routes.
+requests: list[pg.GenerationRequest] = [
+    pg.TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]),
+    pg.TextGenerationRequest(prompt="Once upon a time", id="a"),
+    pg.TextGenerationRequest(prompt_token_ids=[1, 2, 3]),
+    pg.VlmGenerationRequest(prompt="What is it?", images=["a.png", Path("b.png"), b"..."]),
+]
+options = pg.GenerationOptions(temperature=0.2, max_new_tokens=64, stop=("\n\n",))
+more_options = pg.GenerationOptions(stop=pg.StopOptions(stop=("END",), stop_token_ids=(7,)), chat=pg.ChatTemplateOptions(enable_thinking=True))
+
+with pg.backends.hf("embedded") as fast, pg.backends.hf("embedded", dtype="float32") as safe:
+    assert_type(fast, pg.Route)
+    route = pg.fallback(fast, safe, when=pg.UnsupportedMultimodal)
+    assert_type(route, pg.Pipe[pg.GenerationRequest, pg.GenerationResult])
+    for slot in pg.run(route, requests, options):
+        if pg.is_ok(slot):
+            assert_type(slot.unwrap(), pg.GenerationResult)
+            print(slot.unwrap().text)
+        else:
+            print(slot.failure().hint)
+
+
+# A stage of one's own, and a pipeline of it.
+def as_number(result: pg.GenerationResult) -> Result[int, pg.GenerationError]:
+    return Success(int(result.text)) if result.text.isdecimal() else Failure(pg.StageFailed(f"{result.text!r} is no number", stage="as_number"))
+
+
+def half(number: int) -> float:
+    return number / 2
+
+
+numbers = route >> pg.each("as_number", as_number)
+assert_type(numbers, pg.Pipe[pg.GenerationRequest, int])
+halves = numbers >> pg.pure("half", half)
+assert_type(halves, pg.Pipe[pg.GenerationRequest, float])
+assert_type(pg.run(halves, requests), pg.Batch[float])
+
+# Plain data is taken too; errors are told apart.
+batch = pg.run(numbers, [{"prompt": "1 + 1 ="}])
+first = batch[0]
+if pg.is_ok(first):
+    assert_type(first.unwrap(), int)
+else:
+    error = first.failure()
+    print(error.message, error.retryable)
+    if isinstance(error, pg.PromptTooLong):
+        assert_type(error.limit, int)
+texts = [slot.map(lambda number: f"{number:03}").value_or("") for slot in batch]
+assert_type(texts, list[str])
+
+
+# Any number of requests, and streams.
+def endless() -> Iterator[pg.GenerationRequest]:
+    while True:
+        yield pg.TextGenerationRequest(prompt="Hi")
+
+
+for number in pg.imap(numbers, endless(), window=8):
+    assert_type(number, pg.Slot[int])
+    break
+
+for event in pg.stream(route, requests):
+    if isinstance(event, pg.Delta):
+        print(event.index, event.text)
+    else:
+        assert_type(event, pg.Done)
+        assert_type(event.slot, pg.Slot[pg.GenerationResult])
+
+
+async def all_at_once() -> list[str]:
+    texts = [slot.unwrap().text for slot in await pg.arun(route, requests, options) if pg.is_ok(slot)]
+    async for slot in pg.aimap(route, endless()):
+        texts.append(slot.map(lambda result: result.text).value_or(""))
+    async for event in pg.astream(route, requests):
+        if isinstance(event, pg.Delta):
+            texts.append(event.text)
+    return texts
+
+
+# Plugins are values; attaching one gives a slot.
+with_json = pg.attach(fast, pg.plugins.balanced_json())
+assert_type(with_json, pg.Slot[pg.Route])
+shout = pg.Plugin(name="shout", trim=str.upper)
+loud = pg.attach(fast, shout).unwrap()
+assert_type(loud, pg.Route)
+
+# The object for code that wants one.
+engine = pg.GenerationEngine(pg.ModelLoadConfig(model="embedded"))
+assert_type(engine.generate_text_batch(requests, options), pg.Batch[pg.GenerationResult])
