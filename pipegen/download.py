@@ -19,7 +19,8 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
-from pipegen.loading import Refused, shown
+from pipegen.loading import Refused
+from pipegen.messages import shown
 
 if TYPE_CHECKING:
     from pipegen.requests import ImagePolicy

@@ -21,13 +21,13 @@ from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
 from returns.result import Failure, Success
 
 from pipegen.errors import BadImage
-from pipegen.messages import ImageSource
+from pipegen.messages import ImageSource, shown
 
 if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest, ImagePolicy
     from pipegen.slots import Slot
 
-__all__ = ["Refused", "load_sources", "shown"]
+__all__ = ["Refused", "load_sources"]
 
 
 class Refused(Exception):
@@ -50,30 +50,13 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
         if source in loaded:
             continue
         try:
-            loaded[source] = source if source.data is not None else ImageSource(data=_read(source, policy))
+            data = source.data if source.data is not None else _read(source, policy)
+            loaded[source] = ImageSource(data=data, max_pixels=policy.max_source_pixels)
         except Refused as refused:
             return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
         except UnicodeError:
             return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
     return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
-
-
-def shown(url: str) -> str:
-    """The URL as messages may show it: without user, password, query and fragment; a data URL as its kind alone.
-
-    >>> shown("https://me:secret@example.org:8080/a.png?key=1#x"), shown("data:image/png;base64,AAAA")
-    ('https://example.org:8080/a.png', 'a data URL')
-    """
-    if url[:5].lower() == "data:":
-        return "a data URL"
-    try:
-        parts = urlsplit(url)
-        port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:  # such as a bracket without its other half
-        return "a malformed URL"
-    # An @ in the path may be the end of a password with a slash in it.
-    place = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
-    return place[:200].encode(errors="replace").decode()
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:

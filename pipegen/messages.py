@@ -15,12 +15,13 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from immutabledict import immutabledict
 
 from pipegen.fields import InvalidField, freeze, mapping, record
 
-__all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages"]
+__all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -32,6 +33,8 @@ class ImageSource:
     path: str | None = None
     url: str | None = None
     data: bytes | None = None
+    max_pixels: int | None = None
+    """Width times height that the file may announce, from the `ImagePolicy` under which it was read."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
@@ -68,10 +71,10 @@ class ImageSource:
         raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {type(value).__name__}")
 
     def __repr__(self) -> str:
-        """Short: bytes and data URLs are not printed."""
+        """Short, and without secrets: bytes are not printed, and a URL as `shown` tells it."""
         if self.data is not None:
             return f"ImageSource(data=<{len(self.data)} bytes>)"
-        return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={(self.url or '')[:80]!r})"
+        return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={shown(self.url or '')!r})"
 
 
 @record
@@ -104,6 +107,24 @@ class Message:
     def sources(self) -> tuple[ImageSource | None, ...]:
         """The message's pictures, in order."""
         return tuple(part.source for part in self.content if isinstance(part, ImagePart)) if isinstance(self.content, tuple) else ()
+
+
+def shown(url: str) -> str:
+    """The URL as messages may show it: without user, password, query and fragment; a data URL as its kind alone.
+
+    >>> shown("https://me:secret@example.org:8080/a.png?key=1#x"), shown("data:image/png;base64,AAAA")
+    ('https://example.org:8080/a.png', 'a data URL')
+    """
+    if url[:5].lower() == "data:":
+        return "a data URL"
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:  # such as a bracket without its other half
+        return "a malformed URL"
+    # An @ in the path may be the end of a password with a slash in it.
+    place = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
+    return place[:200].encode(errors="replace").decode()
 
 
 def _part_from(value: Any, place: str) -> TextPart | ImagePart:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.fields import InvalidField, UnknownField, boolean, mapping, nearest, one_of, real, record, text, tuple_of, whole
+from pipegen.fields import InvalidField, UnknownField, nearest
+from pipegen.option_records import DEFAULTS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
 
 __all__ = [
     "DEFAULTS",
@@ -37,174 +38,6 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-
-
-@record
-class StopOptions:
-    """Where generation ends, besides the model's own end tokens."""
-
-    stop: Annotated[tuple[str, ...] | None, tuple_of(text)] = None
-    """Stop strings; the one that completes first wins, and the text ends before it."""
-    stop_token_ids: Annotated[tuple[int, ...] | None, tuple_of(whole(low=0))] = None
-    """Token ids that end generation; their text stays in `raw_text` only."""
-    ignore_eos: Annotated[bool | None, boolean] = None
-    """Generate on past the model's own end tokens."""
-
-
-@record
-class DecodeOptions:
-    """How token ids become `text`. `raw_text` is never touched by these."""
-
-    skip_special_tokens: Annotated[bool | None, boolean] = None
-    """Leave special tokens out of `text`."""
-    strip_whitespace: Annotated[bool | None, boolean] = None
-    """Strip whitespace from both ends of `text`, after the cut and before plugins."""
-
-
-@record
-class ChatTemplateOptions:
-    """How messages become a prompt."""
-
-    add_generation_prompt: Annotated[bool | None, boolean] = None
-    """Open the assistant's turn at the end of the prompt (the default unless a final message is continued)."""
-    continue_final_message: Annotated[bool | None, boolean] = None
-    """Continue the last assistant turn instead of opening a new one."""
-    enable_thinking: Annotated[bool | None, boolean] = None
-    """The template's thinking switch, where it has one; the result says whether it was honoured."""
-    control_tokens: Annotated[Literal["text", "reject", "allow"] | None, one_of("text", "reject", "allow")] = None
-    """What text in user and tool content that looks like a control token becomes: plain text, an error, or the token."""
-    template: Annotated[str | None, text] = None
-    """A chat template (Jinja) to use instead of the checkpoint's own."""
-    template_kwargs: Annotated[Mapping[str, Any] | None, mapping] = None
-    """Further variables for the template."""
-
-    def check_all(self) -> None:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidField("ChatTemplateOptions takes continue_final_message=True or add_generation_prompt=True, not both")
-
-
-@record
-class VlmPreprocessOptions:
-    """How pictures become pixels; all in pixels (an area, not a side)."""
-
-    min_pixels: Annotated[int | None, whole(low=1)] = None
-    max_pixels: Annotated[int | None, whole(low=1)] = None
-    do_resize: Annotated[bool | None, boolean] = None
-    """Resize to a size that the model's processor keeps; with False the sides must already be such a size."""
-
-    def check_all(self) -> None:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise InvalidField(f"VlmPreprocessOptions takes min_pixels of at most max_pixels, not {self.min_pixels} > {self.max_pixels}")
-
-
-def _nested(kind: type[Any], also: str = "") -> Any:
-    """A check that takes the record itself or a mapping of its fields."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, kind):
-            return value
-        if isinstance(value, Mapping):
-            return kind(**value)
-        raise ValueError(f"a {kind.__name__}{also}")
-
-    return check
-
-
-def _stops(value: Any) -> Any:
-    """Stop strings alone are enough: `stop=("END",)`."""
-    return StopOptions(stop=tuple(value)) if isinstance(value, (tuple, list)) else _nested(StopOptions, " or a tuple of stop strings")(value)
-
-
-@record
-class GenerationOptions:
-    """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
-
-    max_new_tokens: Annotated[int | None, whole(low=1)] = None
-    min_new_tokens: Annotated[int | None, whole(low=0)] = None
-    """Nothing ends a row before it has this many tokens, and a stop within them does not count."""
-    temperature: Annotated[float | None, real(0)] = None
-    """0 takes the likeliest token each time (greedy)."""
-    top_p: Annotated[float | None, real(above=0, high=1)] = None
-    top_k: Annotated[int | None, whole(low=0)] = None
-    """Sample from the k likeliest tokens only; 0 means all."""
-    min_p: Annotated[float | None, real(0, 1)] = None
-    repetition_penalty: Annotated[float | None, real(above=0)] = None
-    presence_penalty: Annotated[float | None, real(-2, 2)] = None
-    frequency_penalty: Annotated[float | None, real(-2, 2)] = None
-    no_repeat_ngram_size: Annotated[int | None, whole(low=0)] = None
-    seed: Annotated[int | None, whole(low=0, high=2**63 - 1)] = None
-    """Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run."""
-    samples: Annotated[int | None, whole(low=1)] = None
-    """How many completions to draw for the one prompt; their seeds are derived from `seed`."""
-    logprobs: Annotated[bool | None, boolean] = None
-    """Report the model's own log probability of each generated token (before temperature, penalties and filters)."""
-    top_logprobs: Annotated[int | None, whole(low=0, high=20)] = None
-    """Report that many likeliest tokens for each position too; asks for `logprobs`."""
-    on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
-    """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""
-    use_generation_config: Annotated[bool | None, boolean] = None
-    """Take what is not said from the checkpoint's `generation_config` before pipegen's defaults."""
-    stop: Annotated[StopOptions | None, _stops] = None
-    decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
-    chat: Annotated[ChatTemplateOptions | None, _nested(ChatTemplateOptions)] = None
-    preprocess: Annotated[VlmPreprocessOptions | None, _nested(VlmPreprocessOptions)] = None
-
-    if TYPE_CHECKING:  # stops alone may be given for StopOptions
-
-        def __init__(
-            self,
-            *,
-            max_new_tokens: int | None = None,
-            min_new_tokens: int | None = None,
-            temperature: float | None = None,
-            top_p: float | None = None,
-            top_k: int | None = None,
-            min_p: float | None = None,
-            repetition_penalty: float | None = None,
-            presence_penalty: float | None = None,
-            frequency_penalty: float | None = None,
-            no_repeat_ngram_size: int | None = None,
-            seed: int | None = None,
-            samples: int | None = None,
-            logprobs: bool | None = None,
-            top_logprobs: int | None = None,
-            on_overflow: Literal["error", "clip"] | None = None,
-            use_generation_config: bool | None = None,
-            stop: StopOptions | Sequence[str] | None = None,
-            decode: DecodeOptions | None = None,
-            chat: ChatTemplateOptions | None = None,
-            preprocess: VlmPreprocessOptions | None = None,
-        ) -> None: ...
-
-    def check_all(self) -> None:
-        if self.top_logprobs and self.logprobs is False:
-            raise InvalidField("GenerationOptions takes top_logprobs only with logprobs=True")
-        if self.min_new_tokens is not None and self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise InvalidField(f"GenerationOptions takes min_new_tokens of at most max_new_tokens, not {self.min_new_tokens} > {self.max_new_tokens}")
-
-
-DEFAULTS = GenerationOptions(
-    max_new_tokens=512,
-    min_new_tokens=0,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    no_repeat_ngram_size=0,
-    samples=1,
-    logprobs=False,
-    top_logprobs=0,
-    on_overflow="error",
-    use_generation_config=False,
-    stop=StopOptions(stop=(), stop_token_ids=(), ignore_eos=False),
-    decode=DecodeOptions(skip_special_tokens=True, strip_whitespace=False),
-    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", template_kwargs=immutabledict()),
-    preprocess=VlmPreprocessOptions(do_resize=True),
-)
-"""pipegen's defaults. `seed`, `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply, and no seed means unseeded."""
 
 _NESTED: Mapping[str, type[Any]] = {"stop": StopOptions, "decode": DecodeOptions, "chat": ChatTemplateOptions, "preprocess": VlmPreprocessOptions}
 _FLAT: Mapping[str, str] = {f.name: group for group, kind in _NESTED.items() for f in dataclasses.fields(kind)}

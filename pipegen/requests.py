@@ -185,7 +185,7 @@ class ImagePolicy:
     allow_http: Annotated[bool, boolean] = False
     allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
     max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20
-    max_source_pixels: Annotated[int, whole(low=1)] = 178_956_970
-    """Width times height that a picture may announce before it is decoded (Pillow's own limit against decompression bombs)."""
+    max_source_pixels: Annotated[int, whole(low=1)] = 100_000_000
+    """Width times height that a picture may announce before it is decoded against decompression bombs; a picture takes 3 to 12 bytes of memory for each."""
     timeout: Annotated[float, real(above=0)] = 30.0
     """Seconds for one download."""

@@ -114,7 +114,7 @@ def test_pictures_are_read_at_the_edge_and_a_missing_one_fails_its_slot(tmp_path
     good = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "a.png"])
     bad = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "b.png"])
     batch = admit([good, bad])
-    assert batch[0].unwrap().sources == (pg.ImageSource(data=b"picture"),)
+    assert batch[0].unwrap().sources == (pg.ImageSource(data=b"picture", max_pixels=pg.ImagePolicy().max_source_pixels),)
     assert isinstance(batch[1].failure(), pg.BadImage)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from pipegen import download
 from pipegen.errors import BadImage, GenerationError
-from pipegen.loading import load_sources, shown
+from pipegen.loading import load_sources
+from pipegen.messages import shown
 from pipegen.messages import ImageSource
 from pipegen.requests import ImagePolicy, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import is_ok
