@@ -38,8 +38,9 @@ class ToyTokenizer:
     ) -> None:
         pieces = [merge if isinstance(merge, bytes) else merge.encode() for merge in merges]
         tokens = [bytes([byte]) for byte in range(256)] + pieces + [token.encode() for token in (*special, *added)]
+        first_place: dict[bytes, int] = {}
         for position, token in enumerate(tokens):
-            if not token or token in tokens[:position]:
+            if not token or first_place.setdefault(token, position) != position:
                 raise ValueError(f"token {position} is {token!r}; a token takes bytes that no other token has")
         first_special = 256 + len(pieces)
         self._tokens = tuple(tokens)

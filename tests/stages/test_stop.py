@@ -88,6 +88,11 @@ class TestStopScanner:
         assert scanner.held == "aba"
         assert scanner.feed("d") == Scan("abad")
 
+    def test_a_stop_inside_the_beginning_of_a_longer_one_completes_first(self) -> None:  # A12
+        for pieces in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
+            scanner = StopScanner(("abcd", "bc"))
+            assert ("".join(scanner.feed(piece).text for piece in pieces), scanner.stop) == ("a", "bc")
+
     def test_after_a_stop_it_gives_nothing_more(self) -> None:
         scanner = StopScanner(("b",))
         assert (scanner.feed("abc"), scanner.feed("abc"), scanner.finish(), scanner.stop) == (Scan("a", "b", 2), Scan(""), "", "b")
@@ -190,6 +195,8 @@ class TestStop:
     def test_a_stop_that_only_the_end_of_the_output_completes_is_cut(self) -> None:
         row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), max_new_tokens=2)).unwrap()
         assert (row.text, row.finish, row.stop) == ("a", Finish.STOP_STRING, "\ufffd")
+        row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), min_new_tokens=2, max_new_tokens=2)).unwrap()
+        assert (row.text, row.finish, row.stop) == ("a\ufffd", Finish.LENGTH, None)
 
     def test_offsets_in_raw_text_map_to_text(self) -> None:
         text_ends, raw_ends = (3, 3, 6), (3, 13, 16)
