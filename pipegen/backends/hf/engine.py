@@ -15,7 +15,7 @@ from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.loop import begin
-from pipegen.backends.hf.memory import is_out_of_memory, release
+from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.plan import halves, plan
 from pipegen.backends.hf.rows import Row
 from pipegen.capabilities import ENGINES, Capabilities
@@ -113,52 +113,59 @@ class HFEngine:
         rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
         for row in rows:
             row.error = row.error or self._checkpoint.misplaced(row.encoded.prompt)
-        yield from (_done(row) for row in rows if row.done)
+        yield from _newly_done(rows)
         live = [row for row in rows if not row.done]
         groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size)
         waiting = [[live[position] for position in group] for group in reversed(groups)]
+        model = self._loaded() if waiting else None
         while waiting:
             batch = waiting.pop()
-            full = yield from self._advance(batch)
-            left = [row for row in batch if not row.done]
+            full = yield from self._advance(model, batch)
             if full is None:
                 continue
             release()
             if len(batch) == 1:
-                left[0].error = _failure(full, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
-                yield _done(left[0])
-            else:
-                waiting += [[left[at] for at in half] for half in reversed(halves(range(len(left))))]
+                batch[0].error = _failure(full, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
+            yield from _newly_done(batch)
+            left = [row for row in batch if not row.done]
+            waiting += [[left[at] for at in half] for half in reversed(halves(range(len(left))))]
 
-    def _advance(self, batch: Sequence[Row]) -> Generator[TokensMade | RowDone, None, str | None]:
+    def _loaded(self) -> Any:
+        try:
+            return self._weights.model()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise CallFailed(
+                    _failure(f"the weights do not fit: {error}", "batch", hint="free memory on the device, or load with dtype='bfloat16'")
+                ) from error
+            raise
+
+    def _advance(self, model: Any, batch: Sequence[Row]) -> Generator[TokensMade | RowDone, None, str | None]:
         """Run a batch to its end. Gives None, or torch's words where the memory was full; the rows then keep what they have made."""
         steps: Iterator[list[Row]] | None = None
         while True:
             try:
                 with self._weights.lock, torch.no_grad():
                     if steps is None:
-                        model = self._weights.model()
                         steps = begin(model, batch, batch_inputs(batch, model, self._checkpoint), self._checkpoint.pad_token_id)
                     advanced = next(steps, None)
-            except torch.AcceleratorError as error:
+            except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
                 if is_out_of_memory(error):
                     return str(error)
-                raise CallFailed(_failure(str(error), "batch")) from error
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                return str(error)
+                if is_device_failure(error):
+                    raise CallFailed(_failure(str(error), "batch")) from error
+                raise
             if advanced is None:
                 return None
-            for row in advanced:
-                if row.error is None:
-                    yield TokensMade(row=row.position, token_ids=(row.token_ids[-1],))
-                if row.done:
-                    yield _done(row)
+            yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced if row.error is None)
+            yield from _newly_done(batch)
 
 
-def _done(row: Row) -> RowDone:
-    return RowDone(row=row.position, slot=row.slot())
+def _newly_done(rows: Sequence[Row]) -> Iterator[RowDone]:
+    for row in rows:
+        if row.done and not row.told:
+            row.told = True
+            yield RowDone(row=row.position, slot=row.slot())
 
 
 def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:

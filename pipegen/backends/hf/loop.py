@@ -29,7 +29,8 @@ def begin(model: Any, rows: Sequence[Row], inputs: dict[str, Any], pad_token_id:
     config: Any = GenerationConfig  # not annotated
     settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=pad_token_id)
     pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
-    return model.generate(**inputs, generation_config=settings, custom_generate=_steps, rows=tuple(rows), pictures=pictures)  # type: ignore[no-any-return]  # generate gives back what the hook gives
+    steps: Iterator[list[Row]] = model.generate(**inputs, generation_config=settings, custom_generate=_steps, rows=tuple(rows), pictures=pictures)
+    return steps
 
 
 def _steps(model: Any, input_ids: torch.Tensor, rows: Sequence[Row], pictures: Sequence[str], **state: Any) -> Iterator[list[Row]]:
@@ -71,16 +72,17 @@ def _steps(model: Any, input_ids: torch.Tensor, rows: Sequence[Row], pictures: S
 
 
 def _prepared(model: Any, input_ids: torch.Tensor, state: dict[str, Any], *, first: bool) -> dict[str, Any]:
-    if first:
-        return model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)  # type: ignore[no-any-return]
     cached = any(state.get(name) is not None for name in ("past_key_values", "cache_params"))
-    return model.prepare_inputs_for_generation(input_ids, next_sequence_length=1 if cached else None, **state)  # type: ignore[no-any-return]
+    which = {"is_first_iteration": True} if first else {"next_sequence_length": 1 if cached else None}
+    prepared: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **which, **state)
+    return prepared
 
 
 def _can_drop_rows(state: dict[str, Any]) -> bool:
     """Whether finished rows can leave the batch: with the caches whose every layer is known to be cut exactly. In others they ride on unheeded."""
     cache = state.get("past_key_values")
-    return type(cache) is DynamicCache and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    layers = cache.layers if type(cache) is DynamicCache else None
+    return layers is not None and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def _select(state: dict[str, Any], index: torch.Tensor) -> None:

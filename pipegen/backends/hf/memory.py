@@ -1,4 +1,4 @@
-"""Running out of memory, and giving memory back."""
+"""Running out of memory, devices that fail, and giving memory back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-__all__ = ["is_out_of_memory", "release"]
+__all__ = ["is_device_failure", "is_out_of_memory", "release"]
 
 _WORDS = ("out of memory", "not enough memory", "can't allocate memory")
 """How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
@@ -21,6 +21,15 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     False
     """
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _WORDS)
+
+
+def is_device_failure(error: RuntimeError) -> bool:
+    """Whether an accelerator failed; older versions of torch say it in words only.
+
+    >>> is_device_failure(RuntimeError("CUDA error: device-side assert triggered")), is_device_failure(RuntimeError("shapes cannot be multiplied"))
+    (True, False)
+    """
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
 
 
 def release() -> None:

@@ -38,6 +38,8 @@ class Row:
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
         self.error: GenerationError | None = None
         self.halted: str | None = None
+        self.told = False
+        """Whether the call has told of the row's end."""
         self._follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()

@@ -136,6 +136,17 @@ def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
     assert sizes == [4, 4, 2, 1, 1]
 
 
+def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends.hf import loop
+
+    inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
+    expected = engine.generate(inputs)
+    monkeypatch.setattr(loop, "_can_drop_rows", lambda state: False)
+    sizes = forwards()
+    assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
+    assert set(sizes) == {4}
+
+
 @FAMILY
 def test_a_stop_string_over_several_tokens_halts_the_row_at_the_token_that_completes_it(family: str, engine_of: Callable[[str], Any]) -> None:  # A5, A13
     engine = engine_of(family)

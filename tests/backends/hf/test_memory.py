@@ -12,7 +12,7 @@ import torch
 
 from pipegen.backends.base import TokensMade
 from pipegen.backends.hf.memory import is_out_of_memory
-from pipegen.errors import BackendFailed
+from pipegen.errors import BackendFailed, CallFailed
 from pipegen.options import StopOptions
 from pipegen.slots import is_ok
 from pipegen.testing.models import encoded
@@ -109,6 +109,47 @@ def test_rows_that_were_finished_before_are_kept(engine: Any, forwards: Any) -> 
     short, long = engine.generate(inputs)
     assert len(short.unwrap().token_ids) == 2
     assert isinstance(long.failure(), BackendFailed)
+
+
+def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends.hf import load
+    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.records import ModelLoadConfig
+
+    tries = []
+
+    def full(checkpoint: Any) -> Any:
+        tries.append(1)
+        raise FULL
+
+    monkeypatch.setattr(load, "load_model", full)
+    with pytest.raises(CallFailed, match="the weights do not fit"):
+        HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")))).generate(rows(4))
+    assert tries == [1]
+
+
+def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends.hf.sampling import Sampler
+    from pipegen.plugins.plugin import Plugin
+
+    def failing(context: Any) -> Any:
+        if context.prompt_length == 4:
+            return lambda ids, scores: None
+        return lambda ids, scores: scores
+
+    plain, passes = Sampler._reported, []
+
+    def reported(self: Sampler, *args: Any) -> Any:
+        passes.append(1)
+        if len(passes) == 1:
+            raise FULL
+        return plain(self, *args)
+
+    expected = engine.generate(rows(4))
+    monkeypatch.setattr(Sampler, "_reported", reported)
+    answers = engine.with_plugin(Plugin(name="failing", logits_processor=failing)).generate(rows(4))
+    assert [is_ok(slot) for slot in answers] == [True, False, True, True]
+    assert [slot.unwrap().token_ids for slot in answers if is_ok(slot)] == [slot.unwrap().token_ids for at, slot in enumerate(expected) if at != 1]
 
 
 def test_pictures_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
