@@ -99,6 +99,14 @@ def test_a_broken_template_fails_the_request(template: str) -> None:
     assert isinstance(chatml(USER, template=template).failure(), TemplateFailed)
 
 
+def test_a_template_that_is_not_jinja_fails_the_request_where_jinja_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(messages: Any, variables: Any) -> str:
+        raise TypeError
+
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert isinstance(render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure(), TemplateFailed)
+
+
 def test_any_other_exception_is_a_bug_and_comes_through() -> None:
     def write(messages: Any, variables: Any) -> str:
         raise MemoryError
