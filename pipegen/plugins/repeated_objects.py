@@ -101,6 +101,8 @@ class RepeatedObjects:
         self._recent: list[int] = []
         self._reading = Reading()
         self._written: set[int] = set()
+        self._strings = {0}
+        """The strings written, and how each of them began."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """The scores (1, vocabulary) with every token at minus infinity that would complete a repeat; `input_ids` (1, length) begin with the prompt."""
@@ -121,6 +123,8 @@ class RepeatedObjects:
                 self._reading, mark = read(self._reading, char, self._keys)
                 if mark is not None:
                     self._written.add(mark)
+                if self._reading.string is not None:
+                    self._strings.add(self._reading.string)
 
     def _forbidden(self, vocabulary: Vocabulary) -> set[int]:
         if not self._written and "{" not in vocabulary.root.ahead:
@@ -147,12 +151,19 @@ class RepeatedObjects:
                 after, mark = read(before, char, self._keys)
                 if mark is not None and (mark in self._written or mark in made):
                     yield from longer.token_ids
-                elif not self._hopeless(after, longer.ahead, vocabulary.enders):
+                elif not self._hopeless(before, after, longer.ahead, vocabulary.enders):
                     paths.append((longer, after, made if mark is None else made | {mark}))
 
-    def _hopeless(self, reading: Reading, ahead: frozenset[str], enders: frozenset[str]) -> bool:
-        """Whether no object can become known by what lies ahead."""
-        return ahead.isdisjoint(enders) or (reading.string is not None and '"' not in ahead) or (reading.top is None and "{" not in ahead)
+    def _hopeless(self, before: Reading, after: Reading, ahead: frozenset[str], enders: frozenset[str]) -> bool:
+        """Whether nothing that lies ahead can complete a repeat."""
+        if ahead.isdisjoint(enders) or (after.top is None and "{" not in ahead):
+            return True
+        if after.string is None:
+            return False
+        if '"' not in ahead:
+            return True
+        # An object with a string that the row has not written is new. An escape may end inside a character, of which nothing is known.
+        return not before.escape and after.string not in self._strings and ahead.isdisjoint(":{")
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""

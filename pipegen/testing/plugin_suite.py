@@ -1,0 +1,120 @@
+"""What every plugin owes its callers, as checks that your own tests can run.
+
+    def test_my_plugin_keeps_the_contract() -> None:
+        check_plugin(my_plugin(), texts=["what it should look at", *AWKWARD_TEXTS])
+
+Each check raises `AssertionError`, which says what was promised and what was seen.
+
+>>> from pipegen.plugins.plugin import Plugin
+>>> check_plugin(Plugin(name="shout", trim=str.upper))
+>>> at_the_end = Plugin(name="at_the_end", start=lambda: None, feed=lambda state, text: (state, len(text) if "b" in text else None))
+>>> check_plugin(at_the_end, texts=["abc"])
+Traceback (most recent call last):
+...
+AssertionError: plugin 'at_the_end' halts 'abc' after 3 characters when it comes in one piece, after 2 characters when it comes in pieces of 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from pipegen.plugins.plugin import Plugin, RowContext
+from pipegen.testing.toy import ToyTokenizer
+
+__all__ = ["AWKWARD_TEXTS", "check_hooks", "check_plugin", "check_trim", "check_watch"]
+
+AWKWARD_TEXTS = (
+    "",
+    " ",
+    "\n\n",
+    "plain words",
+    "é 中文 👩‍👩‍👧 e\u0301 \ufffd",
+    "\x00\x07 \ud800",
+    '{"a": "}{"} tail',
+    '{"a": "\\"}", "b": [1, {"c": "\\\\"}]} {"a": 1}',
+    "}]}{[(",
+    "<think>{</think><|im_end|>",
+    "a" * 200,
+)
+"""Texts that a model may write and that a plugin must bear: empty, white, not ASCII, broken, and JSON of several kinds."""
+
+
+def check_plugin(plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, context: RowContext | None = None) -> None:
+    """Every check that applies to the plugin, on each of the texts. `context` is what its hooks are made with."""
+    for text in texts:
+        check_watch(plugin, text)
+        check_trim(plugin, text)
+    check_hooks(plugin, context or RowContext(prompt_length=1, tokenizer=ToyTokenizer()))
+
+
+def check_watch(plugin: Plugin, text: str) -> None:
+    """`feed` halts at the same character however the text is cut into pieces, changes no state it is given, and no row knows of another."""
+    if plugin.start is None or plugin.feed is None:
+        return
+    whole = _halt(plugin, [text])
+    for size in (1, 2, 3, 7, 50):
+        seen = _halt(plugin, _pieces(text, size))
+        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
+        _expect(seen == whole, words)
+    states = [plugin.start()]
+    other = plugin.start()
+    end = len(text) if whole is None else whole
+    for char, reverse in zip(text[:end], text[::-1], strict=False):
+        other, _ = plugin.feed(other, reverse)
+        states.append(plugin.feed(states[-1], char)[0])
+    for place, state in enumerate(states[:end]):  # each state is old by now: later ones were made from it
+        seen = _halt(plugin, [text[place:]], state)
+        seen = None if seen is None else place + seen
+        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
+        _expect(seen == whole, f"{words}: feed must not change the state that it is given, nor share it between rows")
+
+
+def check_trim(plugin: Plugin, text: str) -> None:
+    """`trim` takes any text, gives a string, and gives the same again."""
+    if plugin.trim is None:
+        return
+    trimmed: Any = plugin.trim(text)
+    _expect(isinstance(trimmed, str), f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string")
+    _expect(plugin.trim(text) == trimmed, f"plugin {plugin.name!r} trims {text!r} differently the second time; trim is a pure function")
+
+
+def check_hooks(plugin: Plugin, context: RowContext) -> None:
+    """Each row gets objects of its own, which can be called."""
+    for name, make in (("logits_processor", plugin.logits_processor), ("stopping_criteria", plugin.stopping_criteria)):
+        if make is None:
+            continue
+        first, second = make(context), make(context)
+        _expect(callable(first), f"plugin {plugin.name!r}: {name} makes {type(first).__name__}, which cannot be called")
+        _expect(first is not second, f"plugin {plugin.name!r}: {name} gives two rows the same object; rows would learn of each other")
+
+
+def _pieces(text: str, size: int) -> list[str]:
+    return [text[start:end] for start, end in pairwise([*range(0, len(text), size), len(text)])]
+
+
+def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
+    """After how many characters the plugin halts."""
+    if plugin.start is None or plugin.feed is None:
+        raise AssertionError("called only for plugins that watch")
+    state, given = states[0] if states else plugin.start(), 0
+    for piece in pieces:
+        if not piece:
+            continue  # an engine shows no empty text
+        state, kept = plugin.feed(state, piece)
+        if kept is not None:
+            right = type(kept) is int and 0 <= kept <= len(piece)
+            _expect(right, f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None, or a whole number from 0 to {len(piece)}")
+            return given + kept
+        given += len(piece)
+    return None
+
+
+def _after(place: int | None) -> str:
+    return "not at all" if place is None else f"after {place} characters"
+
+
+def _expect(holds: bool, words: str) -> None:
+    if not holds:
+        raise AssertionError(words)
