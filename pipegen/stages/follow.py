@@ -65,7 +65,8 @@ class Follower:
             return ""
         self.count += 1
         if token_id in self._endings and self.count > self._min:
-            return self._end(*self._endings[token_id], by_id=True)
+            finish, stop = self._endings[token_id]
+            return self._end(finish, stop, ending_id=token_id)
         piece = ""
         if self._reads:
             visible = "" if token_id in self._hidden else self._text.feed(token_id)
@@ -80,9 +81,12 @@ class Follower:
             return ""
         return self._end(Finish.ABORTED if aborted or halted is None else Finish.PLUGIN, None if aborted else halted)
 
-    def _end(self, finish: Finish, stop: str | int | None, *, by_id: bool = False) -> str:
-        """End the row, unless a stop string or a plugin ends it in what was held back of the last character."""
-        piece = self._take(self._text.finish(), "" if self._raw is None or by_id else self._raw.detokenizer.finish()) if self._reads else ""
+    def _end(self, finish: Finish, stop: str | int | None, *, ending_id: int | None = None) -> str:
+        """End the row, unless a stop string or a plugin ends it with this very token, or in what was held back of the last character."""
+        raw_piece = ""
+        if self._raw is not None and finish is not Finish.STOP_TOKEN:  # a stop token is judged by its id alone
+            raw_piece = ("" if ending_id is None else self._raw.detokenizer.feed(ending_id)) + self._raw.detokenizer.finish()
+        piece = self._take(self._text.finish(), raw_piece) if self._reads else ""
         if self.finish is None:
             self.finish, self.stop = finish, stop
             piece += self._pending

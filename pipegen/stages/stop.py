@@ -72,7 +72,7 @@ class StopPlan:
     text: tuple[str, ...] = ()
     """Looked for in `text`, where special tokens are invisible."""
     raw: tuple[str, ...] = ()
-    """Stops that contain a special token's text among other text: looked for in `raw_text`."""
+    """Stops that contain a special token's text among other text: looked for in `raw_text`, also where the model's own end token completes them."""
 
 
 def split_stops(stops: Sequence[str], tokenizer: Tokenizer) -> StopPlan:
@@ -93,11 +93,10 @@ def split_stops(stops: Sequence[str], tokenizer: Tokenizer) -> StopPlan:
 
 
 def plan_stops(options: GenerationOptions, tokenizer: Tokenizer) -> StopPlan:
-    """The plan for one row; where `text` shows special tokens, every stop string of more than one is looked for there."""
-    if options.stop is None or options.decode is None:
+    """The plan for one row."""
+    if options.stop is None:
         raise ValueError("the options take a value for everything: resolve(options) first")
-    plan = split_stops(options.stop.stop or (), tokenizer)
-    return plan if options.decode.skip_special_tokens else dataclasses.replace(plan, text=plan.text + plan.raw, raw=())
+    return split_stops(options.stop.stop or (), tokenizer)
 
 
 def endings(options: GenerationOptions, plan: StopPlan, eos_token_ids: Sequence[int]) -> dict[int, tuple[Finish, str | int | None]]:
@@ -171,8 +170,8 @@ def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ())
 
 def _stop_string(decoded: Decoded, plan: StopPlan, text_ends: Sequence[int], raw_ends: Sequence[int]) -> _Ending | None:
     count, first = len(decoded.raw.token_ids), decoded.raw.encoded.options.min_new_tokens or 0
-    by_id = decoded.finish in (Finish.EOS, Finish.STOP_TOKEN)
-    raw_text = decoded.raw_text[: raw_ends[count - 2] if count > 1 else 0] if by_id else decoded.raw_text  # the ending token itself is judged by its id
+    judged = decoded.finish is Finish.STOP_TOKEN  # by its id alone: it is a stop itself
+    raw_text = decoded.raw_text[: raw_ends[count - 2] if count > 1 else 0] if judged else decoded.raw_text
     in_text = cut(decoded.text, plan.text, after=_length(text_ends, first))
     in_raw = cut(raw_text, plan.raw, after=_length(raw_ends, first))
     found: list[tuple[int, int, int, int, _Ending]] = []

@@ -130,7 +130,7 @@ class TestShowing:
         row = follower()
         assert [row.feed(97), row.feed(0xE2), row.feed(IM_END)] == ["a", "", "\ufffd"]
         row = follower(stop=("<|image_pad|>\ufffd",))
-        assert [row.feed(TOY.special_tokens["<|image_pad|>"]), row.feed(0xE2), row.feed(IM_END), row.finish] == ["", "", "\ufffd", Finish.EOS]
+        assert [row.feed(TOY.special_tokens["<|image_pad|>"]), row.feed(0xE2), row.feed(IM_END), row.finish] == ["", "", "", Finish.STOP_STRING]
         row = follower(stop=("a\ufffd",))
         assert [row.feed(97), row.feed(0xE2), row.feed(IM_END), row.finish, row.stop] == ["", "", "", Finish.STOP_STRING, "a\ufffd"]
 

@@ -124,9 +124,10 @@ class TestSplitStops:
         assert plan.text == ("END", "<|im_", "<think>")
         assert pickle.loads(pickle.dumps(plan)) == plan
 
-    def test_where_text_shows_special_tokens_they_are_looked_for_in_text(self) -> None:
-        options = resolve(GenerationOptions(stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=False)))
-        assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (("END", "a<|im_end|>"), ())
+    def test_the_plan_does_not_depend_on_what_text_shows(self) -> None:
+        for skips in (True, False):
+            options = resolve(GenerationOptions(stop=("END", "a<|im_end|>"), decode=DecodeOptions(skip_special_tokens=skips)))
+            assert (plan_stops(options, TOY).text, plan_stops(options, TOY).raw) == (("END",), ("a<|im_end|>",))
 
     def test_ending_ids_are_stop_ids_special_stops_and_end_tokens(self) -> None:
         options = GenerationOptions(stop=StopOptions(stop=("<|image_pad|>", "x"), stop_token_ids=(7,)))
@@ -189,8 +190,12 @@ class TestStop:
         other = GenerationOptions(stop=("a<|image_pad|>bc", "b"))
         assert judged(toy.encode("a<|image_pad|>bc"), other, tokenizer=toy).unwrap().stop == "b"
 
-    def test_the_ending_token_is_judged_by_its_id_before_any_string(self) -> None:
-        assert ended("a<|im_end|>", "a<|im_end|>") == ("a", Finish.EOS, None, 2)
+    def test_a_stop_that_the_models_end_token_completes_is_found_in_raw_text(self) -> None:
+        assert ended("ba<|im_end|>", "a<|im_end|>") == ("b", Finish.STOP_STRING, "a<|im_end|>", 3)
+
+    def test_a_stop_token_is_judged_by_its_id_before_any_string(self) -> None:
+        row = judged((97, 257), GenerationOptions(stop=StopOptions(stop=("a<|im_end|>",), stop_token_ids=(257,)))).unwrap()
+        assert (row.text, row.finish, row.stop) == ("a", Finish.STOP_TOKEN, 257)
 
     def test_a_stop_that_only_the_end_of_the_output_completes_is_cut(self) -> None:
         row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), max_new_tokens=2)).unwrap()
