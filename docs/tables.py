@@ -20,7 +20,11 @@ NESTED = {"stop": "StopOptions", "decode": "DecodeOptions", "chat": "ChatTemplat
 
 def field_words(kind: type[Any]) -> dict[str, str]:
     """The docstring under each field of a record, as one line."""
-    body = next(node for node in ast.parse(Path(inspect.getfile(kind)).read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
+    body = next(
+        node
+        for node in ast.parse(Path(inspect.getfile(kind)).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    ).body
     words = {}
     for field, after in zip(body, [*body[1:], None], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

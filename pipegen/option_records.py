@@ -65,7 +65,9 @@ class VlmPreprocessOptions:
     """How pictures become pixels; all in pixels (an area, not a side)."""
 
     min_pixels: Annotated[int | None, whole(low=1)] = None
+    """Enlarge smaller pictures to at least this area."""
     max_pixels: Annotated[int | None, whole(low=1)] = None
+    """Shrink larger pictures to at most this area."""
     do_resize: Annotated[bool | None, boolean] = None
     """Resize to a size that the model's processor keeps; with False the sides must already be such a size."""
 
@@ -97,18 +99,25 @@ class GenerationOptions:
     """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
 
     max_new_tokens: Annotated[int | None, whole(low=1)] = None
+    """How many tokens may be generated at most; a row that gets there ends with `LENGTH`."""
     min_new_tokens: Annotated[int | None, whole(low=0)] = None
     """Nothing ends a row before it has this many tokens, and a stop within them does not count."""
     temperature: Annotated[float | None, real(0)] = None
     """0 takes the likeliest token each time (greedy)."""
     top_p: Annotated[float | None, real(above=0, high=1)] = None
+    """Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all."""
     top_k: Annotated[int | None, whole(low=0)] = None
     """Sample from the k likeliest tokens only; 0 means all."""
     min_p: Annotated[float | None, real(0, 1)] = None
+    """Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all."""
     repetition_penalty: Annotated[float | None, real(above=0)] = None
+    """Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing."""
     presence_penalty: Annotated[float | None, real(-2, 2)] = None
+    """Subtract this from the logits of tokens that stand in the answer."""
     frequency_penalty: Annotated[float | None, real(-2, 2)] = None
+    """Subtract this from the logits of tokens for each time that they stand in the answer."""
     no_repeat_ngram_size: Annotated[int | None, whole(low=0)] = None
+    """Never write the same sequence of that many tokens twice; 0 means no limit."""
     seed: Annotated[int | None, whole(low=0, high=2**63 - 1)] = None
     """Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run."""
     samples: Annotated[int | None, whole(low=1)] = None

@@ -1,0 +1,30 @@
+"""Show the doctests of docstrings as code: a Griffe extension, used by mkdocs.yml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+
+def fenced(text: str) -> str:
+    """The text with every doctest (from `>>>` to the next blank line) in a code block."""
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if not inside and line.lstrip().startswith(">>> "):
+            lines.append("```pycon")
+            inside = True
+        elif inside and not line.strip():
+            lines.append("```")
+            inside = False
+        lines.append(line)
+    return "\n".join([*lines, "```"] if inside else lines)
+
+
+class Doctests(griffe.Extension):
+    """Applied to every object that is loaded."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = fenced(obj.docstring.value)
