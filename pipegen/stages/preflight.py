@@ -35,7 +35,8 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
         because = f": {capabilities.reason}" if capabilities.reason else ""
         return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes no pictures{because}"))
     if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
-        return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"))
+        words = f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
+        return Failure(UnsupportedMultimodal(words))
     asked = (name for name, value in flat_values(job.options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
     for name in missing(asked, capabilities):
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name))
