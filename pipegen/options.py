@@ -95,11 +95,10 @@ def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any]
         elif "temperature" not in from_checkpoint:
             from_checkpoint["temperature"] = 1.0
         options = merge(options, GenerationOptions(**from_checkpoint))
-    full = merge(options, DEFAULTS)
-    if full is None or full.chat is None:
-        raise AssertionError("DEFAULTS says everything")
-    add = not full.chat.continue_final_message if full.chat.add_generation_prompt is None else full.chat.add_generation_prompt
-    chat = dataclasses.replace(full.chat, add_generation_prompt=add)
+    full = merge(options, DEFAULTS) or DEFAULTS
+    chat = full.chat or ChatTemplateOptions()
+    if chat.add_generation_prompt is None:
+        chat = dataclasses.replace(chat, add_generation_prompt=not chat.continue_final_message)
     return dataclasses.replace(full, chat=chat, use_generation_config=False)
 
 

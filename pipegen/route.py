@@ -54,7 +54,7 @@ def route(engine: Engine) -> Route:
     """The route through an engine. It is named after it, and results carry that name."""
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
-        return check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size)
+        return check_fit(encoded, engine.capabilities)
 
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode(raw, engine.tokenizer, engine.eos_token_ids)

@@ -163,6 +163,12 @@ def test_asking_for_no_logprobs_takes_the_runs_top_logprobs_away() -> None:
     assert resolve(GenerationOptions(logprobs=False), GenerationOptions(logprobs=True, top_logprobs=3)).top_logprobs == 0
 
 
+def test_asking_for_top_logprobs_asks_for_logprobs() -> None:
+    assert resolve(GenerationOptions(top_logprobs=2)).logprobs is True
+    assert resolve(GenerationOptions(top_logprobs=2), GenerationOptions(logprobs=False)).logprobs is True
+    assert resolve(None).logprobs is False
+
+
 def test_merging_with_nothing_gives_the_other_side() -> None:
     options = GenerationOptions(seed=1)
     assert merge(options, None) is options

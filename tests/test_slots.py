@@ -79,6 +79,11 @@ def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
         assert entered is pipe
 
 
+def test_a_stage_gives_back_a_slot() -> None:
+    with pytest.raises(pg.ContractError, match="returned int, not a Result"):
+        each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]  # the very mistake
+
+
 def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
     def short(batch: pg.Batch[int]) -> Steps[int]:
         return ()
