@@ -162,8 +162,9 @@ class RepeatedObjects:
             return False
         if '"' not in ahead:
             return True
-        # An object with a string that the row has not written is new. An escape may end inside a character, of which nothing is known.
-        return not before.escape and after.string not in self._strings and ahead.isdisjoint(":{")
+        # An object with a string that the row has not written is new. An escape may write half a character, after which nothing is known.
+        in_escape = before.escape or after.escape
+        return not in_escape and after.string not in self._strings and ahead.isdisjoint(":{")
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""

@@ -94,6 +94,18 @@ def test_a_character_that_two_tokens_share_hides_no_repeat() -> None:
     assert row.writes([half]) == {rest}
 
 
+def test_an_escape_that_ends_inside_a_character_hides_no_repeat() -> None:
+    tokenizer = ToyTokenizer(merges=['\\ud83d\\udc4d"}'])
+    row = RowUnderTest(forbid_repeated_objects(), tokenizer)
+    assert row.writes(list('[{"a": "👍"}, {"a": "'.encode())) == {256}
+
+
+def test_a_new_string_hides_no_repeat_behind_it_in_the_same_token() -> None:
+    tokenizer = ToyTokenizer(merges=['new"},{}', 'new","a":1}', 'new"}'])
+    row = RowUnderTest(forbid_repeated_objects(), tokenizer)
+    assert row.writes(list(b'[{}, {"a": 1}, {"a": "')) == {256, 257}
+
+
 def test_special_tokens_are_invisible() -> None:
     end = TOY.special_tokens["<|im_end|>"]
     assert "}" in forbidden_after([*TOY.encode('[{"a": 1}, {"a":'), end, *TOY.encode(" 1")])
