@@ -111,6 +111,7 @@ def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_q
     system = sample_system(rng)
     draw = rng.random()
     turns: list[Turn] = []
+    first = scenes[0]
 
     def ask(exchanges: list[Exchange], pictures: tuple[int, ...], count: int, scene: Scene | None) -> None:
         """Add turns; the pictures stand before the first question."""
@@ -124,7 +125,7 @@ def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_q
         for picture, scene in enumerate(scenes[:2]):
             ask(picture_tasks.questions(scene, rng), (picture,), rng.randint(1, 3), scene)
     else:
-        ask(picture_tasks.questions(scenes[0], rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), scenes[0])
+        ask(picture_tasks.questions(first, rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), first)
         if rng.random() < 0.05:
             exchange = _text_exchange(system, rng)
             if exchange.kind not in ("no_image", "long_text"):

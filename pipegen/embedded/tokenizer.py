@@ -108,8 +108,9 @@ def train_tokenizer() -> Qwen2Tokenizer:
         model_max_length=MODEL_MAX_LENGTH,
         padding_side="left",
     )
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
+    for special, tokens in ((True, SPECIAL_TOKENS), (False, MARKUP_TOKENS)):
+        added: list[str | AddedToken] = [AddedToken(token, special=special, normalized=False) for token in tokens]
+        tokenizer.add_tokens(added)
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
 
