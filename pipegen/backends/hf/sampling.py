@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
@@ -143,7 +144,8 @@ class Sampler:
         for at in special:
             row, ids, own = self._rows[at], ids_of(at), scores[at : at + 1]
             if row.options.no_repeat_ngram_size:
-                own = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)(ids, own)
+                ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)  # annotated for subclasses of Tensor that nothing makes
+                own = ban(ids, own)
             scores[at] = row.process(ids, own)[0]
         return scores
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from returns.result import Success
 
 from pipegen.backends.base import Engine, RowDone, StreamBackend, TokensMade
@@ -102,6 +104,19 @@ def test_pictures_and_texts_in_one_batch_get_what_they_get_alone(engine_of: Call
     engine = engine_of("qwen3_vl")
     inputs = rows_with_pictures(engine)
     assert ids(engine, inputs) == [ids(engine, [one])[0] for one in inputs]
+
+
+def test_rows_with_pictures_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
+    engine = engine_of("qwen3_vl")
+    model, processor, mark = engine._weights.model(), engine._checkpoint.image_processor, engine._checkpoint.image_token_id
+    inputs = rows_with_pictures(engine)
+    for row, answer in zip(inputs, ids(engine, inputs), strict=True):
+        prompt = torch.tensor([row.prompt.token_ids])
+        pictures = [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in row.prompt.images]
+        more = {**processor(pictures, return_tensors="pt"), "mm_token_type_ids": (prompt == mark).long()} if pictures else {}
+        settings = {"do_sample": False, "max_new_tokens": row.options.max_new_tokens, "eos_token_id": list(engine.eos_token_ids), "pad_token_id": 0}
+        whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings, **more)
+        assert answer == tuple(whole[0, prompt.shape[1] :].tolist())
 
 
 def test_pictures_are_seen(engine_of: Callable[[str], Any]) -> None:
@@ -225,6 +240,13 @@ def test_equal_prompts_differ_by_their_seeds_and_by_nothing_else(engine: Any) ->
     first, second, third = ids(engine, [sampled(0, seed=5), sampled(0, seed=6), sampled(0, seed=5)])
     assert first == third
     assert first != second
+
+
+def test_each_token_takes_the_next_number_of_its_seeds_stream(engine: Any) -> None:
+    flat = engine.with_plugin(Plugin(name="flat", logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores)))
+    numbers, size = random.Random(7), engine._weights.model().config.vocab_size
+    inputs = [sampled(0, temperature=1.0, seed=7, stop=StopOptions(ignore_eos=True)), sampled(1)]
+    assert ids(flat, inputs)[0] == tuple(int(numbers.random() * size) for _ in range(10))
 
 
 def test_rows_without_a_seed_are_drawn_anew(engine: Any) -> None:
