@@ -59,12 +59,9 @@ def merge(first: R | None, second: R | None) -> R | None:
         own, other = getattr(first, f.name), getattr(second, f.name)
         nested = f.name in _NESTED and dataclasses.is_dataclass(own if own is not None else other)
         said[f.name] = merge(own, other) if nested else other if own is None else own
-    if isinstance(first, ChatTemplateOptions):
-        # The two switches exclude each other: the one that the stronger side set wins.
-        if first.continue_final_message:
-            said["add_generation_prompt"] = False
-        elif first.add_generation_prompt:
-            said["continue_final_message"] = False
+    if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
+        # How the prompt ends is one setting, although it takes two switches: whoever says either has said both.
+        said |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
     if isinstance(first, GenerationOptions) and first.logprobs is False:
         said["top_logprobs"] = 0
     elif said.get("top_logprobs") and said["logprobs"] is False:
@@ -97,8 +94,9 @@ def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any]
         options = merge(options, GenerationOptions(**from_checkpoint))
     full = merge(options, DEFAULTS) or DEFAULTS
     chat = full.chat or ChatTemplateOptions()
-    if chat.add_generation_prompt is None:
-        chat = dataclasses.replace(chat, add_generation_prompt=not chat.continue_final_message)
+    continues = bool(chat.continue_final_message)
+    adds = not continues if chat.add_generation_prompt is None else chat.add_generation_prompt
+    chat = dataclasses.replace(chat, add_generation_prompt=adds, continue_final_message=continues)
     return dataclasses.replace(full, chat=chat, use_generation_config=False)
 
 
