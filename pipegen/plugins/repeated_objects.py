@@ -32,23 +32,29 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None) -> Plugin:
 
     The objects meant are the items of lists, in any list of the row, and those that stand by themselves. Two are equal when their JSON is, whatever
     the white space, the escapes and the order of members. At each step exactly those tokens are forbidden whose text would complete a repeat, however
-    it is tokenised; so a row that repeats nothing is not changed at all, and rows know nothing of each other. In place of the forbidden token
-    comes the next best one. A repeat is known only at its end, so that is where the row turns off: without `keys` at the closing brace, so that the
-    object gets another member; with `keys` at the end of the last of their values, so that this value becomes another. Objects that lack one of the
-    keys may repeat, and a finished set of values counts as written, even if the object that holds it never closes.
+    it is tokenised: a row that would repeat nothing is not changed, and rows know nothing of each other. In place of a forbidden token comes the next
+    best one.
 
-    All generated text counts, a draft within `<think>` too. Special tokens are invisible. Raises `InvalidField` unless `keys` is None or a sequence
-    of at least one string. Each step costs the same, however long the output is; the vocabulary is read once, at the first row's first step.
+    A repeat is certain only at its end, so there the row is turned off. Without `keys` that is the closing brace: the model has to add a member, or
+    breaks its JSON. With `keys`, the members that tell objects apart, it is the end of the last of their values: that value has to become another, and
+    the JSON stays whole; so give them where all objects are of one kind. Either way what comes instead is what the model thought less likely. Objects
+    that lack one of the keys may repeat; values of all the keys count as written once they are complete, even if their object never closes.
+
+    All generated text counts, a draft within `<think>` too; special tokens are invisible. Prose that begins as JSON does is read as JSON until it stops
+    being so, and an object that begins within that stretch is missed. Raises `InvalidField` unless `keys` is None or a sequence of at least one string.
+    Each step costs the same, however long the output is; the vocabulary is read once, at the first step of the first row.
     """
     if keys is not None and (isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)):
         raise InvalidField(f"forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a list, or None, not {keys!r}")
     names = None if keys is None else tuple(digest(key) for key in keys)
-    last_read: list[tuple[Tokenizer, Vocabulary]] = []  # one entry at most: a plugin rarely sees two models
+    last_read: list[Vocabulary] = []  # one at most: a plugin rarely sees two models
 
     def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-        if not last_read or last_read[0][0] is not tokenizer:
-            last_read[:] = [(tokenizer, Vocabulary(tokenizer, "}" if names is None else '}],"\t\n\r '))]
-        return last_read[0][1]
+        known = next((vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None)
+        if known is None:
+            known = Vocabulary(tokenizer, "}" if names is None else '}],"\t\n\r ')
+            last_read[:] = [known]
+        return known
 
     return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, vocabulary_of))
 
@@ -80,6 +86,7 @@ class Vocabulary:
     """The tokens that can make an object known: those that hold one of the characters `enders`, and no special ones."""
 
     def __init__(self, tokenizer: Tokenizer, enders: str) -> None:
+        self.tokenizer = tokenizer
         self.special = frozenset(tokenizer.special_tokens.values())
         before = tokenizer.encode_plain("0", first=True)  # some tokenizers drop a space at the start of a text
         start = len(tokenizer.decode(before))

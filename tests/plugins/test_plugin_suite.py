@@ -53,8 +53,13 @@ def test_a_trim_that_gives_no_text_is_found(trim: Any) -> None:
 
 def test_a_trim_that_remembers_is_found() -> None:
     seen: list[str] = []
+
+    def numbered(text: str) -> str:
+        seen.append(text)
+        return text + str(len(seen))
+
     with pytest.raises(AssertionError, match="pure"):
-        check_trim(Plugin(name="p", trim=lambda text: text + str(seen.append(text) or len(seen))), "abc")
+        check_trim(Plugin(name="p", trim=numbered), "abc")
 
 
 def test_a_trim_that_cannot_bear_a_text_is_found() -> None:
