@@ -24,7 +24,23 @@ ENGINE = ROOT / ".nox" / "engine"
 CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
-CORE = ("errors", "slots", "fields", "options", "messages", "requests", "records", "capabilities", "pipe", "drive", "stream", "stages/*")
+CORE = (
+    "errors",
+    "slots",
+    "fields",
+    "option_records",
+    "options",
+    "messages",
+    "requests",
+    "records",
+    "capabilities",
+    "pipe",
+    "drive",
+    "stream",
+    "route",
+    "samples",
+    "stages/*",
+)
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
 # One file of tests to a worker, so that what a file shares is made once; each worker loads torch, so there are few of them.
 WORKERS = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
@@ -157,6 +173,12 @@ def real_tokenizers(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Let the embedded model describe pictures and answer questions."""
     run(session, "pipegen", "demo", *session.posargs)
+
+
+@shared(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure what pipegen itself costs, beside the bare tokenizer and the bare model, as ratios."""
+    run(session, "python", "tests/bench/overhead.py")
 
 
 @nox.session(default=False)
