@@ -24,6 +24,7 @@ from pipegen.fields import InvalidField
 HERE = Path(__file__).parent.parent
 DOCS = HERE / "docs"
 PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PRINTED = re.compile(r"^```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -42,13 +43,17 @@ def reader(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_the_python_blocks_of_a_page_run(page: Path, reader: Path) -> None:
+def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(page: Path, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a page's code prints stands in its text blocks."""
     pytest.importorskip("torch")
     sybil = pytest.importorskip("sybil")
     from sybil.parsers.markdown import PythonCodeBlockParser
 
     for example in sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page).examples():
         example.evaluate()
+    printed = capsys.readouterr().out
+    for block in PRINTED.findall(page.read_text(encoding="utf-8")):
+        assert block in printed
 
 
 def commands_of(page: Path) -> list[str]:
