@@ -116,6 +116,11 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_every_family_of_laws_has_its_section() -> None:
+    families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
+    assert set(re.findall(r"^## .*`(test_\w+\.py)`", (DOCS / "laws.md").read_text(encoding="utf-8"), re.MULTILINE)) == families
+
+
 def test_the_navigation_holds_every_page() -> None:
     navigation = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if page.name not in navigation] == []
