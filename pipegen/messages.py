@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 from immutabledict import immutabledict
@@ -61,10 +61,10 @@ class ImageSource:
             is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
             return cls(url=value) if is_url else cls(path=value)
         if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image: whoever made it has loaded PIL already
-            from PIL import ImageOps
+            from PIL import Image, ImageOps
 
             buffer = io.BytesIO()
-            upright = ImageOps.exif_transpose(value)
+            upright = ImageOps.exif_transpose(cast("Image.Image", value))
             # TIFF has no transparent palette entry or level: alpha keeps them.
             (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
             return cls(data=buffer.getvalue())

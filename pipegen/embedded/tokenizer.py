@@ -109,7 +109,7 @@ def train_tokenizer() -> Qwen2Tokenizer:
         padding_side="left",
     )
     for special, tokens in ((True, SPECIAL_TOKENS), (False, MARKUP_TOKENS)):
-        added: list[str | AddedToken] = [AddedToken(token, special=special, normalized=False) for token in tokens]
+        added: list[Any] = [AddedToken(token, special=special, normalized=False) for token in tokens]
         tokenizer.add_tokens(added)
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
