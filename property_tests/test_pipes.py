@@ -190,7 +190,7 @@ def test_a_stage_raises_what_it_does_not_list_and_what_it_lists_becomes_a_failur
         drive(each("stage", stage), (Success(1),))
     error = drive(each("stage", stage, catch=(KeyError,)), (Success(1),))[0].failure()
     assert isinstance(error, StageFailed)
-    assert error.stage == "stage"
+    assert (error.stage, error.message) == ("stage", "KeyError: 1")
 
 
 def test_a_stage_that_returns_no_result_is_a_bug_and_raises() -> None:

@@ -62,7 +62,7 @@ def test_refill_takes_exactly_one_answer_for_each_live_slot(answers: list[pg.Slo
 
 
 def test_refill_takes_slots_only() -> None:
-    with pytest.raises(pg.ContractError, match="not a Result"):
+    with pytest.raises(pg.ContractError, match="answer 0 is str, not a Result"):
         refill((Success(1),), ["a"])  # type: ignore[arg-type]  # the very mistake
 
 

@@ -194,8 +194,20 @@ class TestStop:
         assert ended("ba<|im_end|>", "a<|im_end|>") == ("b", Finish.STOP_STRING, "a<|im_end|>", 3)
 
     def test_a_stop_token_is_judged_by_its_id_before_any_string(self) -> None:
-        row = judged((97, 257), GenerationOptions(stop=StopOptions(stop=("a<|im_end|>",), stop_token_ids=(257,)))).unwrap()
-        assert (row.text, row.finish, row.stop) == ("a", Finish.STOP_TOKEN, 257)
+        for before in ((), (98,), (98, 99)):
+            row = judged((*before, 97, IM_END), GenerationOptions(stop=StopOptions(stop=("a<|im_end|>",), stop_token_ids=(IM_END,)))).unwrap()
+            assert (row.text, row.finish, row.stop) == (bytes(before).decode() + "a", Finish.STOP_TOKEN, IM_END)
+        found = judged((IMAGE_PAD, 97, IM_END), GenerationOptions(stop=StopOptions(stop=("<|image_pad|>a",), stop_token_ids=(IM_END,)))).unwrap()
+        assert (found.text, found.finish, found.stop) == ("", Finish.STOP_STRING, "<|image_pad|>a")
+
+    def test_of_stops_that_complete_together_in_text_and_raw_text_the_longest_is_named(self) -> None:
+        for stops in (("b", "<|image_pad|>b"), ("<|image_pad|>b", "b")):
+            assert ended((97, IMAGE_PAD, 98), *stops) == ("a", Finish.STOP_STRING, "<|image_pad|>b", 3)
+
+    def test_a_stop_may_complete_with_the_very_first_character_and_just_after_min_new_tokens(self) -> None:  # A19
+        assert ended((98, 99), "b") == ("", Finish.STOP_STRING, "b", 1)
+        assert ended((97, 98, 99), "b", min_new_tokens=2, max_new_tokens=3) == ("abc", Finish.LENGTH, None, 3)
+        assert ended((97, 98, 99), "c", min_new_tokens=2, max_new_tokens=3) == ("ab", Finish.STOP_STRING, "c", 3)
 
     def test_a_stop_that_only_the_end_of_the_output_completes_is_cut(self) -> None:
         row = judged((97, 0xE2), GenerationOptions(stop=("\ufffd",), max_new_tokens=2)).unwrap()
@@ -227,6 +239,11 @@ class TestPlugins:
     def test_a_plugin_halts_the_row_at_its_token(self) -> None:
         row = judged("ab}cd", plugins=[halting("}")]).unwrap()
         assert (row.text, row.finish, row.stop, row.raw_text) == ("ab}", Finish.PLUGIN, "p", "ab}")
+
+    def test_it_may_halt_the_row_at_its_first_token(self) -> None:
+        first = Plugin(name="first", start=int, feed=lambda state, new: (state, len(new)))
+        row = judged((97, 98), plugins=(first,)).unwrap()
+        assert (row.text, row.finish, row.stop, row.raw.token_ids) == ("a", Finish.PLUGIN, "first", (97,))
 
     def test_it_says_how_much_of_the_token_belongs_to_the_answer(self) -> None:
         assert judged("ab}cd", plugins=[halting("}", kept=0)]).unwrap().text == "ab"
