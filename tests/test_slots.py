@@ -79,6 +79,18 @@ def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
         assert entered is pipe
 
 
+def test_a_joined_pipe_is_named_after_its_parts() -> None:
+    assert (pg.pure("a", str) >> pg.identity() >> pg.pure("b", str)).name == "a >> b"
+
+
+def test_a_pipe_keeps_text_only_if_all_its_parts_say_so() -> None:
+    keeps, changes = pg.pure("keeps", str, keeps_text=True), pg.pure("changes", str)
+    assert [keeps.keeps_text, changes.keeps_text, pg.identity().keeps_text] == [True, False, True]
+    assert [(a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))] == [True, False, False]
+    routes = ((keeps, keeps), (keeps, changes), (changes, keeps))
+    assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [True, False, False]
+
+
 def test_a_stage_gives_back_a_slot() -> None:
     with pytest.raises(pg.ContractError, match="returned int, not a Result"):
         each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]  # the very mistake
