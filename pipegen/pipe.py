@@ -31,6 +31,8 @@ __all__ = ["Backend", "Call", "Pipe", "Row", "Steps", "call", "each", "fallback"
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+A_contra = TypeVar("A_contra", contravariant=True)
+B_co = TypeVar("B_co", covariant=True)
 
 Row: TypeAlias = tuple[int, int]
 """A row's place: the position of its request in the batch that the driver was given, and which of its samples it is."""
@@ -62,7 +64,7 @@ Steps: TypeAlias = Generator[Call, Sequence[Slot[Any]], Batch[B]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe(Generic[A, B]):
+class Pipe(Generic[A_contra, B_co]):
     """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
 
     `keeps_text` says that what a call streams is, unchanged, the text of the result; `owns` are the engines released when the pipe, used as a
@@ -70,29 +72,29 @@ class Pipe(Generic[A, B]):
     """
 
     name: str
-    steps: Callable[[Batch[A]], Steps[B]]
+    steps: Callable[[Batch[A_contra]], Steps[B_co]]
     keeps_text: bool = True
     owns: tuple[contextlib.AbstractContextManager[Any], ...] = ()
 
-    def __rshift__(self, then: Pipe[B, C]) -> Pipe[A, C]:
+    def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`."""
 
-        def steps(batch: Batch[A]) -> Steps[C]:
+        def steps(batch: Batch[A_contra]) -> Steps[C]:
             return (yield from then.steps((yield from self.steps(batch))))
 
         return Pipe(" >> ".join(name for name in (self.name, then.name) if name), steps, self.keeps_text and then.keeps_text, _union(self.owns, then.owns))
 
-    def apply(self, batch: Batch[A]) -> Batch[B]:
+    def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
         """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
         at_work = self.steps(batch)
         try:
             wanted = next(at_work)
         except StopIteration as done:
-            returned: Batch[B] = done.value
+            returned: Batch[B_co] = done.value
             return returned
         raise ContractError(f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream")
 
-    def __enter__(self) -> Pipe[A, B]:
+    def __enter__(self) -> Pipe[A_contra, B_co]:
         return self
 
     def __exit__(self, *error: object) -> None:
