@@ -140,7 +140,7 @@ def typing(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link or a missing name is an error. Its code blocks run in the tests."""
     install(session, groups=("docs",))
-    run(session, "mkdocs", "build", "--strict")
+    run(session, "mkdocs", "build", "--config-file", ".mkdocs.yml", "--strict")
 
 
 @shared()

@@ -1,4 +1,4 @@
-"""Show the doctests of docstrings as code: a Griffe extension, used by mkdocs.yml."""
+"""Show the doctests of docstrings as code: a Griffe extension, used by .mkdocs.yml."""
 
 from __future__ import annotations
 

@@ -122,5 +122,5 @@ def test_every_family_of_laws_has_its_section() -> None:
 
 
 def test_the_navigation_holds_every_page() -> None:
-    navigation = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if page.name not in navigation] == []
