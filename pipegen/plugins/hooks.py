@@ -41,6 +41,6 @@ def hf_hooks(*, stopping_criteria: Hook | None = None, logits_processor: Hook | 
     return Plugin(name=name, stopping_criteria=_maker(stopping_criteria), logits_processor=_maker(logits_processor))
 
 
-def _maker(hook: Hook | None) -> Callable[[RowContext], Any] | None:
+def _maker(hook: Any) -> Callable[[RowContext], Any] | None:
     ready = any(kind.__module__.partition(".")[0] == "transformers" for kind in type(hook).__mro__)
-    return (lambda context: partial(hook)) if ready and hook is not None else hook
+    return (lambda context: partial(hook)) if ready else hook

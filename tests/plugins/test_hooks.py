@@ -14,6 +14,8 @@ from pipegen.testing.plugin_suite import check_plugin
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+StoppingCriteria: Any = transformers.StoppingCriteria
+LogitsProcessor: Any = transformers.LogitsProcessor
 PROMPTS = [" fox" * length for length in (1, 9, 2, 14)]
 OPTIONS = pg.GenerationOptions(max_new_tokens=20, temperature=0.0, stop=pg.StopOptions(ignore_eos=True))
 
@@ -28,7 +30,7 @@ def results(route: pg.Route, plugin: pg.Plugin, prompts: list[str] = PROMPTS) ->
     return [slot.unwrap() for slot in pg.run(pg.attach(route, plugin).unwrap(), [{"prompt": prompt} for prompt in prompts], OPTIONS)]
 
 
-class AfterFive(transformers.StoppingCriteria):  # type: ignore[misc]
+class AfterFive(StoppingCriteria):  # type: ignore[misc]
     """Stops a row after five tokens of its own."""
 
     def __init__(self, row: RowContext) -> None:
@@ -38,7 +40,7 @@ class AfterFive(transformers.StoppingCriteria):  # type: ignore[misc]
         return torch.full((len(input_ids),), input_ids.shape[1] - self.prompt_length >= 5)
 
 
-class Only(transformers.LogitsProcessor):  # type: ignore[misc]
+class Only(LogitsProcessor):  # type: ignore[misc]
     """Leaves one token to choose."""
 
     def __init__(self, token_id: int) -> None:
@@ -50,7 +52,7 @@ class Only(transformers.LogitsProcessor):  # type: ignore[misc]
         return only
 
 
-class Counts(transformers.LogitsProcessor):  # type: ignore[misc]
+class Counts(LogitsProcessor):  # type: ignore[misc]
     """Makes the row write 1, 2, 3, ..., by a state of its own."""
 
     def __init__(self, row: RowContext) -> None:
