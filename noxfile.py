@@ -177,8 +177,9 @@ def demo(session: nox.Session) -> None:
 
 @shared(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure what pipegen itself costs, beside the bare tokenizer and the bare model, as ratios."""
+    """Measure what pipegen itself costs, beside the bare tokenizer and the bare model, and what plugins cost, as ratios."""
     run(session, "python", "tests/bench/overhead.py")
+    run(session, "python", "tests/bench/plugins.py")
 
 
 @nox.session(default=False)

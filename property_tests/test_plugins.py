@@ -100,7 +100,7 @@ def scripts(draw: st.DrawFn) -> tuple[ToyTokenizer, list[str]]:
 def test_the_wanted_token_is_forbidden_exactly_when_it_completes_a_repeat(script: tuple[ToyTokenizer, Sequence[str]]) -> None:
     tokenizer, parts = script
     text = "[" + ",".join(parts) + "]"
-    row = Row(forbid_repeated_objects(), tokenizer)
+    row = Row(forbid_repeated_objects(min_match=0), tokenizer)
     ends = [len("[" + ",".join(parts[: count + 1])) for count in range(len(parts))]
     seen: list[str] = []
     first_repeat = len(text) + 1
@@ -121,7 +121,7 @@ def test_the_wanted_token_is_forbidden_exactly_when_it_completes_a_repeat(script
 @given(script=scripts())
 def test_a_row_that_wants_repeats_gets_every_object_once(script: tuple[ToyTokenizer, Sequence[str]]) -> None:
     tokenizer, parts = script
-    row = Row(forbid_repeated_objects(), tokenizer)
+    row = Row(forbid_repeated_objects(min_match=0), tokenizer)
 
     def write(text: str) -> None:
         """Token by token; where one is forbidden, byte by byte; where the last brace is forbidden, with one more member before it."""
@@ -162,7 +162,7 @@ def test_with_keys_a_row_that_wants_repeats_gets_other_values(words: list[str], 
 @given(script=scripts())
 def test_rows_know_nothing_of_each_other(script: tuple[ToyTokenizer, Sequence[str]]) -> None:
     tokenizer, parts = script
-    plugin = forbid_repeated_objects()
+    plugin = forbid_repeated_objects(min_match=0)
     alone, beside, other = (Row(plugin, tokenizer) for _ in range(3))
     for token_id in tokenizer.encode("[" + ",".join(parts) + "]"):
         forbidden = alone.forbids(token_id)

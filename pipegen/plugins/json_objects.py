@@ -41,6 +41,8 @@ class Open(NamedTuple):
     """Names and values of an object, as digests; of members with the same name the last one counts."""
     name: int = 0
     """The name of the member that is being written."""
+    begun: int = 0
+    """The size of the text before it."""
 
     @property
     def counts(self) -> bool:
@@ -59,99 +61,104 @@ class Reading(NamedTuple):
     """Digest of the string that is being written; None outside strings."""
     escape: str = ""
     """The escape sequence that is being written."""
+    size: int = 0
+    """Characters read within JSON, but for the white space between its parts."""
 
 
 Step = tuple[Reading, int | None]
 
 
-def read(reading: Reading, char: str, keys: Sequence[int] | None = None) -> Step:
+def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_size: int = 0) -> Step:
     """Read one more character. Gives the next state, and the digest of the object that this character makes known, or None.
 
     Without `keys` an object is known when it closes; equal JSON has equal digests, whatever its white space, escapes, notation of numbers and order of
     members. With `keys` (digests of names) it is known when the last of these members is complete, and its digest is that of their values. Only
-    objects that are items of a list, or stand by themselves, are made known. Where the text stops being JSON, what was open is dropped, as prose.
+    objects that are items of a list, or stand by themselves, are made known, and of these only such as have `min_size` characters by then, white space
+    between their parts aside. Where the text stops being JSON, what was open is dropped, as prose.
     """
-    top = reading.top
+    top, size = reading.top, reading.size
     if reading.string is not None:
-        return _in_string(reading, reading.string, char, keys)
+        return _in_string(reading, reading.string, char, keys, min_size)
     if top is None:
-        return _open(reading, char), None
+        return _open(None, char, 0), None
     if char.isalnum() or char in "+-.":
-        return (Reading(top, reading.scalar + char) if reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE) else Reading()), None
+        fits = reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE)
+        return (Reading(top, reading.scalar + char, size=size + 1) if fits else Reading()), None
     mark = None
     if reading.scalar:
         value = _scalar(reading.scalar) if char in " \t\r\n,}]" else None
         if value is None:
-            return _open(Reading(), char), None
-        top, mark = _put(top, value, keys)
-        reading = Reading(top)
+            return _open(None, char, 0), None
+        top, mark = _put(top, value, size, keys, min_size)
+        reading = Reading(top, size=size)
     if char in " \t\r\n":
         return reading, mark
     if char in "}]":
-        closed, found = _close(top, char, keys)
+        closed, found = _close(top, char, size + 1, keys, min_size)
         return closed, mark if found is None else found
-    return _structure(top, char), mark
+    return _structure(top, char, size), mark
 
 
-def _structure(top: Open, char: str) -> Reading:
+def _structure(top: Open, char: str, size: int) -> Reading:
     """After a quote, an opener, a comma or a colon; anything else is no JSON."""
     expected = top.expected
     if char == '"' and expected not in (COLON, COMMA_OR_CLOSE):
-        return Reading(top, string=0)
+        return Reading(top, string=0, size=size + 1)
     if char in "{[" and expected in (VALUE, VALUE_OR_CLOSE):
-        return _open(Reading(top), char)
+        return _open(top, char, size)
     if char == "," and expected == COMMA_OR_CLOSE:
-        return Reading(top._replace(expected=VALUE if top.is_list else NAME))
+        return Reading(top._replace(expected=VALUE if top.is_list else NAME), size=size + 1)
     if char == ":" and expected == COLON:
-        return Reading(top._replace(expected=VALUE))
-    return _open(Reading(), char)
+        return Reading(top._replace(expected=VALUE), size=size + 1)
+    return _open(None, char, 0)
 
 
-def _open(reading: Reading, char: str) -> Reading:
+def _open(outer: Open | None, char: str, size: int) -> Reading:
     if char == "{":
-        return Reading(Open(reading.top, is_list=False, expected=NAME_OR_CLOSE))
+        return Reading(Open(outer, is_list=False, expected=NAME_OR_CLOSE, begun=size), size=size + 1)
     if char == "[":
-        return Reading(Open(reading.top, is_list=True, expected=VALUE_OR_CLOSE))
-    return reading
+        return Reading(Open(outer, is_list=True, expected=VALUE_OR_CLOSE, begun=size), size=size + 1)
+    return Reading()
 
 
-def _close(top: Open, char: str, keys: Sequence[int] | None) -> Step:
+def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size: int) -> Step:
     if top.is_list != (char == "]") or top.expected not in (COMMA_OR_CLOSE, VALUE_OR_CLOSE if top.is_list else NAME_OR_CLOSE):
         return Reading(), None
     value = hash(("list", top.items)) if top.is_list else hash(("object", frozenset(top.members.items())))
-    mark = value if keys is None and not top.is_list and top.counts else None
+    mark = value if keys is None and not top.is_list and top.counts and size - top.begun >= min_size else None
     if top.outer is None:
         return Reading(), mark
-    outer, known = _put(top.outer, value, keys)
-    return Reading(outer), known if mark is None else mark
+    outer, known = _put(top.outer, value, size, keys, min_size)
+    return Reading(outer, size=size), known if mark is None else mark
 
 
-def _put(top: Open, value: int, keys: Sequence[int] | None) -> tuple[Open, int | None]:
+def _put(top: Open, value: int, size: int, keys: Sequence[int] | None, min_size: int) -> tuple[Open, int | None]:
     """The container with a finished value in it, and what that makes known of it."""
     if top.is_list:
         return top._replace(expected=COMMA_OR_CLOSE, items=hash((top.items, value))), None
     members = {**top.members, top.name: value}
-    known = keys is not None and top.counts and top.name in keys and all(key in members for key in keys)
+    known = keys is not None and top.counts and top.name in keys and size - top.begun >= min_size and all(key in members for key in keys)
     return top._replace(expected=COMMA_OR_CLOSE, members=members), hash(tuple(members[key] for key in keys)) if known and keys is not None else None
 
 
-def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | None) -> Step:
-    top, escape = reading.top, reading.escape
+def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | None, min_size: int) -> Step:
+    top, escape, size = reading.top, reading.escape, reading.size + 1
     if escape.startswith("\\u"):
         if char in "0123456789abcdefABCDEF":
             done = len(escape) == 5
-            return Reading(top, string=_longer(string, chr(int(escape[2:] + char, 16))) if done else string, escape="" if done else escape + char), None
+            string = _longer(string, chr(int(escape[2:] + char, 16))) if done else string
+            return Reading(top, string=string, escape="" if done else escape + char, size=size), None
         string = _longer(string, escape)  # not JSON; taken as it stands
     elif escape:
-        return (Reading(top, string=string, escape="\\u") if char == "u" else Reading(top, string=_longer(string, ESCAPES.get(char, char)))), None
+        return Reading(top, string=string if char == "u" else _longer(string, ESCAPES.get(char, char)), escape="\\u" if char == "u" else "", size=size), None
     if char == "\\":
-        return Reading(top, string=string, escape=char), None
+        return Reading(top, string=string, escape=char, size=size), None
     if char != '"' or top is None:
-        return Reading(top, string=_longer(string, char)), None
+        return Reading(top, string=_longer(string, char), size=size), None
     if top.expected in (NAME, NAME_OR_CLOSE):
-        return Reading(top._replace(expected=COLON, name=hash(("string", string)))), None
-    top, mark = _put(top, hash(("string", string)), keys)
-    return Reading(top), mark
+        return Reading(top._replace(expected=COLON, name=hash(("string", string))), size=size), None
+    top, mark = _put(top, hash(("string", string)), size, keys, min_size)
+    return Reading(top, size=size), mark
 
 
 def _longer(string: int, text: str) -> int:

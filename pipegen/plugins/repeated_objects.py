@@ -23,11 +23,12 @@ from pipegen.tokenizer import Tokenizer
 __all__ = ["forbid_repeated_objects"]
 
 INCOMPLETE = "\ufffd"
+SHORT = 24
 CONTEXT = 8
 """Tokens before an incomplete character that are decoded with it."""
 
 
-def forbid_repeated_objects(*, keys: Sequence[str] | None = None) -> Plugin:
+def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int | None = None) -> Plugin:
     """Forbid each row to write a JSON object that it has written before; Hugging Face engines only.
 
     The objects meant are the items of lists, in any list of the row, and those that stand by themselves. Two are equal when their JSON is, whatever
@@ -40,12 +41,21 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None) -> Plugin:
     the JSON stays whole; so give them where all objects are of one kind. Either way what comes instead is what the model thought less likely. Objects
     that lack one of the keys may repeat; values of all the keys count as written once they are complete, even if their object never closes.
 
+    An object of fewer than `min_match` characters, white space between its parts aside, may come again and again: short ones such as `{"a": 1}` recur by
+    right. Longer ones may be as alike as they like, as long as they differ somewhere. Without `keys`, `min_match` is 24 unless it is given, which is
+    less than a label and a box take; with `keys` it is 0, so that their values never come twice, and where it is given, the object is measured as
+    far as it is written when the last of those values is complete.
+
     All generated text counts, a draft within `<think>` too; special tokens are invisible. Prose that begins as JSON does is read as JSON until it stops
-    being so, and an object that begins within that stretch is missed. Raises `InvalidField` unless `keys` is None or a sequence of at least one string.
+    being so, and an object that begins within that stretch is missed. Raises `InvalidField` unless `keys` is None or a sequence of at least one string, and
+    `min_match` None or a whole number of at least 0.
     Each step costs the same, however long the output is; the vocabulary is read once, at the first step of the first row.
     """
     if keys is not None and (isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)):
         raise InvalidField(f"forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a list, or None, not {keys!r}")
+    if min_match is not None and (type(min_match) is not int or min_match < 0):
+        raise InvalidField(f"forbid_repeated_objects takes a whole number of at least 0 as min_match, or None, not {min_match!r}")
+    min_size = min_match if min_match is not None else SHORT if keys is None else 0
     names = None if keys is None else tuple(digest(key) for key in keys)
     last_read: list[Vocabulary] = []  # one at most: a plugin rarely sees two models
 
@@ -56,7 +66,7 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None) -> Plugin:
             last_read[:] = [known]
         return known
 
-    return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, vocabulary_of))
+    return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of))
 
 
 class Branch:
@@ -101,8 +111,8 @@ class Vocabulary:
 class RepeatedObjects:
     """The logits processor of one row."""
 
-    def __init__(self, context: RowContext, keys: tuple[int, ...] | None, vocabulary_of: Callable[[Tokenizer], Vocabulary]) -> None:
-        self._tokenizer, self._keys, self._vocabulary_of = context.tokenizer, keys, vocabulary_of
+    def __init__(self, context: RowContext, keys: tuple[int, ...] | None, min_size: int, vocabulary_of: Callable[[Tokenizer], Vocabulary]) -> None:
+        self._tokenizer, self._keys, self._min_size, self._vocabulary_of = context.tokenizer, keys, min_size, vocabulary_of
         self._read = context.prompt_length
         self._detokenizer = Detokenizer(context.tokenizer)
         self._recent: list[int] = []
@@ -127,7 +137,7 @@ class RepeatedObjects:
         for token_id in token_ids:
             self._recent.append(token_id)
             for char in self._detokenizer.feed(token_id):
-                self._reading, mark = read(self._reading, char, self._keys)
+                self._reading, mark = read(self._reading, char, self._keys, self._min_size)
                 if mark is not None:
                     self._written.add(mark)
                 if self._reading.string is not None:
@@ -141,7 +151,7 @@ class RepeatedObjects:
         held = shown[len(shown.rstrip(INCOMPLETE)) :]
         reading = self._reading
         for char in held:  # an incomplete character stays one unless a token completes it
-            reading, _ = read(reading, char, self._keys)
+            reading, _ = read(reading, char, self._keys, self._min_size)
         forbidden = set(self._search(vocabulary, reading))
         if held:
             whole = len(shown) - len(held)
@@ -155,7 +165,7 @@ class RepeatedObjects:
         while paths:
             branch, before, made = paths.pop()
             for char, longer in branch.longer:
-                after, mark = read(before, char, self._keys)
+                after, mark = read(before, char, self._keys, self._min_size)
                 if mark is not None and (mark in self._written or mark in made):
                     yield from longer.token_ids
                 elif not self._hopeless(before, after, longer.ahead, vocabulary.enders):
@@ -177,7 +187,7 @@ class RepeatedObjects:
         """Whether the row would repeat an object if `text` came next."""
         reading, made = self._reading, set(self._written)
         for char in text:
-            reading, mark = read(reading, char, self._keys)
+            reading, mark = read(reading, char, self._keys, self._min_size)
             if mark in made:
                 return True
             if mark is not None:

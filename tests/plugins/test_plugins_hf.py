@@ -89,6 +89,6 @@ def test_a_prompt_with_objects_forbids_none_of_them(route: pg.Route) -> None:
     loops = pg.Plugin(name="loops", logits_processor=Loops)
     length = len(route.engine.tokenizer.encode('[{"n": "10"}, {"n": "11"}]'))
     prompt = f'[{{"n": "{length}"}}, {{"n": "{length + 1}"}}]'
-    row = results(with_plugins(route, loops, forbid_repeated_objects()), [prompt])[0]
+    row = results(with_plugins(route, loops, forbid_repeated_objects(min_match=0)), [prompt])[0]
     assert row.prompt_tokens == length
     assert row.text.startswith(f'[{{"n": "{length}"}}, {{"n": "{length + 1}"}}, ')

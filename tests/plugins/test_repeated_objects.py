@@ -43,8 +43,8 @@ class RowUnderTest:
         return self.forbidden()
 
 
-def forbidden_after(text: str | Sequence[int], *, keys: Sequence[str] | None = None) -> set[str]:
-    row = RowUnderTest(forbid_repeated_objects(keys=keys))
+def forbidden_after(text: str | Sequence[int], *, keys: Sequence[str] | None = None, min_match: int | None = 0) -> set[str]:
+    row = RowUnderTest(forbid_repeated_objects(keys=keys, min_match=min_match))
     forbidden = row.writes(TOY.encode(text) if isinstance(text, str) else text)
     return {TOY.decode([token_id]) for token_id in forbidden}
 
@@ -86,25 +86,51 @@ def test_with_keys_the_last_of_their_values_is_kept_from_being_the_same(text: st
     assert forbidden_after(text, keys=["a"]) == forbidden
 
 
+# K6: ordinary detections, at the default
+def test_a_detection_is_not_repeated_and_may_begin_as_another_does() -> None:
+    one, other = '{"label": "a", "bbox_2d": [1, 2, 3, 4]}', '{"label": "a", "bbox_2d": [1, 2, 3, 5]}'
+    assert "}" in forbidden_after(f"[{one}, {one[:-1]}", min_match=None)
+    assert forbidden_after(f"[{one}, {other[:-1]}", min_match=None) == set()
+
+
+@pytest.mark.parametrize(("min_match", "forbidden"), [(None, False), (24, False), (9, False), (8, True), (7, True), (0, True)])
+def test_an_object_shorter_than_min_match_may_come_again(min_match: int | None, forbidden: bool) -> None:
+    assert len('{"a":12}') == 8
+    assert ("}" in forbidden_after('[{"a": 12}, { "a" :\n12 ', min_match=min_match)) == forbidden
+    assert ("}" in forbidden_after('[[{"b": 1}], {"a": 12}, {"a": 12', min_match=min_match)) == forbidden
+
+
+@pytest.mark.parametrize(("written", "size"), [('{"a": "x y\\n\\u00e9 "}', 20), ('{"a": [1, {"b": null}]}', 20), ("{ }", 2), ('{"a": 1.50 }', 10)])
+def test_white_space_counts_in_strings_only(written: str, size: int) -> None:
+    assert "}" in forbidden_after(f"{written}, {written[:-1]}", min_match=size)
+    assert "}" not in forbidden_after(f"{written}, {written[:-1]}", min_match=size + 1)
+
+
+@pytest.mark.parametrize(("min_match", "forbidden"), [(None, True), (0, True), (13, True), (14, False)])
+def test_with_keys_min_match_measures_the_object_up_to_the_last_of_them(min_match: int | None, forbidden: bool) -> None:
+    assert len('{"b":1,"a":12') == 13
+    assert ("}" in forbidden_after('[{"b": 1, "a": 12, "c": 1}, {"b": 1, "a": 12', keys=["a"], min_match=min_match)) == forbidden
+
+
 def test_a_character_that_two_tokens_share_hides_no_repeat() -> None:
-    row = RowUnderTest(forbid_repeated_objects())
+    row = RowUnderTest(forbid_repeated_objects(min_match=0))
     half, rest = "é".encode()[0], 256 + 9
     assert TOY.decode([half, rest]) == 'é"}'
     assert row.writes(list('[{"a": "é"}, {"a": "'.encode())) == set()
     assert row.writes([half]) == {rest}
-    row = RowUnderTest(forbid_repeated_objects())
+    row = RowUnderTest(forbid_repeated_objects(min_match=0))
     assert row.writes([*'[{"a": "\ufffd\ufffd"}, {"a": "'.encode(), half]) == set()
 
 
 def test_an_escape_that_ends_inside_a_character_hides_no_repeat() -> None:
     tokenizer = ToyTokenizer(merges=['\\ud83d\\udc4d"}'])
-    row = RowUnderTest(forbid_repeated_objects(), tokenizer)
+    row = RowUnderTest(forbid_repeated_objects(min_match=0), tokenizer)
     assert row.writes(list('[{"a": "👍"}, {"a": "'.encode())) == {256}
 
 
 def test_a_new_string_hides_no_repeat_behind_it_in_the_same_token() -> None:
     tokenizer = ToyTokenizer(merges=['new"},{}', 'new","a":1}', 'new"}'])
-    row = RowUnderTest(forbid_repeated_objects(), tokenizer)
+    row = RowUnderTest(forbid_repeated_objects(min_match=0), tokenizer)
     assert row.writes(list(b'[{}, {"a": 1}, {"a": "')) == {256, 257}
 
 
@@ -115,7 +141,7 @@ def test_special_tokens_are_invisible() -> None:
 
 # K6, B1
 def test_the_prompt_and_other_rows_do_not_count() -> None:
-    plugin = forbid_repeated_objects()
+    plugin = forbid_repeated_objects(min_match=0)
     row, other = RowUnderTest(plugin), RowUnderTest(plugin)
     repeat = TOY.encode('[{"a": 1}, {"a": 1')
     assert row.writes(repeat)
@@ -124,7 +150,7 @@ def test_the_prompt_and_other_rows_do_not_count() -> None:
 
 
 def test_a_row_without_repeats_keeps_its_very_scores() -> None:
-    row = RowUnderTest(forbid_repeated_objects())
+    row = RowUnderTest(forbid_repeated_objects(min_match=0))
     scores = torch.rand(1, TOY.vocab_size)
     row.writes(TOY.encode('[{"a": 1}, '))
     assert row.processor(torch.tensor([[*PROMPT, *row.ids]]), scores) is scores
@@ -153,7 +179,7 @@ def test_a_model_that_wants_nothing_but_repeats_gets_none() -> None:
 
 def test_one_token_that_holds_an_object_and_its_repeat_is_forbidden() -> None:
     tokenizer = ToyTokenizer(merges=["[{},{}", "[{},[]"])
-    assert RowUnderTest(forbid_repeated_objects(), tokenizer).forbidden() == {256}
+    assert RowUnderTest(forbid_repeated_objects(min_match=0), tokenizer).forbidden() == {256}
 
 
 # cost
@@ -171,7 +197,7 @@ def test_a_step_costs_the_same_however_long_the_output_is(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(repeated_objects, "read", counted)
     tokenizer = Counted(merges=['"}', "}, "])
-    row = RowUnderTest(forbid_repeated_objects(), tokenizer)
+    row = RowUnderTest(forbid_repeated_objects(min_match=0), tokenizer)
     text = "[" + "".join(f'{{"number": {number}, "text": "some words"}}, ' for number in range(1_000, 2_000))
     script, costs = tokenizer.encode(text)[:4_096], []
     row.scores()  # reads the vocabulary
@@ -189,14 +215,20 @@ def test_keys_take_a_sequence_of_names(bad: Any) -> None:
         forbid_repeated_objects(keys=bad)
 
 
+@pytest.mark.parametrize("bad", [-1, True, 1.5, "24"])
+def test_min_match_takes_a_whole_number(bad: Any) -> None:
+    with pytest.raises(pg.InvalidField, match="min_match"):
+        forbid_repeated_objects(min_match=bad)
+
+
 def test_it_keeps_the_contract_of_plugins() -> None:
-    check_plugin(forbid_repeated_objects())
+    check_plugin(forbid_repeated_objects(min_match=0))
     check_plugin(forbid_repeated_objects(keys=("a", "b")))
 
 
 # K3
 def test_an_engine_without_logits_refuses_it_before_any_weights_load() -> None:
     engine = FakeEngine("x", name="served", honours=pg.ENGINES["hf"] - {"logits_processor"})
-    refused = pg.attach(pg.route(engine), forbid_repeated_objects()).failure()
+    refused = pg.attach(pg.route(engine), forbid_repeated_objects(min_match=0)).failure()
     assert isinstance(refused, pg.UnsupportedPlugin)
     assert (refused.plugin, engine.calls) == ("forbid_repeated_objects", [])

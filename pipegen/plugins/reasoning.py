@@ -1,0 +1,70 @@
+r"""Tell what a model thought from what it answered.
+
+>>> reasoning_of("<think>\nTwo and two.\n</think>\n\n4")
+Reasoning(reasoning='Two and two.', answer='4', closed=True)
+>>> split_reasoning().trim("<think>\nTwo and two.\n</think>\n\n4")
+'4'
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pipegen.fields import InvalidField
+from pipegen.plugins.plugin import Plugin
+
+__all__ = ["Reasoning", "reasoning_of", "split_reasoning"]
+
+
+class Reasoning(NamedTuple):
+    """A text in its two parts."""
+
+    reasoning: str | None
+    """Without white space at its ends; None where there is none, and empty where it was opened and closed at once."""
+    answer: str
+    """Empty where the reasoning did not end."""
+    closed: bool
+    """Whether the reasoning ended, if there is any."""
+
+
+def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, opened: bool = False) -> Reasoning:
+    """Split a text into reasoning and answer: ask this of `result.raw_text`, which no plugin trims.
+
+    Reasoning stands at the start of the text, between `open` and the first `close`. A text with a `close` and no `open` before it is reasoning from its
+    start: there the chat template has written `open` at the end of the prompt. With `opened=True`, which says that it has, a text without `close` is
+    unfinished reasoning; otherwise nothing would tell it from an answer. An `open` further on in the text is part of the answer.
+
+    Raises `InvalidField` unless `open` and `close` are different strings and neither is blank.
+
+    >>> reasoning_of("two and two</think> 4")
+    Reasoning(reasoning='two and two', answer='4', closed=True)
+    >>> reasoning_of("<think>Let me see, two and")
+    Reasoning(reasoning='Let me see, two and', answer='', closed=False)
+    >>> reasoning_of("4"), reasoning_of("two and", opened=True).closed
+    (Reasoning(reasoning=None, answer='4', closed=True), False)
+    """
+    for word in (open, close):
+        if not isinstance(word, str) or not word.strip() or open == close:
+            raise InvalidField(f"reasoning stands between two different words, neither of them blank, not between {open!r} and {close!r}")
+    begun = text.lstrip()
+    written = begun.startswith(open)
+    inside, found, answer = begun.removeprefix(open).partition(close)
+    if not found:
+        return Reasoning(inside.strip(), "", closed=False) if written or opened else Reasoning(None, text, closed=True)
+    if not written and not opened and open in inside:
+        return Reasoning(None, text, closed=True)
+    return Reasoning(inside.strip(), answer.lstrip(), closed=True)
+
+
+def split_reasoning(open: str = "<think>", close: str = "</think>", *, opened: bool = False) -> Plugin:
+    """Trim the text to the answer, without the reasoning before it; on every engine.
+
+    The reasoning is not lost: `reasoning_of(result.raw_text)` gives it, and says whether it ended. Where it did not, since the row ran out of tokens, the
+    text is empty. See `reasoning_of` for the rule, and for what it raises; `opened=True` is for chat templates that open the reasoning themselves.
+
+    >>> plugin = split_reasoning()
+    >>> [plugin.trim(text) for text in ("4", "<think></think>4", "two and two</think> 4", "<think>two and")]
+    ['4', '4', '4', '']
+    """
+    reasoning_of("", open, close)  # a mistake is found here, and not in every row
+    return Plugin(name="split_reasoning", trim=lambda text: reasoning_of(text, open, close, opened=opened).answer)

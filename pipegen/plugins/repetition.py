@@ -1,0 +1,88 @@
+"""Halt a row that has begun to loop, and leave one occurrence of what it repeats.
+
+>>> plugin = halt_on_repetition(ngram=20, count=3, min_length=1)
+>>> text = "A red car. A blue bus. A blue bus. A blue bus. A blue"
+>>> _, kept = plugin.feed(plugin.start(), text)
+>>> text[:kept], plugin.trim(text[:kept])
+('A red car. A blue bus. A blue bus. A blue bus', 'A red car. A blue bus.')
+"""
+
+from __future__ import annotations
+
+from pipegen.fields import InvalidField
+from pipegen.plugins.plugin import Plugin
+
+__all__ = ["halt_on_repetition"]
+
+PLAIN = "0123456789+-.,:;|=_*#~/()[]{} \t\r\n"
+"""What is long and alike by right: numbers in a list, rules, the lines of an empty table, white space."""
+
+
+def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 200) -> Plugin:
+    """Halt a row whose text ends in a loop, and trim the loop to one occurrence; on every engine that can be watched.
+
+    A loop is the same run of at most `ngram` characters, at least `count` times in a row, and at least `min_length` characters altogether. So by default
+    a sentence may come three times, and "ha " sixty times; a paragraph of 300 characters ends the row when its fourth copy is complete. Characters and
+    not words are counted, since much of the world writes without spaces, and a broken model repeats pieces of words. Where the last characters are all
+    digits, brackets, rules or white space nothing is seen as a loop: a list of equal numbers is long by right. A list of equal words is not, if it is
+    long enough: this plugin is for captions and prose; for JSON use `forbid_repeated_objects`, or a larger `min_length`.
+
+    The watch keeps the text up to the character that completes the loop, and never halts at white space; the trim then cuts a loop at the end of the
+    text, whoever ended it, right after its first occurrence, at the first boundary between words that leaves it whole. Both ask the same question of
+    the text without white space at its ends, so it does not matter whether that was stripped. Other text is not changed, and trimmed text has nothing
+    left to trim.
+
+    Each character costs one search through the last `ngram` characters and some. Raises `InvalidField` unless `ngram` and `min_length` are whole numbers
+    of at least 1 and `count` one of at least 2.
+
+    >>> halt_on_repetition().trim("I see a cat. " + "It sleeps on the mat. " * 12)
+    'I see a cat. It sleeps on the mat.'
+    >>> halt_on_repetition().trim("ha ha ha"), len(halt_on_repetition().trim("[" + "0, " * 200))
+    ('ha ha ha', 601)
+    """
+    for name, value, low in (("ngram", ngram, 1), ("count", count, 2), ("min_length", min_length, 1)):
+        if type(value) is not int or value < low:
+            raise InvalidField(f"halt_on_repetition takes a whole number of at least {low} as {name}, not {value!r}")
+    echo = -(-min_length * (count - 1) // count)  # in every loop the last so many characters stand one period earlier, too
+    memory = max(count * ngram, min_length)
+
+    def period(text: str, end: int) -> int:
+        """The length of what is repeated at the end of `text[:end]`; 0 where that is no loop."""
+        last = text[max(0, end - echo) : end]
+        if len(last) < echo or last[-1].isspace() or not last.strip(PLAIN):
+            return 0
+        first = max(0, end - echo - ngram)
+        found = text.rfind(last, first, end - 1)
+        while found >= 0:
+            length = end - echo - found
+            start = end - max(count * length, min_length)
+            if start >= 0 and text[start : end - length] == text[start + length : end]:
+                return length
+            found = text.rfind(last, first, found + echo - 1)
+        return 0
+
+    def feed(seen: str, new_text: str) -> tuple[str, int | None]:
+        """`seen` is the end of the text, without white space at the start of the whole."""
+        new = new_text if seen else new_text.lstrip()
+        text = seen + new
+        halt = next((end for end in range(len(seen) + 1, len(text) + 1) if period(text, end)), None)
+        return text[-memory:], None if halt is None else halt - len(text) + len(new_text)
+
+    def trim(text: str) -> str:
+        begin = len(text) - len(text.lstrip())
+        while length := period(text[begin:].rstrip(), len(text[begin:].rstrip())):
+            text = _once(text.rstrip(), begin, length)
+        return text
+
+    return Plugin(name="halt_on_repetition", start=str, feed=feed, trim=trim)
+
+
+def _once(text: str, begin: int, length: int) -> str:
+    """The text with one occurrence of the `length` characters that it repeats at its end; what is before `begin` is none of it."""
+    start = len(text) - length
+    while start > begin and text[start - 1] == text[start - 1 + length]:
+        start -= 1
+    if start > begin and not text[start - 1].isspace():  # what was before the loop ends as the loop does: let whole words begin it
+        words = (place for place in range(start, start + length) if text[place].isspace())
+        start = next(words, start - 1) + 1
+    return text[: start + length].rstrip()
