@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import pipegen as pg
 from pipegen.embedded.scenes import Scene
@@ -67,10 +68,10 @@ def test_ranks_share_the_groups_without_remainder_or_overlap(stage_a: Any) -> No
         stage_a.shard(work, 2, 2)
 
 
-def test_a_rank_that_does_not_exist_is_bad_usage(shell: Shell, tmp_path: Path) -> None:
-    done = shell("stage_a", "--model", "embedded", "--rank", 2, "--world-size", 2, tmp_path)
-    assert done.returncode == 2
-    assert "rank" in done.stderr
+def test_a_rank_that_does_not_exist_is_bad_usage(stage_a: Any, tmp_path: Path) -> None:
+    done = CliRunner().invoke(stage_a.app, ["--model", "embedded", "--rank", "2", "--world-size", "2", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "rank" in done.output
 
 
 def test_batches_are_full_across_groups(stage_a: Any, tmp_path: Path) -> None:
@@ -102,8 +103,8 @@ def test_a_group_is_written_before_the_next_is_begun(stage_a: Any, tmp_path: Pat
     assert taken == ["first"]
 
 
-def test_the_help_says_what_it_does(shell: Shell) -> None:
-    done = shell("stage_a", "--help")
-    assert done.returncode == 0
-    assert "one summary for each picture" in done.stdout
-    assert "--world-size" in done.stdout
+def test_the_help_says_what_it_does(stage_a: Any) -> None:
+    done = CliRunner().invoke(stage_a.app, ["--help"])
+    assert done.exit_code == 0
+    assert "one summary for each picture" in done.output
+    assert "--world-size" in done.output
