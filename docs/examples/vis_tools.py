@@ -89,8 +89,11 @@ def drawn(picture: Image.Image, truth: Sequence[Thing], seen: Sequence[Thing], n
         frame = ImageDraw.Draw(panel)
         scale = (base.width / picture.width, base.height / picture.height)
         for thing in things:
-            frame.rectangle([edge * scale[at % 2] for at, edge in enumerate(thing.box)], outline=color_of[thing.label], width=3)
+            x1, y1, x2, y2 = (edge * scale[at % 2] for at, edge in enumerate(thing.box))
+            frame.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline="white", width=5)  # a rim, for boxes in the colour of what they hold
+            frame.rectangle((x1, y1, x2, y2), outline=color_of[thing.label], width=3)
         sheet.paste(panel, (left, MARGIN + LINE))
+        pen.rectangle((left - 1, MARGIN + LINE - 1, left + base.width, MARGIN + LINE + base.height), outline="#b0b0b0")
     for row, label in enumerate(labels):
         counts = [sum(thing.label == label for thing in things) for things in (truth, seen)]
         pen.rectangle((MARGIN, below + LINE * row + 3, MARGIN + 14, below + LINE * row + 15), fill=color_of[label])

@@ -32,7 +32,7 @@ def truth_of(scene: Scene, width: int, height: int) -> list[dict[str, Any]]:
 
 def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, shell: Shell, draw_scene: Callable[..., Scene]) -> None:
     pytest.importorskip("torch")
-    lines = []
+    lines: list[dict[str, Any]] = []
     for number, (height, width) in enumerate(((128, 128), (192, 320), (256, 192))):
         scene = draw_scene(tmp_path / f"{number}.png", number, count=3, height=height, width=width)
         lines.append({"image": f"{number}.png", "objects": truth_of(scene, width, height)})
