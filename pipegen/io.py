@@ -28,7 +28,7 @@ from pipegen.records import Finish, GenerationResult, TokenLogprob
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["MAX_LINE_BYTES", "Line", "LineId", "error_from", "from_plain", "lines_of", "request_from_line", "result_from", "to_plain"]
+__all__ = ["MAX_LINE_BYTES", "Line", "LineId", "error_from", "error_to_plain", "from_plain", "lines_of", "request_from_line", "result_from", "to_plain"]
 
 LineId = str | int
 """What a line may have as its `id`; it is given back as it stands."""
@@ -41,7 +41,7 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
     """A slot as plain data that JSON can hold. `id` stands in place of the result's own; `brief` leaves out token ids and log probabilities."""
     if not is_ok(slot):
-        return {"id": id, "ok": False, "error": _error(slot.failure())}
+        return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
     result = _result(slot.unwrap(), brief)
     return {"id": result.pop("id") if id is None else id, "ok": True, **{name: value for name, value in result.items() if name != "id"}}
 
@@ -55,9 +55,16 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
 
 
-def _error(error: GenerationError) -> dict[str, Any]:
+def error_to_plain(error: GenerationError) -> dict[str, Any]:
+    """An error as plain data that JSON can hold, for callers who write lines of their own; `error_from` reads it.
+
+    >>> from pipegen.errors import PromptTooLong
+    >>> plain = error_to_plain(PromptTooLong(10, 4))
+    >>> plain["type"], plain["limit"]
+    ('PromptTooLong', 4)
+    """
     fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error)}
-    earlier = [_error(one) for one in fields.pop("earlier")]
+    earlier = [error_to_plain(one) for one in fields.pop("earlier")]
     return {"type": type(error).__name__, **strict_json.plain(fields), **({"earlier": earlier} if earlier else {})}
 
 
@@ -91,7 +98,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
-    fields["tried"] = [_error(error) for error in result.tried]
+    fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     if fields.get("logprobs") is not None:
         fields["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in fields["logprobs"]]

@@ -1,0 +1,117 @@
+"""Stage A: one summary for each picture of many folders.
+
+A folder is a group. Its pictures ride in batches with those of other groups, and come back in their own order, in one JSON line for each group. A picture
+that is broken says so in its own place, and its group goes on.
+
+    python docs/examples/stage_a.py --model embedded docs/examples
+
+Several processes share the work: start each with the same folders, the same --world-size and a --rank of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+import pipegen as pg
+from pipegen import strict_json
+from pipegen.io import error_to_plain
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+SYSTEM = "You describe pictures."
+PROMPT = "Describe the image."
+
+T = TypeVar("T")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A folder and its pictures, in order of their names."""
+
+    name: str
+    pictures: tuple[Path, ...]
+
+
+def group_of(folder: Path) -> Group:
+    return Group(str(folder), tuple(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)))
+
+
+def shard(work: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
+    """The part of the work that is this rank's: every item is some rank's, and only one's.
+
+    >>> [shard("abcde", rank, 2) for rank in (0, 1)]
+    ['ace', 'bd']
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank takes a whole number from 0 to {world_size - 1}, not {rank}")
+    return work[rank::world_size]
+
+
+def request_of(picture: Path, system: str, prompt: str) -> pg.VlmGenerationRequest:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+    return pg.VlmGenerationRequest(id=str(picture), messages=messages, images=[picture])
+
+
+def regroup(groups: Iterable[Group], slots: Iterable[pg.Slot[pg.GenerationResult]]) -> Iterator[dict[str, Any]]:
+    """One line for each group, as soon as its last picture is there; the slots come in the order of the pictures."""
+    slots = iter(slots)
+    for group in groups:
+        own = zip(group.pictures, islice(slots, len(group.pictures)), strict=True)
+        yield {"group": group.name, "pictures": [{"picture": picture.name, **outcome(slot)} for picture, slot in own]}
+
+
+def outcome(slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+    if not pg.is_ok(slot):
+        return {"ok": False, "error": error_to_plain(slot.failure())}
+    result = slot.unwrap()
+    return {"ok": True, "summary": result.text, "finish": result.finish.value}
+
+
+@app.command(help=__doc__)
+def main(
+    folders: Annotated[list[Path], typer.Argument(help="One folder of pictures for each group.", exists=True, file_okay=False)],
+    model: Annotated[str, typer.Option(help="A local folder, a hub name (a Qwen3-VL, say), or `embedded`.")],
+    backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
+    system: Annotated[str, typer.Option(help="The system text, the same for all.")] = SYSTEM,
+    prompt: Annotated[str, typer.Option(help="What to ask of each picture.")] = PROMPT,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How long a summary may be.")] = 256,
+    min_pixels: Annotated[int | None, typer.Option(min=1, help="Enlarge smaller pictures to this many pixels (an area).")] = None,
+    max_pixels: Annotated[int | None, typer.Option(min=1, help="Reduce larger pictures to this many pixels (an area).")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures in one batch, of whatever groups.")] = 32,
+    rank: Annotated[int, typer.Option(min=0, help="Which share of the groups is this process's, from 0.")] = 0,
+    world_size: Annotated[int, typer.Option(min=1, help="How many processes share the groups.")] = 1,
+) -> None:
+    try:
+        load = pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch)
+        options = pg.GenerationOptions(
+            max_new_tokens=max_new_tokens,
+            preprocess=pg.VlmPreprocessOptions(min_pixels=min_pixels, max_pixels=max_pixels),
+            decode=pg.DecodeOptions(strip_whitespace=True),
+        )
+        groups = [group_of(folder) for folder in shard(folders, rank, world_size)]
+        route = pg.backends.load(load)
+    except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
+        raise typer.BadParameter(str(refusal)) from None
+    pictures = [picture for group in groups for picture in group.pictures]
+    failed = 0
+    with route:
+        slots = pg.imap(route, (request_of(picture, system, prompt) for picture in pictures), options, window=batch)
+        console = Console(stderr=True)
+        for line in regroup(groups, track(slots, "pictures", total=len(pictures), console=console, disable=not console.is_terminal)):
+            print(strict_json.dump(line), flush=True)
+            failed += sum(not picture["ok"] for picture in line["pictures"])
+    print(f"{len(pictures)} pictures in {len(groups)} groups: {len(pictures) - failed} summaries, {failed} failed", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,187 @@
+"""Stage B: rollouts over tickets, and one reflection over what came of them.
+
+Each line of the input is a ticket, {"id": "T-1", "text": "..."}. Each is judged under three sampling settings, several times with a seed for each, and each
+answer must be a verdict of two lines: `Verdict: pass` (or fail), and `Reason: ...`. Tickets whose prompt is too long are dropped and named. At last one
+long prompt, packed with as many judged tickets as fit into its tokens, asks what to learn from them.
+
+    python docs/examples/stage_b.py --model embedded docs/examples/tickets.jsonl
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from returns.result import Failure, Success
+
+import pipegen as pg
+from pipegen import strict_json
+from pipegen.io import error_to_plain
+
+SETTINGS = {
+    "cool": pg.GenerationOptions(temperature=0.3, top_p=0.9),
+    "warm": pg.GenerationOptions(temperature=0.7, top_p=0.95),
+    "hot": pg.GenerationOptions(temperature=1.0, top_p=1.0),
+}
+JUDGE = "Judge the ticket. Answer in two lines: `Verdict: pass` or `Verdict: fail`, then `Reason: ` and one sentence."
+REFLECT = "Below are tickets with the verdicts that they got. What rule would have made the verdicts agree? Answer in one sentence."
+MARKERS = ("<|im_start|>assistant", "assistant\n", "Assistant:")
+VERDICT = re.compile(r"Verdict: (pass|fail)\nReason: (\S[^\n]*)")
+
+P = TypeVar("P")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rollout said."""
+
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One answer to one ticket: under which setting, with which seed, and the verdict or why there is none."""
+
+    ticket: str
+    setting: str
+    seed: int
+    slot: pg.Slot[Verdict]
+
+
+def strip_markers(text: str) -> str:
+    """The answer without the marker of the assistant's turn that some models repeat."""
+    begun = text.lstrip()
+    marker = next((marker for marker in MARKERS if begun.startswith(marker)), "")
+    return begun.removeprefix(marker).strip()
+
+
+def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
+    """The stage of this program: exactly two lines, or a failure that shows what stood there instead."""
+    found = VERDICT.fullmatch(result.text)
+    if found is None:
+        return Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
+    return Success(Verdict(found[1], found[2]))
+
+
+def judging(route: pg.Route) -> pg.Pipe[pg.GenerationRequest, Verdict]:
+    """From a request to its verdict: the route, without the assistant's markers, joined with the stage above."""
+    return pg.attach(route, pg.Plugin(name="strip_markers", trim=strip_markers)).unwrap() >> pg.each("verdict", verdict_of)
+
+
+def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:
+    return pg.TextGenerationRequest(id=key, messages=[{"role": "system", "content": system}, {"role": "user", "content": text}])
+
+
+def fitting(route: pg.Route, request: pg.GenerationRequest, max_prompt_tokens: int) -> pg.Slot[pg.GenerationRequest]:
+    """The request, or why it is dropped: its prompt is longer than that."""
+
+    def checked(tokens: int) -> pg.Slot[pg.GenerationRequest]:
+        if tokens <= max_prompt_tokens:
+            return Success(request)
+        return Failure(pg.PromptTooLong(tokens, max_prompt_tokens, hint="shorten the ticket, or raise --max-prompt-tokens"))
+
+    return pg.count_tokens(route, request).bind(checked)
+
+
+def rollouts(pipe: pg.Pipe[pg.GenerationRequest, Verdict], tickets: Sequence[pg.GenerationRequest], samples: int, seed: int, batch: int) -> Iterator[Rollout]:
+    """Every ticket under every setting with every seed, in that order."""
+    cells = [(name, seed + sample) for name in SETTINGS for sample in range(samples)]
+    points = [{"temperature": SETTINGS[name].temperature, "top_p": SETTINGS[name].top_p, "seed": own} for name, own in cells]
+    rows = [(str(ticket.id), *cell) for ticket in tickets for cell in cells]
+    requests = (request for ticket in tickets for request in pg.grid(ticket, points))
+    options = pg.GenerationOptions(max_new_tokens=96, decode=pg.DecodeOptions(strip_whitespace=True))
+    for row, slot in zip(rows, pg.imap(pipe, requests, options, window=batch), strict=True):
+        yield Rollout(*row, slot)
+
+
+def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P], list[P]]:
+    """The pieces that fit into the budget, taken in their order, and those left out; a piece too large does not keep later ones out.
+
+    >>> pack("abcd", [3, 9, 2, 1], budget=6)
+    (['a', 'c', 'd'], ['b'])
+    """
+    kept: list[P] = []
+    left: list[P] = []
+    for piece, cost in zip(pieces, costs, strict=True):
+        fits = cost <= budget
+        (kept if fits else left).append(piece)
+        budget -= cost if fits else 0
+    return kept, left
+
+
+def reflection(route: pg.Route, cases: Mapping[str, str], budget: int) -> dict[str, Any]:
+    """One answer to one prompt of at most `budget` tokens. Each case is counted once, by itself; the growing prompt never."""
+    frame = pg.count_tokens(route, request_of("reflection", REFLECT, "")).unwrap()
+    costs = [pg.count_tokens(route, {"prompt": case}).unwrap() for case in cases.values()]
+    kept, left = pack(cases, costs, budget - frame)
+    asked = fitting(route, request_of("reflection", REFLECT, "".join(cases[key] for key in kept)), budget)
+    (slot,) = pg.run(route, [asked], pg.GenerationOptions(max_new_tokens=256))
+    told = {"kind": "reflection", "packed": kept, "left_out": left}
+    if not pg.is_ok(slot):
+        return {**told, "ok": False, "error": error_to_plain(slot.failure())}
+    return {**told, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
+
+
+def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str]:
+    """One piece of text for each ticket with its votes; those that split the rollouts come first."""
+    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    for rollout in made:
+        votes[rollout.ticket][rollout.slot.map(lambda said: said.verdict).value_or("unreadable")] += 1
+    split_first = sorted(votes, key=lambda key: max(votes[key].values()) / votes[key].total())
+    return {key: f"Ticket {key}: {texts[key]}\nVotes: {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n" for key in split_first}
+
+
+def line_of(rollout: Rollout) -> dict[str, Any]:
+    told = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
+    if not pg.is_ok(rollout.slot):
+        return {**told, "ok": False, "error": error_to_plain(rollout.slot.failure())}
+    return {**told, "ok": True, **asdict(rollout.slot.unwrap())}
+
+
+def say(line: Mapping[str, Any]) -> None:
+    print(strict_json.dump(line), flush=True)
+
+
+@app.command(help=__doc__)
+def main(
+    tickets: Annotated[Path, typer.Argument(help="JSON Lines of tickets: id and text.", exists=True, dir_okay=False)],
+    model: Annotated[str, typer.Option(help="A local folder, a hub name, or `embedded`.")],
+    backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts for each ticket and setting.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the first sample; the next has the next.")] = 17,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tickets with longer prompts are dropped.")] = 2048,
+    reflection_tokens: Annotated[int, typer.Option(min=1, help="How long the prompt of the reflection may be.")] = 3072,
+    batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
+) -> None:
+    try:
+        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+        lines = [strict_json.load(line) for line in tickets.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
+        raise typer.BadParameter(str(refusal)) from None
+    texts = {str(line["id"]): str(line["text"]) for line in lines}
+    with route:
+        slots = {key: fitting(route, request_of(key, JUDGE, text), max_prompt_tokens) for key, text in texts.items()}
+        for key, slot in slots.items():
+            if not pg.is_ok(slot):
+                say({"kind": "dropped", "ticket": key, "error": error_to_plain(slot.failure())})
+                print(f"dropped {key}: {slot.failure().message}", file=sys.stderr)
+        made = []
+        for rollout in rollouts(judging(route), [slot.unwrap() for slot in slots.values() if pg.is_ok(slot)], samples, seed, batch):
+            say(line_of(rollout))
+            made.append(rollout)
+        if made:
+            say(reflection(route, cases_of(texts, made), reflection_tokens))
+    readable = sum(pg.is_ok(rollout.slot) for rollout in made)
+    print(f"{len(texts)} tickets, {sum(map(pg.is_ok, slots.values()))} judged: {len(made)} rollouts, {readable} of them verdicts", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    app()
