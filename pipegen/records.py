@@ -191,6 +191,6 @@ class ModelLoadConfig:
     revision: Annotated[str | None, text] = None
     adapter: Annotated[str | None, text] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int, whole(low=1)] = 32
-    """Rows that one engine call may run side by side."""
+    batch_size: Annotated[int | None, whole(low=1)] = None
+    """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()

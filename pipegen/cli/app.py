@@ -110,7 +110,7 @@ def generate(
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = 32,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
     device: Annotated[str | None, typer.Option("--device", help="Such as cuda:0 or cpu.", rich_help_panel=MODEL)] = None,
     device_map: Annotated[str | None, typer.Option("--device-map", help="Such as auto: spread the model over devices.", rich_help_panel=MODEL)] = None,
