@@ -39,12 +39,11 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
-    known = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
+    unknown = next((name for name in values if name not in _FIELDS), None)
+    if unknown is not None:
+        return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{nearest(str(unknown), _FIELDS)}"))
+    said = {name: value for name, value in values.items() if value is not None}
     try:
-        for name in values:
-            if name not in known:
-                raise InvalidField(f"there is no field {name!r}{nearest(name, known)}")
-        said = {name: value for name, value in values.items() if value is not None and name in known}
         options = said.pop("options", None)
         if isinstance(options, Mapping):
             options = options_from(options)
@@ -58,8 +57,12 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
         return Failure(InvalidRequest(f"{place}: {words}"))
 
 
+_FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
+
+
 def _holds_pictures(messages: Any) -> bool:
-    parts = (part for message in messages if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple)) for part in message["content"]) if isinstance(messages, (list, tuple)) else ()
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)] if isinstance(messages, (list, tuple)) else []
+    parts = (part for content in contents if isinstance(content, (list, tuple)) for part in content)
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
@@ -144,7 +147,9 @@ async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
         at_work.close()
 
 
-def run(route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Batch[B]:
+def run(
+    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+) -> Batch[B]:
     """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
 
     `images` says which picture sources may be read. An empty batch calls no engine and loads nothing.
@@ -156,13 +161,20 @@ def run(route: Pipe[GenerationRequest, B], requests: Iterable[Request], options:
     return drive(route, admit(requests, options, images))
 
 
-async def arun(route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Batch[B]:
+async def arun(
+    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
     return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))
 
 
 def imap(
-    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, window: int = 64, images: ImagePolicy | None = None
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    window: int = 64,
+    images: ImagePolicy | None = None,
 ) -> Iterator[Slot[B]]:
     """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
 

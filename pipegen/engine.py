@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
 
 from pipegen.drive import Request, run
 from pipegen.options import GenerationOptions
@@ -39,5 +38,5 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """Generate for requests with pictures."""
         return run(self.route, requests, options, images=self.images)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)

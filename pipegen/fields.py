@@ -67,10 +67,8 @@ def real(low: float = -math.inf, high: float = math.inf, *, above: float = -math
     """A finite number with `low <= value <= high` and `value > above`, kept as a float; `True` and NaN are none."""
     if above > -math.inf:
         words = f"a number above {above:g}" + (f" and at most {high:g}" if high < math.inf else "")
-    elif low > -math.inf:
-        words = f"a number of at least {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     else:
-        words = "a finite number"
+        words = f"a number of at least {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
 
     def check(value: Any) -> Any:
         if type(value) not in (int, float) or not math.isfinite(value) or not (low <= value <= high and value > above):
@@ -115,8 +113,6 @@ def tuple_of(item: Check) -> Check:
         for position, entry in enumerate(value):
             try:
                 kept.append(item(entry))
-            except InvalidField:
-                raise
             except ValueError as refusal:
                 raise ValueError(f"{refusal} at position {position}") from None
         return tuple(kept)

@@ -38,7 +38,7 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 """What `brief` leaves out of a result."""
 
 
-def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:  # noqa: A002  # the field's name
+def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
     """A slot as plain data that JSON can hold. `id` stands in place of the result's own; `brief` leaves out token ids and log probabilities."""
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": _error(slot.failure())}

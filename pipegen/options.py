@@ -57,10 +57,14 @@ def merge(first: R | None, second: R | None) -> R | None:
     said: dict[str, Any] = {}
     for f in dataclasses.fields(first):  # type: ignore[arg-type]  # R is one of the option records
         own, other = getattr(first, f.name), getattr(second, f.name)
-        said[f.name] = merge(own, other) if f.name in _NESTED and dataclasses.is_dataclass(own if own is not None else other) else own if own is not None else other
+        nested = f.name in _NESTED and dataclasses.is_dataclass(own if own is not None else other)
+        said[f.name] = merge(own, other) if nested else other if own is None else own
     if isinstance(first, ChatTemplateOptions):
         # The two switches exclude each other: the one that the stronger side set wins.
-        said.update({"add_generation_prompt": False} if first.continue_final_message else {"continue_final_message": False} if first.add_generation_prompt else {})
+        if first.continue_final_message:
+            said["add_generation_prompt"] = False
+        elif first.add_generation_prompt:
+            said["continue_final_message"] = False
     if isinstance(first, GenerationOptions) and first.logprobs is False:
         said["top_logprobs"] = 0
     elif said.get("top_logprobs") and said["logprobs"] is False:
@@ -68,8 +72,11 @@ def merge(first: R | None, second: R | None) -> R | None:
     return type(first)(**said)
 
 
+_NOTHING: immutabledict[str, Any] = immutabledict()
+
+
 @functools.lru_cache(maxsize=1024)
-def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any] = immutabledict()) -> GenerationOptions:
+def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any] = _NOTHING) -> GenerationOptions:
     """Give every option its value: earlier arguments win over later ones, then the checkpoint's values if asked, then `DEFAULTS`.
 
     `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was said. A checkpoint that
@@ -88,11 +95,10 @@ def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any]
         elif "temperature" not in from_checkpoint:
             from_checkpoint["temperature"] = 1.0
         options = merge(options, GenerationOptions(**from_checkpoint))
-    full = merge(options, DEFAULTS)
-    if full is None or full.chat is None:
-        raise AssertionError("DEFAULTS says everything")
-    add = not full.chat.continue_final_message if full.chat.add_generation_prompt is None else full.chat.add_generation_prompt
-    chat = dataclasses.replace(full.chat, add_generation_prompt=add)
+    full = merge(options, DEFAULTS) or DEFAULTS
+    chat = full.chat or ChatTemplateOptions()
+    if chat.add_generation_prompt is None:
+        chat = dataclasses.replace(chat, add_generation_prompt=not chat.continue_final_message)
     return dataclasses.replace(full, chat=chat, use_generation_config=False)
 
 

@@ -95,7 +95,7 @@ class Pipe(Generic[A, B]):
     def __enter__(self) -> Pipe[A, B]:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.ExitStack() as stack:
             for engine in self.owns:
                 stack.push(engine)
@@ -166,7 +166,11 @@ def call(backend: Backend) -> Pipe[Any, Any]:
     return Pipe(backend.name, steps)
 
 
-def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]) -> Pipe[A, B]:
+When: TypeAlias = type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]
+"""Which errors a fallback takes: a type of error, several, or a function of the error."""
+
+
+def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]:
     """Run `first`; what fails there with an error that `when` takes goes through `second`, in one call.
 
     The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from immutabledict import immutabledict
@@ -38,7 +38,7 @@ Grid = tuple[int, int, int]
 """Patches of one picture: time, height, width."""
 
 
-class Finish(str, Enum):
+class Finish(StrEnum):
     """How a generation ended. Not an error."""
 
     EOS = "eos"
@@ -172,7 +172,8 @@ class GenerationResult:
 
 
 def _dtype(value: Any) -> Any:
-    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(checked := one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")(value), checked)
+    word = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")(value)
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(word, word)
 
 
 @record

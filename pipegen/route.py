@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Hashable
 from dataclasses import dataclass
-
+from typing import Self
 
 from returns.result import Failure, Success
 
@@ -46,7 +46,7 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
     engine: Engine = dataclasses.field(kw_only=True)
 
-    def __enter__(self) -> Route:
+    def __enter__(self) -> Self:
         return self
 
 
@@ -54,7 +54,7 @@ def route(engine: Engine) -> Route:
     """The route through an engine. It is named after it, and results carry that name."""
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
-        return check_fit(encoded, engine.capabilities, engine.tokenizer.vocab_size)
+        return check_fit(encoded, engine.capabilities)
 
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode(raw, engine.tokenizer, engine.eos_token_ids)
@@ -147,5 +147,3 @@ def attach(to: Route, plugin: Plugin) -> Slot[Route]:
         words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {to.engine.name} does not offer"
         return Failure(UnsupportedPlugin(words, plugin=plugin.name))
     return Success(route(to.engine.with_plugin(plugin)))
-
-

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from returns.result import Failure, Result, Success
+from returns.result import Result, Success
 from typing_extensions import TypeIs
 
 from pipegen.errors import ContractError, GenerationError
@@ -36,6 +36,7 @@ Batch: TypeAlias = tuple[Slot[T], ...]
 def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:
     """Whether the slot holds a value; type checkers follow it.
 
+    >>> from returns.result import Failure
     >>> is_ok(Success(1)), is_ok(Failure("no"))
     (True, False)
     """
@@ -54,6 +55,7 @@ def live(batch: Iterable[Slot[T]]) -> tuple[T, ...]:
 def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
     """The positions of the slots that hold a value, counted from 0.
 
+    >>> from returns.result import Failure
     >>> live_rows((Failure("no"), Success(2)))
     (1,)
     """

@@ -104,7 +104,11 @@ class _Deltas:
 
 
 def stream(
-    route: Pipe[GenerationRequest, GenerationResult], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+    route: Pipe[GenerationRequest, GenerationResult],
+    requests: Iterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    images: ImagePolicy | None = None,
 ) -> Iterator[Delta | Done]:
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
 
@@ -142,7 +146,11 @@ def _events(wanted: Call) -> Generator[TokensMade | RowDone, None, None]:
 
 
 async def astream(
-    route: Pipe[GenerationRequest, GenerationResult], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+    route: Pipe[GenerationRequest, GenerationResult],
+    requests: Iterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    images: ImagePolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
     batch = await asyncio.to_thread(admit, tuple(requests), options, images)

@@ -26,7 +26,7 @@ _LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u
 """Characters that some readers take for the end of a line, as JSON escapes (they can only stand within strings)."""
 
 
-class NotStrict(ValueError):  # noqa: N818  # as `InvalidField`: named for what it says
+class NotStrict(ValueError):
     """A text is not the JSON that is taken here; the message says why."""
 
 
@@ -44,7 +44,7 @@ def load(text: str) -> Any:
         raise
     except json.JSONDecodeError as refusal:
         place = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
-        raise NotStrict(f"{refusal.msg} at {place}") from None
+        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {place}") from None
     except RecursionError:
         raise NotStrict(f"it is nested more than {MAX_DEPTH} deep") from None
     except ValueError as refusal:  # a whole number with thousands of digits

@@ -67,9 +67,7 @@ def plugins() -> st.SearchStrategy[tuple[Plugin, ...]]:
 
 
 RAW_STOPS = ("a<|im_end|>", "<|image_pad|>b", "|><|image_pad|>", "c<|image_pad|>", "é<|im_start|>ab", "<|image_pad|>\ufffd")
-STOPS = st.one_of(
-    st.text("abc", min_size=1, max_size=3), st.sampled_from(["<|im_end|>", "<|image_pad|>", "é", "好", REPLACEMENT, "\n\n", *RAW_STOPS])
-)
+STOPS = st.one_of(st.text("abc", min_size=1, max_size=3), st.sampled_from(["<|im_end|>", "<|image_pad|>", "é", "好", REPLACEMENT, "\n\n", *RAW_STOPS]))
 
 
 @st.composite

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from immutabledict import immutabledict
 
 import pipegen as pg
@@ -58,7 +57,7 @@ def test_options_survive_plain_data(options: pg.GenerationOptions) -> None:
 
 @given(strategies.requests() | strategies.results() | strategies.errors())
 def test_records_survive_pickling_and_hash_by_value(record: Any) -> None:  # C4
-    twin = pickle.loads(pickle.dumps(record))  # noqa: S301  # our own bytes
+    twin = pickle.loads(pickle.dumps(record))  # our own bytes
     assert twin == record
     assert hash(twin) == hash(record)
     assert repr(twin) == repr(record)

@@ -6,8 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import pipegen as pg
 from pipegen.records import Encoded

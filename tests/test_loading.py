@@ -16,8 +16,7 @@ import pytest
 from pipegen import download
 from pipegen.errors import BadImage, GenerationError
 from pipegen.loading import load_sources
-from pipegen.messages import shown
-from pipegen.messages import ImageSource
+from pipegen.messages import ImageSource, shown
 from pipegen.requests import ImagePolicy, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import is_ok
 
@@ -219,7 +218,7 @@ class Server(http.server.ThreadingHTTPServer):
                 outer.got.append((self.path, self.headers["Host"]))
                 outer.answers[self.path.partition("?")[0]](self)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name is the base class's
+            def log_message(self, format: str, *args: Any) -> None:  # the name is the base class's
                 pass
 
         super().__init__(("127.0.0.1", 0), Handler)

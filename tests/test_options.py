@@ -61,7 +61,7 @@ def test_a_bad_value_is_refused_with_the_fields_name_and_what_it_takes(name: str
 
 @pytest.mark.parametrize("stop", ["END", ("END", ""), ("END", 3), 3])
 def test_a_bad_stop_is_refused(stop: Any) -> None:  # A4
-    with pytest.raises(InvalidField, match="StopOptions.stop takes|tuple of stop strings"):
+    with pytest.raises(InvalidField, match=r"StopOptions\.stop takes|tuple of stop strings"):
         StopOptions(stop=stop)
 
 
@@ -100,7 +100,7 @@ def test_records_are_immutable_hashable_picklable_and_equal_by_value() -> None: 
     options = GenerationOptions(stop=StopOptions(stop=("a",)), chat=ChatTemplateOptions(template_kwargs={"a": [1, {"b": 2}]}))
     assert options.chat is not None
     assert options.chat.template_kwargs is not None
-    for twin in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options)):  # noqa: S301  # our own bytes
+    for twin in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options)):  # our own bytes
         assert twin == options
         assert hash(twin) == hash(options)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -161,6 +161,12 @@ def test_of_the_two_switches_of_the_prompts_end_the_stronger_side_wins() -> None
 
 def test_asking_for_no_logprobs_takes_the_runs_top_logprobs_away() -> None:
     assert resolve(GenerationOptions(logprobs=False), GenerationOptions(logprobs=True, top_logprobs=3)).top_logprobs == 0
+
+
+def test_asking_for_top_logprobs_asks_for_logprobs() -> None:
+    assert resolve(GenerationOptions(top_logprobs=2)).logprobs is True
+    assert resolve(GenerationOptions(top_logprobs=2), GenerationOptions(logprobs=False)).logprobs is True
+    assert resolve(None).logprobs is False
 
 
 def test_merging_with_nothing_gives_the_other_side() -> None:

@@ -144,14 +144,18 @@ def test_a_source_has_exactly_one_origin_and_prints_no_bytes() -> None:
 
 def test_messages_become_plain_dicts_again_with_their_extras() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": {"a": [1]}}}
-    given = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "1"}]
+    given = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "1"},
+    ]
     assert plain_messages([message_from(message, "m") for message in given]) == given
 
 
 def test_requests_pickle_and_hash() -> None:  # C4
     request = VlmGenerationRequest(id="7", prompt="What?", images=[b"x"], tools=({"type": "function"},))
-    assert pickle.loads(pickle.dumps(request)) == request  # noqa: S301  # our own bytes
-    assert hash(request) == hash(pickle.loads(pickle.dumps(request)))  # noqa: S301
+    assert pickle.loads(pickle.dumps(request)) == request  # our own bytes
+    assert hash(request) == hash(pickle.loads(pickle.dumps(request)))
 
 
 def test_plain_data_becomes_the_right_kind_of_request() -> None:
@@ -164,7 +168,12 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"promt": "a"}, "did you mean 'prompt'"), ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"), ({"prompt": "a", "options": 3}, "options takes"), ({"prompt": "a", "id": 3}, "id takes a string that is not empty")],
+    [
+        ({"promt": "a"}, "did you mean 'prompt'"),
+        ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"),
+        ({"prompt": "a", "options": 3}, "options takes"),
+        ({"prompt": "a", "id": 3}, "id takes a string that is not empty"),
+    ],
 )
 def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
     error = request_from(given, place="line 4").failure()

@@ -18,7 +18,7 @@ ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, nam
 @pytest.mark.parametrize("kind", ALL)
 def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.GenerationError]) -> None:
     error = kind(message="seen", earlier=(pg.Timeout("slow"),))
-    assert pickle.loads(pickle.dumps(error)) == error  # noqa: S301  # our own bytes
+    assert pickle.loads(pickle.dumps(error)) == error  # our own bytes
     assert hash(error) == hash(kind(message="seen", earlier=(pg.Timeout("slow"),)))
     assert error.hint == kind.default_hint
     assert "\n" not in error.hint
@@ -77,6 +77,11 @@ def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
     pipe: Pipe[int, int] = each("fail", lambda n: Failure(pg.Timeout("slow")))
     with pipe as entered:
         assert entered is pipe
+
+
+def test_a_stage_gives_back_a_slot() -> None:
+    with pytest.raises(pg.ContractError, match="returned int, not a Result"):
+        each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]  # the very mistake
 
 
 def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+# The package of the same name binds itself here when it is first imported: before the function below, that is, and not over it later.
+import pipegen.backends.hf  # noqa: F401
+from pipegen.backends.extras import need
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig
 
@@ -39,8 +42,7 @@ def hf(
     `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting and
     `MissingExtra` (an ImportError), which says what to install, where a package is missing.
 
-    >>> hf("embedded").name
-    'hf'
+    >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP
     """
     said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size, "engine_kwargs": engine_kwargs or {}}
@@ -90,6 +92,8 @@ def load(config: ModelLoadConfig) -> Route:
     from pipegen.route import route
 
     if config.backend == "hf":
+        for package in ("torch", "transformers"):
+            need(package, "hf", "the Hugging Face engine")
         from pipegen.backends.hf.engine import HFEngine
 
         return route(HFEngine(config))

@@ -70,7 +70,7 @@ CASES = (
     _case(
         "Two stops", "The one that completes first wins.", "List the days of the week.", options={"stop": ["Sunday", ", Thursday"]}, finish=Finish.STOP_STRING
     ),
-    _case("Four samples", "Drawn with one seed: the same four each time.", "Pick a color.", options={"samples": 4, "temperature": 1.0, "seed": 7}),
+    _case("Four samples", "Drawn with one seed: the same four each time.", "Pick a color.", options={"samples": 4, "temperature": 1.0, "seed": 4}),
     _case("A hostile prompt", "What looks like a control token in a user's words stays plain text.", HOSTILE, shows_prompt=True),
     _case("A broken picture", "It fails alone, in its own place; nobody else notices.", "Describe the image.", pictures.BROKEN, fails_with=BadImage),
 )

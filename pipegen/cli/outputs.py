@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
+from unicodedata import category
 
 from returns.result import Failure
 
@@ -18,14 +19,17 @@ from pipegen.slots import Slot, is_ok
 
 __all__ = ["Tally", "printable", "say", "write_line", "write_sidecar"]
 
+TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that show the text after them in another direction."""
+
 
 def printable(text: str) -> str:
-    r"""The text as a terminal may show it: control characters (but line feed and tab) become visible.
+    r"""The text as a terminal or a page may show it: control characters (but line feed and tab) become visible, those that turn the writing too.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c.encode("unicode_escape").decode() if c not in "\n\t" and (category(c) in ("Cc", "Cs") or c in TURNING) else c for c in text)
 
 
 def say(text: str) -> None:

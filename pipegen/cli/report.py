@@ -9,14 +9,15 @@
 from __future__ import annotations
 
 import base64
+import html
 import mimetypes
 from collections.abc import Sequence
-from html import escape
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegen import strict_json
 from pipegen.cli import pictures
+from pipegen.cli.outputs import printable
 from pipegen.records import GenerationResult
 from pipegen.slots import is_ok
 
@@ -55,6 +56,11 @@ def _box(one: Any) -> Box | None:
     return Box(label, x1, y1, max(x2 - x1, 0), max(y2 - y1, 0))
 
 
+def _text(text: str) -> str:
+    """Somebody's text, as the page may hold it."""
+    return html.escape(printable(text))
+
+
 def page(outcomes: Sequence[Outcome], seconds: float) -> str:
     """The whole page."""
     results = [outcome.slot.unwrap() for outcome in outcomes if is_ok(outcome.slot)]
@@ -65,21 +71,21 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
         f"{sum(sample.completion_tokens for result in results for sample in result.samples or (result,))} generated",
         f"{seconds:.1f} s on this machine",
     )
-    chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    chips = "".join(f"<li>{_text(fact)}</li>" for fact in facts)
     cards = "\n".join(_card(outcome) for outcome in outcomes)
-    return PAGE.format(style=STYLE, chips=chips, cards=cards, version=escape(metadata.version("pipegen")))
+    return PAGE.format(style=STYLE, chips=chips, cards=cards, version=_text(metadata.version("pipegen")))
 
 
 def _card(outcome: Outcome) -> str:
     case, slot = outcome.case, outcome.slot
     result = slot.unwrap() if is_ok(slot) else None
     kind = "card" if result else "card failed"
-    system = f'<p class="system"><b>system</b> {escape(case.system)}</p>' if case.system else ""
+    system = f'<p class="system"><b>system</b> {_text(case.system)}</p>' if case.system else ""
     answer = _answer(outcome, result) if result else _error(outcome)
     odd = "" if outcome.good else '<p class="odd">This did not come out as expected.</p>'
     return f"""<article class="{kind}">
-<h2>{escape(case.title)}</h2><p class="note">{escape(case.note)}</p>
-{_pictures(outcome, result)}{system}<p class="question">{escape(case.question)}</p>{odd}
+<h2>{_text(case.title)}</h2><p class="note">{_text(case.note)}</p>
+{_pictures(outcome, result)}{system}<p class="question">{_text(case.question)}</p>{odd}
 {answer}
 </article>"""
 
@@ -88,7 +94,7 @@ def _pictures(outcome: Outcome, result: GenerationResult | None) -> str:
     if not outcome.case.images:
         return ""
     drawn = "".join(
-        f'<div class="box" style="left:{box.left:g}%;top:{box.top:g}%;width:{box.width:g}%;height:{box.height:g}%"><span>{escape(box.label)}</span></div>'
+        f'<div class="box" style="left:{box.left:g}%;top:{box.top:g}%;width:{box.width:g}%;height:{box.height:g}%"><span>{_text(box.label)}</span></div>'
         for box in (boxes_of(result.text) if result and len(outcome.case.images) == 1 else ())
     )
     return '<div class="pictures">' + "".join(_picture(name, drawn) for name in outcome.case.images) + "</div>\n"
@@ -96,31 +102,33 @@ def _pictures(outcome: Outcome, result: GenerationResult | None) -> str:
 
 def _picture(name: str, drawn: str) -> str:
     if name == pictures.BROKEN:
-        return f'<figure class="missing"><div>&#x26A0;</div><figcaption>{escape(name)}: half of the file is missing</figcaption></figure>'
+        return f'<figure class="missing"><div>&#x26A0;</div><figcaption>{_text(name)}: half of the file is missing</figcaption></figure>'
     data = base64.b64encode(pictures.path(name).read_bytes()).decode()
     kind = mimetypes.guess_type(name)[0] or "image/png"
-    return f'<figure><div class="frame"><img alt="{escape(name)}" src="data:{kind};base64,{data}">{drawn}</div><figcaption>{escape(name)}</figcaption></figure>'
+    image = f'<img alt="{_text(name)}" src="data:{kind};base64,{data}">'
+    return f'<figure><div class="frame">{image}{drawn}</div><figcaption>{_text(name)}</figcaption></figure>'
 
 
 def _answer(outcome: Outcome, result: GenerationResult) -> str:
-    texts = "".join(f'<pre class="text">{escape(sample.text)}</pre>' for sample in result.samples or (result,))
+    texts = "".join(f'<pre class="text">{_text(sample.text)}</pre>' for sample in result.samples or (result,))
     facts = [("finish", result.finish.value)] + ([("stop", repr(result.stop))] if result.stop is not None else [])
     facts += [("prompt tokens", str(result.prompt_tokens)), ("generated", str(result.completion_tokens)), ("thinking", str(result.thinking))]
     facts += [("grid", " x ".join(map(str, grid))) for grid in result.image_grid_thw if grid]
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts)
+    opened = " open" if outcome.case.shows_prompt else ""
     return f"""{texts}
 <dl>{rows}</dl>
 <h3>raw_text</h3><pre class="raw">{_pieces(outcome.answer)}</pre>
-<details{' open' if outcome.case.shows_prompt else ''}><summary>The prompt, as the model gets it</summary><pre class="raw">{_pieces(outcome.prompt)}</pre></details>"""
+<details{opened}><summary>The prompt, as the model gets it</summary><pre class="raw">{_pieces(outcome.prompt)}</pre></details>"""
 
 
 def _pieces(pieces: Sequence[tuple[str, bool]]) -> str:
-    return "".join(f'<span class="token">{escape(text)}</span>' if control else escape(text) for text, control in pieces)
+    return "".join(f'<span class="token">{_text(text)}</span>' if control else _text(text) for text, control in pieces)
 
 
 def _error(outcome: Outcome) -> str:
     error = outcome.slot.failure()
-    return f"""<div class="error"><b>{escape(type(error).__name__)}</b><p>{escape(error.message)}</p><p class="hint">{escape(error.hint)}</p></div>
+    return f"""<div class="error"><b>{_text(type(error).__name__)}</b><p>{_text(error.message)}</p><p class="hint">{_text(error.hint)}</p></div>
 <p class="note">The other requests of the batch were answered in the same call.</p>"""
 
 

@@ -103,7 +103,7 @@ def text_conversation(rng: random.Random) -> Conversation:
     return Conversation(system, turns, rng.random() < 0.25)
 
 
-def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random) -> Conversation:
+def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_questions: int = 1) -> Conversation:
     """Turns about one picture; or about two, shown together or one after the other.
 
     Mostly the first picture only: two are used in one conversation of five.
@@ -124,7 +124,7 @@ def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random) -> Conve
         for picture, scene in enumerate(scenes[:2]):
             ask(picture_tasks.questions(scene, rng), (picture,), rng.randint(1, 3), scene)
     else:
-        ask(picture_tasks.questions(scenes[0], rng), (0,), rng.choice((1, 2, 4, 6)), scenes[0])
+        ask(picture_tasks.questions(scenes[0], rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), scenes[0])
         if rng.random() < 0.05:
             exchange = _text_exchange(system, rng)
             if exchange.kind not in ("no_image", "long_text"):

@@ -27,6 +27,20 @@ CURRICULUM_STEPS = 1500
 THREE_SHAPES_FROM = 500
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the language stage.
+
+    A flat part runs through the curriculum at the full rate; a decaying one has all of the data from the start, and
+    brings the rate down to nothing.
+    """
+
+    name: str
+    steps: int
+    decaying: bool
+    yes_no_questions: int = 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """A scene and what the frozen tower makes of one drawing of it."""
@@ -93,6 +107,8 @@ class Batches:
         self._ready: list[list[Row]] = []
         self.step = 0
         """The step of the curriculum: one shape at first, two soon, three from `THREE_SHAPES_FROM` on."""
+        self.yes_no_questions = 1
+        """How many yes-or-no questions each picture may be asked."""
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._memo:
@@ -117,7 +133,7 @@ class Batches:
             return Row(plain, [0.0, 0.0, *[len(plain) ** -0.5] * (len(plain) - 2)], ())
         pictures = () if self._gallery is None else self._pictures(self._gallery)
         if pictures:
-            conversation = conversations.picture_conversation(tuple(picture.scene for picture in pictures), rng)
+            conversation = conversations.picture_conversation(tuple(picture.scene for picture in pictures), rng, self.yes_no_questions)
         else:
             conversation = conversations.text_conversation(rng)
         shown = tuple(pictures[i] for turn in conversation.turns for i in turn.pictures)
@@ -182,8 +198,7 @@ def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: 
 def train_language(
     model: Qwen3VLForConditionalGeneration,
     tokenizer: Qwen2Tokenizer,
-    steps: int,
-    decaying: bool,
+    part: Part,
     budget: int,
     gallery_size: int,
     seed: int,
@@ -191,28 +206,26 @@ def train_language(
     log: Callable[[str], None],
     checkpoint: Callable[[str], None],
 ) -> None:
-    """Train everything but the frozen tower: each step one batch of pictures and one of text, per process.
-
-    First at a flat rate, through the curriculum; then, in a second call, with all of the data and a decaying rate.
-    """
-    part = "decaying" if decaying else "flat"
+    """Train everything but the frozen tower: each step one batch of pictures and one of text, per process."""
     gallery = make_gallery(model, gallery_size, random.Random(seed))  # noqa: S311 - seeded data, no secrets
     log(f"gallery of {sum(map(len, gallery.values()))} pictures")
     kinds = (Batches(tokenizer, gallery, budget, seed + 1), Batches(tokenizer, None, budget, seed + 2))
     streams = [iter(kind) for kind in kinds]
-    schedule = Schedule((model,), steps, decay_steps=steps if decaying else 0)
+    schedule = Schedule((model,), part.steps, decay_steps=part.steps if part.decaying else 0)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     pad_id, image_id = vocabulary["<|endoftext|>"], vocabulary["<|image_pad|>"]
+    for kind in kinds:
+        kind.yes_no_questions = part.yes_no_questions
     means = [0.0, 0.0]
-    for step in range(steps):
+    for step in range(part.steps):
         for number, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
-            kind.step = CURRICULUM_STEPS if decaying else step
+            kind.step = CURRICULUM_STEPS if part.decaying else step
             loss = batch_loss(model, next(stream), pad_id, image_id)
             (loss / 2).backward()  # type: ignore[no-untyped-call]
             means[number] += (loss.item() - means[number]) / min(step + 1, 50)
         average(schedule.parameters)
         schedule.step(step)
         if step % 50 == 49:
-            log(f"language, {part} {step + 1}/{steps} loss pictures {means[0]:.4f} text {means[1]:.4f}")
+            log(f"language, {part.name} {step + 1}/{part.steps} loss pictures {means[0]:.4f} text {means[1]:.4f}")
         if step % 500 == 499:
-            checkpoint(f"{part}-{step + 1}")
+            checkpoint(f"{part.name}-{step + 1}")

@@ -89,9 +89,11 @@ def about_one(scene: Scene, rng: random.Random) -> list[Exchange]:
     return found
 
 
-def questions(scene: Scene, rng: random.Random) -> list[Exchange]:
-    """Every kind of question that this scene allows, in random order."""
-    every = [describe(scene, rng), detect(scene, rng), count(scene, rng), yes_no(scene, rng), *about_one(scene, rng)]
+def questions(scene: Scene, rng: random.Random, yes_no_questions: int = 1) -> list[Exchange]:
+    """Every kind of question that this scene allows, in random order, and as many yes-or-no questions as wanted."""
+    every = [describe(scene, rng), detect(scene, rng), count(scene, rng)]
+    every += [yes_no(scene, rng) for _ in range(yes_no_questions)]
+    every += about_one(scene, rng)
     rng.shuffle(every)
     return every
 

@@ -74,8 +74,6 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
         try:
             with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
                 width, height = image.size
-                if width < 1 or height < 1:
-                    return Failure(BadImage(index, message=f"picture {index} is {width}x{height}: it has no pixels"))
                 if width * height > policy.max_source_pixels:
                     message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
                     return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))

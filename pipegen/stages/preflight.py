@@ -8,14 +8,14 @@ from returns.result import Failure, Success
 
 from pipegen.capabilities import Capabilities, missing
 from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
-from pipegen.options import DEFAULTS, flat_values
+from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job
 from pipegen.slots import Slot
 
 __all__ = ["check_fit", "check_support", "room"]
 
-_NEUTRAL = flat_values(DEFAULTS)
+_NEUTRAL = flat_values(resolve(GenerationOptions()))
 
 
 def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[Job]:
@@ -35,7 +35,8 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
         because = f": {capabilities.reason}" if capabilities.reason else ""
         return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes no pictures{because}"))
     if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
-        return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"))
+        words = f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
+        return Failure(UnsupportedMultimodal(words))
     asked = (name for name, value in flat_values(job.options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
     for name in missing(asked, capabilities):
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name))
@@ -59,18 +60,14 @@ def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
 
 
-def check_fit(encoded: Encoded, capabilities: Capabilities, vocab_size: int) -> Slot[Encoded]:
+def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     """Whether prompt and answer fit the model; with `on_overflow="clip"`, `max_new_tokens` is lowered until they do.
 
-    Raises nothing: gives `PromptTooLong` with the prompt's tokens and the model's limit, or `InvalidRequest` for an empty prompt or an id outside the
-    vocabulary, which would crash some engines.
+    Gives `PromptTooLong` with the prompt's tokens and the model's limit, or `InvalidRequest` for an empty prompt, which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
         return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
-    worst = max(encoded.prompt.token_ids)
-    if worst >= vocab_size:
-        return Failure(InvalidRequest(f"token id {worst} is outside the vocabulary of {vocab_size} ids"))
     left = room(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     if left is None or wanted <= left:

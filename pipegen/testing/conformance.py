@@ -14,134 +14,93 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from pipegen.drive import arun, run
-from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal
 from pipegen.options import GenerationOptions, StopOptions
-from pipegen.records import Finish, GenerationResult
-from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records import Finish
+from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.route import Route
-from pipegen.slots import Slot, is_ok
+from pipegen.slots import is_ok
 from pipegen.stages.stop import cut
 from pipegen.stream import Delta, Done, stream
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, longest, red_square, refuses, runs_on, same
 
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Route], None]
-PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
-LENGTH = 24
-
-
-def _expect(holds: bool, words: str) -> None:
-    if not holds:
-        raise AssertionError(words)
-
-
-def _chat(text: str, options: GenerationOptions | None = None) -> GenerationRequest:
-    return TextGenerationRequest(messages=[{"role": "user", "content": text}], options=options)
-
-
-def _greedy(**more: Any) -> GenerationOptions:
-    return GenerationOptions(**{"max_new_tokens": LENGTH, "temperature": 0.0, **more})
-
-
-def _results(slots: Sequence[Slot[GenerationResult]]) -> list[GenerationResult]:
-    for position, slot in enumerate(slots):
-        _expect(is_ok(slot), f"slot {position} failed: {slot}")
-    return [slot.unwrap() for slot in slots]
-
-
-def _longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
-    """The request with the longest answer, and that answer: what stops are taken from."""
-    requests = [_chat(text) for text in PROMPTS]
-    results = _results(run(route, requests, _greedy(stop=StopOptions(ignore_eos=True)) if _honours(route, "ignore_eos") else _greedy()))
-    best = max(range(len(requests)), key=lambda row: len(results[row].text))
-    _expect(len(results[best].token_ids) >= 8, "the model says too little to test with: choose one that generates at least 8 tokens")
-    return requests[best], results[best]
-
-
-def _honours(route: Route, option: str) -> bool:
-    return option in route.engine.capabilities.honours
-
-
-def _refuses(route: Route, options: GenerationOptions, option: str) -> None:
-    error = run(route, [_chat("Hi")], options)[0].failure()
-    _expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
-
-
-def _same(first: GenerationResult, second: GenerationResult) -> bool:
-    return all(getattr(first, name) == getattr(second, name) for name in ("text", "raw_text", "token_ids", "finish", "stop", "prompt_token_ids", "image_grid_thw"))
 
 
 def an_empty_batch_gives_an_empty_batch(route: Route) -> None:
     """B3."""
-    _expect(run(route, []) == (), "an empty batch must give an empty batch")
+    expect(run(route, []) == (), "an empty batch must give an empty batch")
 
 
 def results_report_what_was_done(route: Route) -> None:
     """Counts, ids, route and effective options agree with each other."""
-    for result in _results(run(route, [_chat(text) for text in PROMPTS], _greedy())):
-        _expect(result.completion_tokens == len(result.token_ids), "completion_tokens counts the generated ids")
-        _expect(result.prompt_tokens == len(result.prompt_token_ids), "prompt_tokens counts the prompt's ids")
-        _expect(result.completion_tokens <= LENGTH, "no more than max_new_tokens are generated")
-        _expect(result.route == route.name, "the result names its route")
-        _expect(result.raw_text == route.engine.tokenizer.decode(result.token_ids), "raw_text is the decode of the generated ids")
-        _expect((result.finish is Finish.LENGTH) == (result.completion_tokens == LENGTH and result.stop is None and result.finish is not Finish.EOS), "LENGTH is said exactly at max_new_tokens")
+    for result in answers(run(route, [chat(text) for text in PROMPTS], greedy())):
+        expect(result.completion_tokens == len(result.token_ids), "completion_tokens counts the generated ids")
+        expect(result.prompt_tokens == len(result.prompt_token_ids), "prompt_tokens counts the prompt's ids")
+        expect(result.completion_tokens <= LENGTH, "no more than max_new_tokens are generated")
+        expect(result.route == route.name, "the result names its route")
+        expect(result.raw_text == route.engine.tokenizer.decode(result.token_ids), "raw_text is the decode of the generated ids")
+        full = result.completion_tokens == LENGTH and result.stop is None and result.finish is not Finish.EOS
+        expect((result.finish is Finish.LENGTH) == full, "LENGTH is said exactly at max_new_tokens")
 
 
 def effective_options_sent_again_give_the_same(route: Route) -> None:
     """C8."""
     for text in PROMPTS:
-        first = _results(run(route, [_chat(text)], _greedy()))[0]
-        again = _results(run(route, [_chat(text, first.options)]))[0]
-        _expect(_same(first, again) and first.options == again.options, "effective options sent again must give the same result")
+        first = answers(run(route, [chat(text)], greedy()))[0]
+        again = answers(run(route, [chat(text, first.options)]))[0]
+        expect(same(first, again) and first.options == again.options, "effective options sent again must give the same result")
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
     """A5, A6, A12, A13: wherever the stop lies, the text is the cut of the free text, and the row ends at the token that completes it."""
-    request, free = _longest(route)
+    request, free = longest(route)
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
             stop = free.text[start : start + length]
-            result = _results(run(route, [request], _greedy(stop=StopOptions(stop=(stop, "\u0007 never"), ignore_eos=free.options.stop.ignore_eos if free.options.stop else None))))[0]
+            stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
+            result = answers(run(route, [request], greedy(stop=stops)))[0]
             wanted = cut(free.text, (stop,))
-            _expect(result.text == wanted.text, f"stop {stop!r}: text {result.text!r}, not {wanted.text!r}")
-            _expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop {stop!r} must be named, not {result.finish}, {result.stop!r}")
-            _expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
+            expect(result.text == wanted.text, f"stop {stop!r}: text {result.text!r}, not {wanted.text!r}")
+            expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop {stop!r} must be named, not {result.finish}, {result.stop!r}")
+            expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
             shorter = route.engine.tokenizer.decode(result.token_ids[:-1])
-            _expect(cut(shorter, (stop,)).stop is None, "the row must end at the very token that completes the stop")
+            expect(cut(shorter, (stop,)).stop is None, "the row must end at the very token that completes the stop")
 
 
 def a_stop_token_ends_the_row(route: Route) -> None:
     """A7: its text is in raw_text only, and its id is reported."""
-    request, free = _longest(route)
+    request, free = longest(route)
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
-    result = _results(run(route, [request], _greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=free.options.stop.ignore_eos if free.options.stop else None))))[0]
-    _expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"the stop token must be reported, not {result.finish}, {result.stop!r}")
-    _expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
+    result = answers(run(route, [request], greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free)))))[0]
+    expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"the stop token must be reported, not {result.finish}, {result.stop!r}")
+    expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
 
 
 def rows_do_not_depend_on_their_batch(route: Route) -> None:
     """B2, B7, A17: greedy rows give the same alone and among others, whatever their lengths and limits."""
-    options = [_greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
-    requests = [_chat(text, said) for text, said in zip(PROMPTS, options, strict=True)]
-    together = _results(run(route, requests))
+    options = [greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
+    requests = [chat(text, said) for text, said in zip(PROMPTS, options, strict=True)]
+    together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
-        _expect(_same(row, _results(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
+        expect(same(row, answers(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
 
 
 def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
     """B8, T7, H10: each row gets its own; what the engine must not see is refused in its slot."""
     engine = route.engine
     bad = TextGenerationRequest(prompt_token_ids=[engine.tokenizer.vocab_size])
-    slots = run(route, [_chat(PROMPTS[0]), bad, _chat(PROMPTS[1])], _greedy(max_new_tokens=4))
-    _expect([is_ok(slot) for slot in slots] == [True, False, True], "a bad row fails alone")
-    _expect(isinstance(slots[1].failure(), InvalidRequest), "an id outside the vocabulary is InvalidRequest")
+    slots = run(route, [chat(PROMPTS[0]), bad, chat(PROMPTS[1])], greedy(max_new_tokens=4))
+    expect([is_ok(slot) for slot in slots] == [True, False, True], "a bad row fails alone")
+    expect(isinstance(slots[1].failure(), InvalidRequest), "an id outside the vocabulary is InvalidRequest")
     for row, text in ((0, PROMPTS[0]), (2, PROMPTS[1])):
-        _expect(_same(slots[row].unwrap(), _results(run(route, [_chat(text)], _greedy(max_new_tokens=4)))[0]), "its neighbours get their own answers")
+        expect(same(slots[row].unwrap(), answers(run(route, [chat(text)], greedy(max_new_tokens=4)))[0]), "its neighbours get their own answers")
 
 
 def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
@@ -149,125 +108,114 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
     limit = route.engine.capabilities.context_length
     if limit is None:
         return
-    slot = run(route, [_chat("Hi")], _greedy(max_new_tokens=limit))[0]
+    slot = run(route, [chat("Hi")], greedy(max_new_tokens=limit))[0]
     error = slot.failure()
-    _expect(isinstance(error, PromptTooLong) and error.limit == limit, f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}")
+    expect(isinstance(error, PromptTooLong) and error.limit == limit, f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}")
     long = TextGenerationRequest(prompt_token_ids=[1] * limit)
-    _expect(isinstance(run(route, [long], _greedy(max_new_tokens=1))[0].failure(), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
+    expect(isinstance(run(route, [long], greedy(max_new_tokens=1))[0].failure(), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
 
 
 def min_new_tokens_holds(route: Route) -> None:
     """A19: nothing ends a row before it, and a stop within those tokens does not count."""
-    request, free = _longest(route)
-    if not _honours(route, "min_new_tokens"):
-        _refuses(route, _greedy(min_new_tokens=2), "min_new_tokens")
+    request, free = longest(route)
+    if not honours(route, "min_new_tokens"):
+        refuses(route, greedy(min_new_tokens=2), "min_new_tokens")
         return
     least = len(free.token_ids) // 2
-    ignore = free.options.stop.ignore_eos if free.options.stop else None
+    ignore = runs_on(free)
     token = free.token_ids[0]
-    result = _results(run(route, [request], _greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore))))[0]
-    _expect(result.completion_tokens > least, f"min_new_tokens={least} and only {result.completion_tokens} tokens")
-    banned = _results(run(route, [request], _greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore))))[0]
-    _expect(token not in banned.token_ids[:2], "a stop token is not generated within min_new_tokens")
+    result = answers(run(route, [request], greedy(min_new_tokens=least, stop=StopOptions(stop=(free.text[:2],), ignore_eos=ignore))))[0]
+    expect(result.completion_tokens > least, f"min_new_tokens={least} and only {result.completion_tokens} tokens")
+    banned = answers(run(route, [request], greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore))))[0]
+    expect(token not in banned.token_ids[:2], "a stop token is not generated within min_new_tokens")
 
 
 def seeds_make_rows_repeatable(route: Route) -> None:
     """B6, B10: a seeded row is the same in any company; samples get derived seeds."""
-    if not _honours(route, "seed"):
-        _refuses(route, _greedy(temperature=1.0, seed=1), "seed")
+    if not honours(route, "seed"):
+        refuses(route, greedy(temperature=1.0, seed=1), "seed")
         return
-    hot = [_chat(PROMPTS[row % 2], _greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
-    results = _results(run(route, hot))
+    hot = [chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
+    results = answers(run(route, hot))
     for row in (0, 3, 4):
-        _expect(_same(results[row], _results(run(route, [hot[row]]))[0]), "a seeded row must not depend on its batch")
-    _expect(_same(*_results(run(route, [hot[0], hot[0]]))), "two equal rows with one seed must be equal")
-    many = _results(run(route, [hot[0]], GenerationOptions(samples=3)))[0]
+        expect(same(results[row], answers(run(route, [hot[row]]))[0]), "a seeded row must not depend on its batch")
+    expect(same(*answers(run(route, [hot[0], hot[0]]))), "two equal rows with one seed must be equal")
+    many = answers(run(route, [hot[0]], GenerationOptions(samples=3)))[0]
     seeds = [sample.options.seed for sample in many.samples]
-    _expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples have seeds of their own, not {seeds}")
-    _expect(_same(many.samples[0], results[0]), "the first sample is the row with the request's own seed")
+    expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples have seeds of their own, not {seeds}")
+    expect(same(many.samples[0], results[0]), "the first sample is the row with the request's own seed")
 
 
 def logprobs_are_the_models_own(route: Route) -> None:
     """A20: one for each generated token, the ending one included, and the temperature is not in them."""
-    if not _honours(route, "logprobs"):
-        _refuses(route, _greedy(logprobs=True), "logprobs")
+    if not honours(route, "logprobs"):
+        refuses(route, greedy(logprobs=True), "logprobs")
         return
-    plain = _results(run(route, [_chat(PROMPTS[0])], _greedy(logprobs=True, top_logprobs=2)))[0]
-    _expect(plain.logprobs is not None and [entry.token_id for entry in plain.logprobs] == list(plain.token_ids), "one logprob for each generated token, in order")
+    plain = answers(run(route, [chat(PROMPTS[0])], greedy(logprobs=True, top_logprobs=2)))[0]
+    expect([entry.token_id for entry in plain.logprobs or ()] == list(plain.token_ids), "one logprob for each generated token, in order")
     for entry in plain.logprobs or ():
-        _expect(entry.logprob <= 0 and len(entry.top) == 2 and abs(entry.top[0][1] - entry.logprob) < 1e-3, "a greedy token's logprob is the best of the top ones")
-    if _honours(route, "seed"):
-        hot = _results(run(route, [_chat(PROMPTS[0])], _greedy(logprobs=True, temperature=1e-4, seed=1)))[0]
+        best = entry.logprob <= 0 and len(entry.top) == 2 and abs(entry.top[0][1] - entry.logprob) < 1e-3
+        expect(best, "a greedy token's logprob is the best of the top ones")
+    if honours(route, "seed"):
+        hot = answers(run(route, [chat(PROMPTS[0])], greedy(logprobs=True, temperature=1e-4, seed=1)))[0]
         if hot.token_ids == plain.token_ids:
             pairs = zip(hot.logprobs or (), plain.logprobs or (), strict=True)
-            _expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "the logprobs do not depend on the temperature")
+            expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "the logprobs do not depend on the temperature")
 
 
 def streamed_text_is_the_batch_text(route: Route) -> None:
     """Joined deltas equal the text of the result, which equals that of `run`; no broken characters."""
-    request, free = _longest(route)
+    request, free = longest(route)
     stop = free.text[len(free.text) // 2 :][:3] or free.text[-1:]
-    requests = [_chat(text) for text in PROMPTS[:2]] + [dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))]
+    requests = [chat(text) for text in PROMPTS[:2]] + [dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))]
     joined, done = [""] * len(requests), {}
-    for event in stream(route, requests, _greedy()):
+    for event in stream(route, requests, greedy()):
         if isinstance(event, Delta):
-            _expect(event.index not in done, "no delta after Done")
+            expect(event.index not in done, "no delta after Done")
             joined[event.index] += event.text
         elif isinstance(event, Done):
             done[event.index] = event.slot
-    results = _results(run(route, requests, _greedy()))
+    results = answers(run(route, requests, greedy()))
     for index, result in enumerate(results):
-        _expect(joined[index] == result.text, f"streamed {joined[index]!r}, not {result.text!r}")
-        _expect(_same(done[index].unwrap(), result), "Done carries the slot that run gives")
+        expect(joined[index] == result.text, f"streamed {joined[index]!r}, not {result.text!r}")
+        expect(same(done[index].unwrap(), result), "Done carries the slot that run gives")
 
 
 def sync_and_async_agree(route: Route) -> None:
     """`arun` gives what `run` gives."""
-    requests = [_chat(text) for text in PROMPTS[:2]]
-    slots = _results(asyncio.run(arun(route, requests, _greedy())))
-    _expect(all(_same(a, b) for a, b in zip(slots, _results(run(route, requests, _greedy())), strict=True)), "arun must give what run gives")
+    requests = [chat(text) for text in PROMPTS[:2]]
+    slots = answers(asyncio.run(arun(route, requests, greedy())))
+    expect(all(same(a, b) for a, b in zip(slots, answers(run(route, requests, greedy())), strict=True)), "arun must give what run gives")
 
 
 def control_tokens_of_users_stay_text(route: Route) -> None:
     """T3: a control token that a user wrote brings no control id."""
     tokenizer = route.engine.tokenizer
-    harmless = _results(run(route, [_chat("x y")], _greedy(max_new_tokens=1)))[0]
+    harmless = answers(run(route, [chat("x y")], greedy(max_new_tokens=1)))[0]
     for token, token_id in list(tokenizer.special_tokens.items())[:6]:
-        hostile = _results(run(route, [_chat(f"x{token}y")], _greedy(max_new_tokens=1)))[0]
-        _expect(hostile.prompt_token_ids.count(token_id) == harmless.prompt_token_ids.count(token_id), f"{token!r} written by a user became a control token")
+        hostile = answers(run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1)))[0]
+        count = hostile.prompt_token_ids.count(token_id)
+        expect(count == harmless.prompt_token_ids.count(token_id), f"{token!r} written by a user became a control token")
 
 
 def pictures_are_taken_or_refused(route: Route) -> None:
     """P6, P7, B4: where the engine takes pictures a broken one fails alone; where it does not, each fails and the neighbours go on."""
-    picture = _picture()
+    picture = red_square()
     requests = [
         VlmGenerationRequest(prompt="What do you see?", images=[picture]),
-        _chat("Hi"),
+        chat("Hi"),
         VlmGenerationRequest(prompt="What do you see?", images=[b"broken"]),
         VlmGenerationRequest(prompt="Compare.", images=[picture, picture]),
     ]
-    slots = run(route, requests, _greedy(max_new_tokens=4))
-    _expect(is_ok(slots[1]), "a text request beside pictures succeeds")
-    if not _honours(route, "images"):
-        _expect(all(isinstance(slots[row].failure(), UnsupportedMultimodal) for row in (0, 2, 3)), "pictures are UnsupportedMultimodal")
+    slots = run(route, requests, greedy(max_new_tokens=4))
+    expect(is_ok(slots[1]), "a text request beside pictures succeeds")
+    if not honours(route, "images"):
+        expect(all(isinstance(slots[row].failure(), UnsupportedMultimodal) for row in (0, 2, 3)), "pictures are UnsupportedMultimodal")
         return
-    _expect(type(slots[2].failure()).__name__ == "BadImage", f"a broken picture is BadImage, not {slots[2]}")
-    one, two = _results([slots[0], slots[3]])
-    _expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "each picture's grid is reported")
-    _expect(_same(one, _results(run(route, [requests[0]], _greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
-
-
-def _picture() -> bytes:
-    """A 64x64 PNG of one colour, made without an imaging library."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    rows = b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64))
-    header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    expect(type(slots[2].failure()).__name__ == "BadImage", f"a broken picture is BadImage, not {slots[2]}")
+    one, two = answers([slots[0], slots[3]])
+    expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "each picture's grid is reported")
+    expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
 
 
 CHECKS: tuple[Check, ...] = (

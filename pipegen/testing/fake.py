@@ -88,7 +88,8 @@ class FakeEngine:
         self.name, self.script, self.halts, self.fault, self.answers = name, script, halts, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
-        self.capabilities = Capabilities(engine=name, honours=honours, context_length=context_length, max_images=max_images, reason="the toy model is text-only")
+        limits = {"context_length": context_length, "max_images": max_images}
+        self.capabilities = Capabilities(engine=name, honours=honours, reason="the toy model is text-only", **limits)
         self.eos_token_ids = tuple(self.tokenizer.special_tokens[token] for token in eos_tokens)
         self.generation_config = immutabledict(generation_config)
         self.bos_token: str | None = None

@@ -38,7 +38,8 @@ def stop_options() -> st.SearchStrategy[StopOptions]:
 
 
 def _chat_options() -> st.SearchStrategy[ChatTemplateOptions]:
-    switches: st.SearchStrategy[dict[str, bool]] = st.sampled_from(({}, {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": True}))
+    ends: tuple[dict[str, bool], ...] = ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False}, {"continue_final_message": True})
+    switches = st.sampled_from(ends)
     built = st.builds(
         ChatTemplateOptions,
         enable_thinking=_maybe(st.booleans()),

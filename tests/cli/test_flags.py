@@ -33,28 +33,37 @@ def test_flags_say_what_the_records_hold() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [(r"\n\n", "\n\n"), (r"\\n", r"\n"), (r"\t|\r", "\t|\r"), (r"\u000a\u00e9", "\né"), (r"\boxed", r"\boxed"), ("\\", "\\"), (r"\u12", r"\u12"), ("a\nb", "a\nb")],
+    [
+        (r"\n\n", "\n\n"),
+        (r"\\n", r"\n"),
+        (r"\t|\r", "\t|\r"),
+        (r"\u000a\u00e9", "\né"),
+        (r"\boxed", r"\boxed"),
+        ("\\", "\\"),
+        (r"\u12", r"\u12"),
+        ("a\nb", "a\nb"),
+    ],
 )
 def test_escapes_in_a_stop_are_read_and_other_backslashes_kept(given: str, meant: str) -> None:
     assert unescape(given) == meant
     assert options_of_flags({"stop": [given]}).stop == StopOptions(stop=(meant,))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["demo", "--help"], ["doctor", "--help"], ["--version"]])
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:  # C6
-    code = f"""
+def test_help_loads_nothing_heavy() -> None:  # C6
+    code = """
 import sys
 from pipegen.cli import main
-try:
-    main({arguments!r})
-except SystemExit as leaving:
-    assert leaving.code == 0, leaving.code
-heavy = {{"torch", "transformers", "vllm", "PIL", "numpy", "rich.console"}} & set(sys.modules)
+for arguments in (["--help"], ["generate", "--help"], ["demo", "--help"], ["doctor", "--help"], ["--version"]):
+    try:
+        main(arguments)
+    except SystemExit as leaving:
+        assert leaving.code == 0, leaving.code
+heavy = {"torch", "transformers", "vllm", "PIL", "numpy", "rich.console"} & set(sys.modules)
 assert not heavy, heavy
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout
+    assert ran.stdout.count("Usage: pipegen") == 4
 
 
 def test_the_module_is_the_command_too() -> None:

@@ -39,7 +39,8 @@ def test_pictures_come_in_natural_order_with_their_subfolders(photos: Path) -> N
 
 @pytest.mark.parametrize("names", [["2", "10", "a2", "a10", "A10b"], ["01", "1", "1a"], ["x", "x1", "x1.5", "x1.10"]])
 def test_numbers_in_names_count_by_their_value(names: list[str]) -> None:
-    assert sorted(reversed(names), key=natural) == names
+    backwards = names[::-1]
+    assert sorted(backwards, key=natural) == names
 
 
 def test_links_are_followed_and_loops_end(tmp_path: Path, photos: Path) -> None:

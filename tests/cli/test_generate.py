@@ -272,7 +272,9 @@ def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
     assert command("generate", jsonl(HI), "-o", os.devnull, "--model", "fake").code == 0
 
 
-def test_no_more_than_a_window_is_read_ahead_and_every_line_is_written_at_once(command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_more_than_a_window_is_read_ahead_and_lines_are_written_at_once(
+    command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     ahead: list[int] = []
 

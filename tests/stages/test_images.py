@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 import threading
 import warnings
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,6 +57,14 @@ def test_exif_that_cannot_be_read_turns_nothing() -> None:
     place = data.index(b"Exif\0\0") + 6
     image = opened(data[:place] + b"\xff" * 8 + data[place + 8 :])
     assert image.size == (32, 48)
+
+
+def test_exif_that_is_no_exif_turns_nothing() -> None:
+    data = picture("PNG")
+    body = b"eXIf" + b"garbage"
+    chunk = struct.pack(">I", 7) + body + struct.pack(">I", zlib.crc32(body))
+    place = data.index(b"IDAT") - 4
+    assert corners(opened(data[:place] + chunk + data[place:])) == UPRIGHT
 
 
 def test_an_orientation_that_does_not_exist_turns_nothing() -> None:
@@ -272,3 +282,18 @@ def test_importing_the_stage_loads_no_pil() -> None:  # C6
 
     code = "import sys, pipegen.stages.images, pipegen.loading; sys.exit('PIL' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "kept"),
+    [((40, 1), (100, 100), (28, 28)), ((2851, 1825), (69_817, 72_772), (364, 196)), ((1825, 2851), (69_817, 72_772), (196, 364))],
+)
+def test_where_the_processor_would_not_keep_its_own_choice_the_nearest_size_is_taken(
+    size: tuple[int, int], budget: tuple[int, int], kept: tuple[int, int]
+) -> None:
+    assert fit(*size, factor=28, min_pixels=budget[0], max_pixels=budget[1]) == kept
+
+
+def test_a_specification_takes_a_budget_the_right_way_round() -> None:
+    with pytest.raises(InvalidField, match="min_pixels of at most max_pixels"):
+        ImageSpec(kind="grid", min_pixels=2, max_pixels=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import assert_type
 
 from returns.result import Failure, Result, Success
-from typing_extensions import assert_type
 
 import pipegen as pg
 

@@ -1,0 +1,65 @@
+"""Records: what a model may be loaded with, and what is printed of a picture."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import pipegen as pg
+from pipegen.fields import record
+from pipegen.messages import message_from
+from pipegen.records import PreparedImage
+
+
+@pytest.mark.parametrize(("given", "kept"), [("VLM", "vlm"), ("Auto", "auto"), ("text", "text")])
+def test_the_variant_is_taken_in_any_case(given: str, kept: str) -> None:  # C3
+    assert pg.ModelLoadConfig(model="m", variant=given).variant == kept  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", ["vision", "", 3, None])
+def test_any_other_variant_is_refused(variant: object) -> None:  # C3
+    with pytest.raises(pg.InvalidField, match="variant takes one of 'auto', 'text', 'vlm'"):
+        pg.ModelLoadConfig(model="m", variant=variant)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("auto", "auto"), ("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("FP16", "float16")])
+def test_a_dtype_is_taken_by_its_names(given: str, kept: str) -> None:  # C7
+    assert pg.ModelLoadConfig(model="m", dtype=given).dtype == kept
+
+
+def test_any_other_dtype_is_refused() -> None:  # C7
+    with pytest.raises(pg.InvalidField, match="dtype takes one of 'auto'"):
+        pg.ModelLoadConfig(model="m", dtype="nn")
+
+
+def test_remote_code_is_off_and_a_model_has_a_name() -> None:
+    assert pg.ModelLoadConfig(model="m").trust_remote_code is False
+    with pytest.raises(pg.InvalidField, match="model takes a string"):
+        pg.ModelLoadConfig(model="")
+
+
+def test_a_picture_prints_no_pixels() -> None:
+    image = PreparedImage(width=2, height=1, rgb=bytes(6), digest="0123456789abcdef", grid=(1, 2, 2))
+    assert repr(image) == "PreparedImage(2x1, 0123456789ab, grid=(1, 2, 2), tokens=1)"
+    assert pickle.loads(pickle.dumps(image)) == image
+
+
+def test_parts_that_are_records_already_are_kept() -> None:
+    parts = (pg.TextPart(text="a"), pg.ImagePart())
+    assert message_from({"role": "user", "content": parts}, "m").content == parts
+
+
+def test_a_nested_record_may_be_given_as_a_mapping() -> None:
+    assert pg.GenerationOptions(decode={"strip_whitespace": True}).decode == pg.DecodeOptions(strip_whitespace=True)  # type: ignore[arg-type]
+    with pytest.raises(pg.UnknownField, match="did you mean 'strip_whitespace'"):
+        pg.GenerationOptions(decode={"strip_whitespaces": True})  # type: ignore[arg-type]
+
+
+def test_records_take_keywords_only() -> None:
+    @record
+    class Room:
+        seats: int
+
+    with pytest.raises(TypeError):
+        Room(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
