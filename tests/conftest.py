@@ -7,3 +7,6 @@ import os
 # Before any test module imports torch or transformers.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Real vLLM, in an environment of its own: `nox -s engines`.
+collect_ignore = ["engines"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-# The package of the same name binds itself here when it is first imported: before the function below, that is, and not over it later.
-import pipegen.backends.hf  # noqa: F401
+# The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
+import pipegen.backends.hf
+import pipegen.backends.vllm  # noqa: F401
 from pipegen.backends.extras import need
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig

@@ -173,3 +173,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = F
     from pipegen.cli.doctor import run_doctor
 
     raise typer.Exit(run_doctor(as_json=as_json))
+
+
+@app.command(short_help="Where two files of results part.")
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Results, as generate writes them.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Results of the same requests, from another engine or version.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each difference.")] = False,
+) -> None:
+    """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
+
+    Requests are paired by their ids; equal ones are only counted, on stderr. Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.
+    """
+    from pipegen.cli.diff import run_diff
+
+    raise typer.Exit(run_diff(first, second, as_json=as_json))

@@ -16,7 +16,7 @@ from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running, refusals
 from pipegen.backends.vllm.sampling import sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import InvalidRequest
+from pipegen.errors import InvalidRequest, UnsupportedOption
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
 from pipegen.plugins.plugin import Plugin
@@ -155,10 +155,15 @@ class VLLMEngine:
             return
         prompt = row.encoded.prompt
         try:
+            params = sampling_params(row.encoded.options, row.ending_ids)
+        except refusals() as error:
+            row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
+            return
+        try:
             rendered = running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
             wrong = differs(rendered, prompt)
             if wrong is None:
-                call.add(row.position, rendered, sampling_params(row.encoded.options, row.ending_ids))
+                call.add(row.position, rendered, params)
             else:
                 row.fail(wrong)
         except refusals() as error:

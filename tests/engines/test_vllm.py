@@ -1,0 +1,161 @@
+"""The vLLM engine on the real vLLM."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from returns.result import Failure
+
+import pipegen as pg
+from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.options import merge, option_names
+from pipegen.plugins.plugin import Plugin
+from pipegen.testing import conformance
+from pipegen.testing.ask import chat, greedy
+from pipegen.testing.models import FAMILIES
+from pipegen.testing.pictures import picture
+
+MODELS = ("embedded", *FAMILIES)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def route(request: pytest.FixtureRequest, vllm_of: Callable[..., Any]) -> Iterator[pg.Route]:
+    with vllm_of(request.param) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_every_model_conforms(check: conformance.Check, route: pg.Route) -> None:
+    check(route)
+
+
+def test_a_plugin_halts_a_row_at_the_very_token(route: pg.Route) -> None:
+    free = pg.run(route, [chat("Hi")], _on())[0].unwrap()
+    halt = Plugin(name="third", start=itertools.count, feed=lambda seen, text: (seen, len(text) if next(seen) == 2 else None))
+    watched = pg.attach(route, halt).unwrap()
+    result = pg.run(watched, [chat("Hi")], _on())[0].unwrap()
+    assert (result.finish.value, result.stop) == ("plugin", "third")
+    assert result.token_ids == free.token_ids[: result.completion_tokens]
+    assert 3 <= result.completion_tokens < free.completion_tokens
+
+
+def _on(**more: Any) -> pg.GenerationOptions:
+    return greedy(stop=pg.StopOptions(ignore_eos=True, **more))
+
+
+def test_hf_only_plugins_are_refused_before_anything_loads(model_of: Callable[[str], str]) -> None:  # K3
+    opened = pg.backends.vllm(model_of("qwen3"))
+    refused = pg.attach(opened, Plugin(name="mine", logits_processor=lambda context: None))
+    assert isinstance(refused, Failure)
+    assert isinstance(refused.failure(), pg.UnsupportedPlugin)
+    assert not opened.engine.loaded  # type: ignore[attr-defined]
+
+
+def test_pictures_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of: Callable[[str], str]) -> None:  # K1, K2
+    image = picture(width=64, height=64)
+    requests = [chat("Hi"), pg.VlmGenerationRequest(prompt="What is it?", images=[image]), chat("Count.")]
+    with vllm_of("qwen3_vl", variant="text") as fast, pg.backends.hf(model_of("qwen3_vl"), dtype="float32") as safe:
+        alone = pg.run(fast, requests, greedy(max_new_tokens=4))
+        assert [type(slot.failure()) if isinstance(slot, Failure) else None for slot in alone] == [None, pg.UnsupportedMultimodal, None]
+        both = pg.run(pg.fallback(fast, safe, when=pg.UnsupportedMultimodal), requests, greedy(max_new_tokens=4))
+        assert [slot.unwrap().route for slot in both] == ["vllm", "hf", "vllm"]
+        assert [type(error) for error in both[1].unwrap().tried] == [pg.UnsupportedMultimodal]
+
+
+def test_memory_comes_back_and_the_engine_starts_again(vllm_of: Callable[..., Any]) -> None:
+    with vllm_of("qwen3") as opened:
+        first = pg.run(opened, [chat("Hi")], _on())
+        opened.engine.close()
+        assert not opened.engine.loaded  # type: ignore[attr-defined]
+        again = pg.run(opened, [chat("Hi")], _on())
+    with vllm_of("qwen3") as fresh:
+        assert pg.run(fresh, [chat("Hi")], _on()) == again == first
+
+
+def test_one_picture_too_many_is_refused_beforehand(vllm_of: Callable[..., Any]) -> None:
+    with vllm_of("qwen3_vl", limit_mm_per_prompt={"image": 1}) as opened:
+        images = [picture(width=64, height=64), picture(width=32, height=64)]
+        slots = pg.run(opened, [pg.VlmGenerationRequest(prompt="a", images=images[:count]) for count in (1, 2)], greedy(max_new_tokens=2))
+        assert isinstance(slots[1].failure(), pg.UnsupportedMultimodal)
+        assert len(slots[0].unwrap().image_grid_thw) == 1
+
+
+TRIED: dict[str, pg.GenerationOptions] = {
+    "max_new_tokens": pg.GenerationOptions(max_new_tokens=3),
+    "min_new_tokens": pg.GenerationOptions(min_new_tokens=3),
+    "temperature": pg.GenerationOptions(temperature=0.7),
+    "top_p": pg.GenerationOptions(temperature=1.0, top_p=0.5),
+    "top_k": pg.GenerationOptions(temperature=1.0, top_k=2),
+    "min_p": pg.GenerationOptions(temperature=1.0, min_p=0.5),
+    "repetition_penalty": pg.GenerationOptions(repetition_penalty=1.5),
+    "presence_penalty": pg.GenerationOptions(presence_penalty=1.5),
+    "frequency_penalty": pg.GenerationOptions(frequency_penalty=1.5),
+    "no_repeat_ngram_size": pg.GenerationOptions(no_repeat_ngram_size=2),
+    "seed": pg.GenerationOptions(temperature=1.0, seed=3),
+    "samples": pg.GenerationOptions(samples=2),
+    "logprobs": pg.GenerationOptions(logprobs=True),
+    "top_logprobs": pg.GenerationOptions(logprobs=True, top_logprobs=2),
+    "on_overflow": pg.GenerationOptions(max_new_tokens=100_000, on_overflow="clip"),
+    "use_generation_config": pg.GenerationOptions(use_generation_config=True),
+    "stop": pg.GenerationOptions(stop=pg.StopOptions(stop=("a",))),
+    "stop_token_ids": pg.GenerationOptions(stop=pg.StopOptions(stop_token_ids=(5,))),
+    "ignore_eos": pg.GenerationOptions(stop=pg.StopOptions(ignore_eos=True)),
+    "skip_special_tokens": pg.GenerationOptions(decode=pg.DecodeOptions(skip_special_tokens=False)),
+    "strip_whitespace": pg.GenerationOptions(decode=pg.DecodeOptions(strip_whitespace=True)),
+    "add_generation_prompt": pg.GenerationOptions(chat=pg.ChatTemplateOptions(add_generation_prompt=False)),
+    "continue_final_message": pg.GenerationOptions(chat=pg.ChatTemplateOptions(continue_final_message=True)),
+    "enable_thinking": pg.GenerationOptions(chat=pg.ChatTemplateOptions(enable_thinking=True)),
+    "control_tokens": pg.GenerationOptions(chat=pg.ChatTemplateOptions(control_tokens="allow")),
+    "template": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template="{{ messages[0]['content'] }}")),
+    "template_kwargs": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template_kwargs={"x": 1})),
+    "min_pixels": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(min_pixels=4096)),
+    "max_pixels": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(max_pixels=8192)),
+    "do_resize": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(do_resize=False)),
+}
+"""One try of each option that differs from what is neutral."""
+
+
+@pytest.fixture(scope="module")
+def vision(vllm_of: Callable[..., Any]) -> Iterator[pg.Route]:
+    with vllm_of("qwen3_vl") as opened:
+        yield opened
+
+
+def test_every_cell_of_the_table_is_tried() -> None:
+    assert set(TRIED) == set(option_names())
+
+
+@pytest.mark.parametrize("option", sorted(TRIED))
+@pytest.mark.parametrize("kind", ["text", "picture"])
+def test_the_table_says_what_the_engine_does(option: str, kind: str, vision: pg.Route) -> None:
+    """Each option is honoured, or refused before the call, as the table says."""
+    said = [{"role": "user", "content": "Hi there"}]
+    if option == "continue_final_message":
+        said.append({"role": "assistant", "content": "Yes"})
+    request: Any = pg.TextGenerationRequest(messages=said)
+    if kind == "picture":
+        parts = [{"type": "image", "image": picture(width=64, height=64)}, {"type": "text", "text": "Hi there"}]
+        request = pg.VlmGenerationRequest(messages=[{"role": "user", "content": parts}, *said[1:]])
+        if option == "template":
+            pytest.skip("the template of this try writes no pictures")
+    options = merge(TRIED[option], pg.GenerationOptions(max_new_tokens=6))
+    slot = pg.run(vision, [request], options)[0]
+    if option in ENGINES["vllm"] or option in ("samples", "on_overflow", "use_generation_config"):
+        assert not isinstance(slot, Failure), slot
+    else:
+        assert isinstance(slot.failure(), pg.UnsupportedOption)
+        assert slot.failure().option == option
+
+
+def test_the_features_of_the_table_are_those_that_are_tested() -> None:
+    assert {name for name in FEATURES if name in ENGINES["vllm"]} == {"images", "stream", "watch"}
+
+
+@pytest.mark.parametrize("temperature", [0.001, 3.0])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(temperature: float, vision: pg.Route) -> None:
+    slots = pg.run(vision, [chat("Hi", pg.GenerationOptions(temperature=temperature)), chat("Hi")], pg.GenerationOptions(max_new_tokens=2))
+    assert isinstance(slots[0].failure(), pg.UnsupportedOption)
+    assert slots[1].unwrap().completion_tokens >= 1
