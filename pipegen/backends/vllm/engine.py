@@ -148,7 +148,7 @@ class VLLMEngine:
 
     def _queue(self, row: Row, call: Call, running: Running) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
-        fits = check_fit(row.encoded, self.capabilities, self.tokenizer.vocab_size)
+        fits = check_fit(row.encoded, self.capabilities)
         refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
         if refused is not None:
             row.fail(refused)
