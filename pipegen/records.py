@@ -183,6 +183,8 @@ class ModelLoadConfig:
     model: Annotated[str, text]
     """A local folder, a hub name, or `embedded`."""
     backend: Annotated[str, text] = "hf"
+    fallback_backend: Annotated[str | None, text] = None
+    """The engine for pictures that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
     device: Annotated[str | None, text] = None

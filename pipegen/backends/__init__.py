@@ -5,6 +5,7 @@ Calling one of these loads nothing but (on first need) the tokenizer and the con
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401
 from pipegen.backends.extras import need
+from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig
 
 if TYPE_CHECKING:
+    from pipegen.pipe import Pipe
+    from pipegen.records import GenerationResult
+    from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["BACKENDS", "hf", "load", "vllm"]
+__all__ = ["BACKENDS", "hf", "load", "route_of", "vllm"]
 
 BACKENDS = ("hf", "vllm")
 """The names that `ModelLoadConfig.backend` takes."""
@@ -47,7 +52,7 @@ def hf(
     """
     said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size, "engine_kwargs": engine_kwargs or {}}
-    return load(ModelLoadConfig(model=model, backend="hf", **said))
+    return route_of(ModelLoadConfig(model=model, backend="hf", **said))
 
 
 def vllm(
@@ -79,17 +84,32 @@ def vllm(
     asked |= {"enforce_eager": enforce_eager, "enable_prefix_caching": enable_prefix_caching, "limit_mm_per_prompt": limit_mm_per_prompt}
     arguments = {name: value for name, value in asked.items() if value is not None} | dict(engine_kwargs or {})
     said: dict[str, Any] = {"variant": variant, "dtype": dtype, "trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter}
-    return load(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
+    return route_of(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
 
 
-def load(config: ModelLoadConfig) -> Route:
-    """The route that a configuration describes.
+def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+    """The route that a configuration describes; with `fallback_backend`, the fallback from it for pictures that the first engine does not take.
+
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
     pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, not 'hff'; did you mean 'hf'?
     """
+    from pipegen.pipe import fallback
+
+    first = route_of(config)
+    if config.fallback_backend is None:
+        return first
+    if config.fallback_backend == config.backend:
+        raise InvalidField(f"ModelLoadConfig.fallback_backend takes another engine than backend, {config.backend!r}")
+    second = route_of(dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, engine_kwargs={}))
+    return fallback(first, second, when=UnsupportedMultimodal)
+
+
+def route_of(config: ModelLoadConfig) -> Route:
+    """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as `hf` and `vllm` do."""
     from pipegen.route import route
 
     if config.backend == "hf":

@@ -109,6 +109,7 @@ def generate(
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its picture: a.png, a.txt.", rich_help_panel=FOLDER)
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
+    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
@@ -137,6 +138,7 @@ def generate(
     load = load_config_of(
         model=model,
         backend=backend,
+        fallback_backend=fallback,
         variant=variant,
         batch_size=batch_size,
         dtype=dtype,

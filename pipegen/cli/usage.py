@@ -16,7 +16,9 @@ from pipegen.records import ModelLoadConfig
 from pipegen.requests import ImagePolicy
 
 if TYPE_CHECKING:
-    from pipegen.route import Route
+    from pipegen.pipe import Pipe
+    from pipegen.records import GenerationResult
+    from pipegen.requests import GenerationRequest
 
 __all__ = ["images_of", "load_config_of", "open_route", "refuse", "run_options"]
 
@@ -43,7 +45,7 @@ def load_config_of(**said: Any) -> ModelLoadConfig:
         try:
             ModelLoadConfig(**{"model": "embedded", name: value})
         except InvalidField as refusal:
-            refuse(str(refusal), flag_of(name))
+            refuse(str(refusal), "--fallback" if name == "fallback_backend" else flag_of(name))
     return ModelLoadConfig(**said)
 
 
@@ -59,15 +61,15 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
         refuse(str(refusal), "--allow-host")
 
 
-def open_route(load: ModelLoadConfig) -> Route:
+def open_route(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
     from pipegen import backends
 
     try:
-        route = backends.load(load)
+        route = backends.route_of(load)
         _ = route.engine.capabilities
+        return route if load.fallback_backend is None else backends.load(load)
     except InvalidField as refusal:
         refuse(str(refusal), "--backend")
     except (ImportError, OSError, ValueError) as refusal:  # a missing extra; no such checkpoint; one that transformers does not know
         refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
-    return route

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,19 +20,24 @@ from pipegen.testing.models import FAMILIES
 from pipegen.testing.pictures import picture
 
 MODELS = ("embedded", *FAMILIES)
+SENSIBLE = ("results_report_what_was_done", "a_stop_string_cuts_and_halts")
+"""Checks that decode a part of the answer again. Random models write bytes that are no UTF-8, whose text depends on where it is parted, on HF as here;
+for them the parity suite compares every text with HF's."""
+CASES = [(model, check) for model in MODELS for check in conformance.CHECKS if model == "embedded" or check.__name__ not in SENSIBLE]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def route(request: pytest.FixtureRequest, vllm_of: Callable[..., Any]) -> Iterator[pg.Route]:
     with vllm_of(request.param) as opened:
         yield opened
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("route", "check"), CASES, indirect=["route"], ids=[f"{model}-{check.__name__}" for model, check in CASES])
 def test_every_model_conforms(check: conformance.Check, route: pg.Route) -> None:
     check(route)
 
 
+@pytest.mark.parametrize("route", MODELS, indirect=True)
 def test_a_plugin_halts_a_row_at_the_very_token(route: pg.Route) -> None:
     free = pg.run(route, [chat("Hi")], _on())[0].unwrap()
     halt = Plugin(name="first", start=lambda: None, feed=lambda state, text: (state, len(text)))
@@ -158,3 +165,42 @@ def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(temperature: 
     slots = pg.run(vision, [chat("Hi", pg.GenerationOptions(temperature=temperature)), chat("Hi")], pg.GenerationOptions(max_new_tokens=2))
     assert isinstance(slots[0].failure(), pg.UnsupportedOption)
     assert slots[1].unwrap().completion_tokens >= 1
+
+
+def test_an_engine_that_died_fails_every_slot_with_one_incident_and_starts_again(vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    def dies() -> Any:
+        raise EngineDeadError
+
+    with vllm_of("qwen3") as opened:
+        first = pg.run(opened, [chat("Hi")], _on())
+        monkeypatch.setattr(opened.engine._core.running().engine, "step", dies)  # type: ignore[attr-defined]
+        slots = pg.run(opened, [chat("Hi"), chat("Count.")], _on())
+        errors = [slot.failure() for slot in slots]
+        assert [(type(error), error.scope) for error in errors] == [(pg.BackendFailed, "batch")] * 2
+        assert len({error.incident for error in errors}) == 1
+        assert pg.run(opened, [chat("Hi")], _on()) == first
+
+
+def test_a_row_that_vllm_refuses_fails_alone(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = vision.engine._core.running().engine  # type: ignore[attr-defined]
+    plain, seen = engine.add_request, itertools.count()
+
+    def add_request(*arguments: Any, **more: Any) -> Any:
+        if next(seen) == 1:
+            raise ValueError("not this one")
+        return plain(*arguments, **more)
+
+    monkeypatch.setattr(engine, "add_request", add_request)
+    slots = pg.run(vision, [chat("Hi"), chat("Count."), chat("Tell.")], _on())
+    assert [isinstance(slot, Failure) for slot in slots] == [False, True, False]
+    assert "not this one" in slots[1].failure().message
+
+
+def test_a_stream_that_is_left_ends_its_rows(vision: pg.Route) -> None:
+    for _ in pg.stream(vision, [chat("Hi"), chat("Count.")], _on()):
+        break
+    gc.collect()
+    assert not vision.engine._core.running().engine.has_unfinished_requests()  # type: ignore[attr-defined]
+    assert pg.is_ok(pg.run(vision, [chat("Hi")], _on())[0])
