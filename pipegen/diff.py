@@ -5,7 +5,8 @@ Results are made in stages, each from the one before, so the first that differs 
 >>> from pipegen.options import GenerationOptions, resolve
 >>> from pipegen.records import Finish
 >>> from returns.result import Success
->>> one, other = (GenerationResult(text=t, raw_text=t, token_ids=(1, i), finish=Finish.EOS, options=resolve(GenerationOptions())) for t, i in (("a", 2), ("b", 3)))
+>>> options = resolve(GenerationOptions())
+>>> one, other = (GenerationResult(text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options) for text, last in (("a", 2), ("b", 3)))
 >>> first_difference(Success(one), Success(other))
 Difference(stage='ids', first='2 tokens, at 1: 2', second='2 tokens, at 1: 3')
 """

@@ -45,7 +45,8 @@ def hf(
 ) -> Route:
     """A route through Hugging Face transformers, in this process: the safe default.
 
-    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting and
+    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `engine_kwargs` go to
+    `from_pretrained`. Raises `InvalidField` for a bad setting and
     `MissingExtra` (an ImportError), which says what to install, where a package is missing.
 
     >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP

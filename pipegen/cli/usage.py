@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pipegen.pipe import Pipe
     from pipegen.records import GenerationResult
     from pipegen.requests import GenerationRequest
+    from pipegen.route import Route
 
-__all__ = ["images_of", "load_config_of", "open_route", "refuse", "run_options"]
+__all__ = ["images_of", "load_config_of", "open_route", "open_routes", "refuse", "run_options"]
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
@@ -61,15 +62,28 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
         refuse(str(refusal), "--allow-host")
 
 
-def open_route(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+def open_route(load: ModelLoadConfig) -> Route:
     """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
     from pipegen import backends
 
     try:
         route = backends.route_of(load)
         _ = route.engine.capabilities
-        return route if load.fallback_backend is None else backends.load(load)
     except InvalidField as refusal:
         refuse(str(refusal), "--backend")
     except (ImportError, OSError, ValueError) as refusal:  # a missing extra; no such checkpoint; one that transformers does not know
         refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
+    return route
+
+
+def open_routes(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+    """As `open_route`, with the route to fall back to, where there is one."""
+    from pipegen import backends
+
+    route = open_route(load)
+    if load.fallback_backend is None:
+        return route
+    try:
+        return backends.load(load)
+    except (InvalidField, ImportError) as refusal:
+        refuse(str(refusal), "--fallback")

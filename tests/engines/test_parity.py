@@ -14,7 +14,22 @@ from pipegen.testing.models import FAMILIES
 from pipegen.testing.pictures import picture
 
 REQUESTS = {"embedded": 80, "qwen3": 60, "llama": 60, "mistral": 60, "gemma3": 60, "qwen3_vl": 60}
-WORDS = ("List", "the", "months", "Count from 1 to 12.", "Привет, мир", "日本語のテキスト", "שלום", "🎈🎉", "é à ü", "\n\n", "x = {1: [2]}", "<think>", "[INST]", "<|im_end|>")
+WORDS = (
+    "List",
+    "the",
+    "months",
+    "Count from 1 to 12.",
+    "Привет, мир",
+    "日本語のテキスト",
+    "שלום",
+    "🎈🎉",
+    "é à ü",
+    "\n\n",
+    "x = {1: [2]}",
+    "<think>",
+    "[INST]",
+    "<|im_end|>",
+)
 STOPS = (",", ", ", "\n", "e", "a", "an", "the", "3", "Mar", "ch, A", "|", "🎈", "<|im_end|>", "</s>", " ")
 SIZES = ((64, 64), (48, 32), (100, 70), (33, 130), (160, 96))
 assert set(REQUESTS) == {"embedded", *FAMILIES}
@@ -54,9 +69,7 @@ def requests_for(name: str, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
-def test_both_engines_give_the_same(
-    name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_engines_give_the_same(name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
     requests = requests_for(name, REQUESTS[name])
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
         wanted = pg.run(safe, requests)

@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def check_arguments(checkpoint: Checkpoint) -> None:
 
 def image_limit(checkpoint: Checkpoint) -> int | None:
     """How many pictures a request may hold, as `limit_mm_per_prompt` says; None where it does not say."""
-    said = checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}
-    limit = said.get("image")
-    limit = limit.get("count") if hasattr(limit, "get") else limit
+    limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get("image")
+    if isinstance(limit, Mapping):
+        limit = limit.get("count")
     return limit if isinstance(limit, int) else None
 
 
@@ -89,7 +90,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     if load.adapter is not None:
         arguments |= {"enable_lora": True, "max_lora_rank": _rank_of(load.adapter)}
-    return arguments | _thawed(load.engine_kwargs)
+    return arguments | {name: _thawed(value) for name, value in load.engine_kwargs.items()}
 
 
 def _rank_of(adapter: str) -> int:
@@ -101,6 +102,6 @@ def _rank_of(adapter: str) -> int:
 
 def _thawed(value: Any) -> Any:
     """Plain dicts and lists again: vLLM checks for those."""
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {key: _thawed(entry) for key, entry in value.items()}
     return [_thawed(entry) for entry in value] if isinstance(value, tuple) else value

@@ -132,7 +132,7 @@ class VLLMEngine:
                     yield RowDone(row=row.position, slot=row.slot())
             left = sum(not row.done for row in rows)
             while left:
-                ended = []
+                ended: list[int] = []
                 for position, output in call.step():
                     row = rows[position]
                     if row.done:

@@ -64,7 +64,7 @@ class Running:
 
     def rendered(self, prompt: dict[str, Any]) -> Any:
         """The prompt with its pictures processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
-        renderer = getattr(self.engine, "renderer", None)
+        renderer: Any = getattr(self.engine, "renderer", None)
         if not hasattr(renderer, "render_cmpl"):
             return prompt
         with self._lock:

@@ -53,7 +53,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...]) -> 
 
     return _params()(
         n=1,
-        temperature=options.temperature if options.temperature else GREEDY,
+        temperature=options.temperature or GREEDY,
         top_p=options.top_p,
         top_k=options.top_k or 0,
         min_p=options.min_p,

@@ -92,9 +92,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
             engines.append(Standin(arguments))
             return engines[-1]
 
-    made = dataclasses.make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES.split()])
+    made: Any = dataclasses.make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES.split()])
     made.create_model_config = lambda self: SimpleNamespace(max_model_len=64, is_multimodal_model=True)
-    kinds = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+    kinds: Any = Enum("kinds", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0"},
         "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01},
