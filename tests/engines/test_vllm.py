@@ -124,6 +124,7 @@ TRIED: dict[str, pg.GenerationOptions] = {
 """One try of each option that differs from what is neutral."""
 
 
+# In one process, closing one vLLM ends them all (they share its parallel groups): whoever uses this opens no other.
 @pytest.fixture(scope="module")
 def vision(vllm_of: Callable[..., Any]) -> Iterator[pg.Route]:
     with vllm_of("qwen3_vl") as opened:
@@ -167,20 +168,18 @@ def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(temperature: 
     assert slots[1].unwrap().completion_tokens >= 1
 
 
-def test_an_engine_that_died_fails_every_slot_with_one_incident_and_starts_again(vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_died_fails_every_slot_with_one_incident_and_starts_again(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def dies() -> Any:
         raise EngineDeadError
 
-    with vllm_of("qwen3") as opened:
-        first = pg.run(opened, [chat("Hi")], _on())
-        monkeypatch.setattr(opened.engine._core.running().engine, "step", dies)  # type: ignore[attr-defined]
-        slots = pg.run(opened, [chat("Hi"), chat("Count.")], _on())
-        errors = [slot.failure() for slot in slots]
-        assert [(type(error), error.scope) for error in errors] == [(pg.BackendFailed, "batch")] * 2
-        assert len({error.incident for error in errors}) == 1
-        assert pg.run(opened, [chat("Hi")], _on()) == first
+    first = pg.run(vision, [chat("Hi")], _on())
+    monkeypatch.setattr(vision.engine._core.running().engine, "step", dies)  # type: ignore[attr-defined]
+    errors = [slot.failure() for slot in pg.run(vision, [chat("Hi"), chat("Count.")], _on())]
+    assert [(type(error), error.scope) for error in errors] == [(pg.BackendFailed, "batch")] * 2
+    assert len({error.incident for error in errors}) == 1
+    assert pg.run(vision, [chat("Hi")], _on()) == first
 
 
 def test_a_row_that_vllm_refuses_fails_alone(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
