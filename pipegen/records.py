@@ -183,6 +183,8 @@ class ModelLoadConfig:
     model: Annotated[str, text]
     """A local folder, a hub name, or `embedded`."""
     backend: Annotated[str, text] = "hf"
+    fallback_backend: Annotated[str | None, text] = None
+    """The engine for pictures that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
     device: Annotated[str | None, text] = None
@@ -192,6 +194,6 @@ class ModelLoadConfig:
     revision: Annotated[str | None, text] = None
     adapter: Annotated[str | None, text] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int, whole(low=1)] = 32
-    """Rows that one engine call may run side by side."""
+    batch_size: Annotated[int | None, whole(low=1)] = None
+    """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()

@@ -1,25 +1,31 @@
-"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process.
+"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process, `vllm(...)` is vLLM in this process.
 
 Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights load when the first prompt reaches the engine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-# The package of the same name binds itself here when it is first imported: before the function below, that is, and not over it later.
-import pipegen.backends.hf  # noqa: F401
+# The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
+import pipegen.backends.hf
+import pipegen.backends.vllm  # noqa: F401
 from pipegen.backends.extras import need
+from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig
 
 if TYPE_CHECKING:
+    from pipegen.pipe import Pipe
+    from pipegen.records import GenerationResult
+    from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["BACKENDS", "hf", "load"]
+__all__ = ["BACKENDS", "hf", "load", "route_of", "vllm"]
 
-BACKENDS = ("hf",)
+BACKENDS = ("hf", "vllm")
 """The names that `ModelLoadConfig.backend` takes."""
 
 
@@ -34,29 +40,77 @@ def hf(
     trust_remote_code: bool = False,
     revision: str | None = None,
     adapter: str | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Route:
     """A route through Hugging Face transformers, in this process: the safe default.
 
-    `model` is a local folder, a hub name, or `embedded`; `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting and
+    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `engine_kwargs` go to
+    `from_pretrained`. Raises `InvalidField` for a bad setting and
     `MissingExtra` (an ImportError), which says what to install, where a package is missing.
 
     >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP
     """
     said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size, "engine_kwargs": engine_kwargs or {}}
-    return load(ModelLoadConfig(model=model, backend="hf", **said))
+    return route_of(ModelLoadConfig(model=model, backend="hf", **said))
 
 
-def load(config: ModelLoadConfig) -> Route:
-    """The route that a configuration describes.
+def vllm(
+    model: str,
+    *,
+    tensor_parallel_size: int | None = None,
+    gpu_memory_utilization: float | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    dtype: str = "auto",
+    enforce_eager: bool | None = None,
+    enable_prefix_caching: bool | None = None,
+    limit_mm_per_prompt: Mapping[str, int] | None = None,
+    trust_remote_code: bool = False,
+    variant: str = "auto",
+    revision: str | None = None,
+    adapter: str | None = None,
+    engine_kwargs: Mapping[str, Any] | None = None,
+) -> Route:
+    """A route through vLLM, in this process, without a server.
+
+    `model` is a local folder, a hub name, or `embedded`. What is None is left to vLLM; further arguments of its `EngineArgs` go to `engine_kwargs`.
+    Raises `InvalidField` for a bad setting, `UnknownField` with the nearest one for an argument that the installed vLLM does not have, and
+    `MissingExtra` (an ImportError), which says what to install, where vLLM is missing.
+    """
+    asked: dict[str, Any] = {"tensor_parallel_size": tensor_parallel_size, "gpu_memory_utilization": gpu_memory_utilization}
+    asked |= {"kv_cache_memory_bytes": kv_cache_memory_bytes, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    asked |= {"enforce_eager": enforce_eager, "enable_prefix_caching": enable_prefix_caching, "limit_mm_per_prompt": limit_mm_per_prompt}
+    arguments = {name: value for name, value in asked.items() if value is not None} | dict(engine_kwargs or {})
+    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter}
+    return route_of(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
+
+
+def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+    """The route that a configuration describes; with `fallback_backend`, the fallback from it for pictures that the first engine does not take.
+
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
-    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, not 'hff'; did you mean 'hf'?
+    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, not 'hff'; did you mean 'hf'?
     """
+    from pipegen.pipe import fallback
+
+    first = route_of(config)
+    if config.fallback_backend is None:
+        return first
+    if config.fallback_backend == config.backend:
+        raise InvalidField(f"ModelLoadConfig.fallback_backend takes another engine than backend, {config.backend!r}")
+    second = route_of(dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, engine_kwargs={}))
+    return fallback(first, second, when=UnsupportedMultimodal)
+
+
+def route_of(config: ModelLoadConfig) -> Route:
+    """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as `hf` and `vllm` do."""
     from pipegen.route import route
 
     if config.backend == "hf":
@@ -65,4 +119,8 @@ def load(config: ModelLoadConfig) -> Route:
         from pipegen.backends.hf.engine import HFEngine
 
         return route(HFEngine(config))
+    if config.backend == "vllm":
+        from pipegen.backends.vllm.engine import VLLMEngine
+
+        return route(VLLMEngine(config))
     raise InvalidField(f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not {config.backend!r}{nearest(config.backend, BACKENDS)}")

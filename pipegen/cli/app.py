@@ -109,8 +109,9 @@ def generate(
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its picture: a.png, a.txt.", rich_help_panel=FOLDER)
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
+    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = 32,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
     device: Annotated[str | None, typer.Option("--device", help="Such as cuda:0 or cpu.", rich_help_panel=MODEL)] = None,
     device_map: Annotated[str | None, typer.Option("--device-map", help="Such as auto: spread the model over devices.", rich_help_panel=MODEL)] = None,
@@ -137,6 +138,7 @@ def generate(
     load = load_config_of(
         model=model,
         backend=backend,
+        fallback_backend=fallback,
         variant=variant,
         batch_size=batch_size,
         dtype=dtype,
@@ -173,3 +175,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = F
     from pipegen.cli.doctor import run_doctor
 
     raise typer.Exit(run_doctor(as_json=as_json))
+
+
+@app.command(short_help="Where two files of results part.")
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Results, as generate writes them.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Results of the same requests, from another engine or version.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each difference.")] = False,
+) -> None:
+    """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
+
+    Requests are paired by their ids; equal ones are only counted, on stderr. Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.
+    """
+    from pipegen.cli.diff import run_diff
+
+    raise typer.Exit(run_diff(first, second, as_json=as_json))

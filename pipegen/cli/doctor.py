@@ -14,7 +14,7 @@ from pipegen.options import option_names
 
 __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
 
-ENGINE_EXTRAS = {"hf": "hf"}
+ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm"}
 """The extra that each engine comes with: `pip install "pipegen[hf]"`."""
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub")
 """Whose versions are told, in this order."""

@@ -15,7 +15,7 @@ from pipegen.backends.extras import MissingExtra
 from pipegen.cli.inputs import SUFFIXES, Item, Place, from_folder, from_lines, pictures_in
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
 from pipegen.cli.progress import is_shown, progress
-from pipegen.cli.usage import open_route, refuse
+from pipegen.cli.usage import open_routes, refuse
 from pipegen.drive import imap
 from pipegen.fields import record
 from pipegen.options import GenerationOptions
@@ -68,7 +68,7 @@ def run_generate(files: Files, load: ModelLoadConfig, options: GenerationOptions
 def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
-        route = stack.enter_context(open_route(load))
+        route = stack.enter_context(open_routes(load))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         waiting = deque[Place]()

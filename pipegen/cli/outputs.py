@@ -68,6 +68,8 @@ class Tally:
     succeeded: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    fell_back: int = 0
+    """How many succeeded on another route than the first."""
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
@@ -82,6 +84,7 @@ class Tally:
         if is_ok(slot):
             result = slot.unwrap()
             self.succeeded += 1
+            self.fell_back += bool(result.tried)
             self.prompt_tokens += result.prompt_tokens
             self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
             return
@@ -98,6 +101,7 @@ class Tally:
         """
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
+        outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
         return "\n".join(lines)

@@ -16,9 +16,12 @@ from pipegen.records import ModelLoadConfig
 from pipegen.requests import ImagePolicy
 
 if TYPE_CHECKING:
+    from pipegen.pipe import Pipe
+    from pipegen.records import GenerationResult
+    from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["images_of", "load_config_of", "open_route", "refuse", "run_options"]
+__all__ = ["images_of", "load_config_of", "open_route", "open_routes", "refuse", "run_options"]
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
@@ -43,7 +46,7 @@ def load_config_of(**said: Any) -> ModelLoadConfig:
         try:
             ModelLoadConfig(**{"model": "embedded", name: value})
         except InvalidField as refusal:
-            refuse(str(refusal), flag_of(name))
+            refuse(str(refusal), "--fallback" if name == "fallback_backend" else flag_of(name))
     return ModelLoadConfig(**said)
 
 
@@ -64,10 +67,23 @@ def open_route(load: ModelLoadConfig) -> Route:
     from pipegen import backends
 
     try:
-        route = backends.load(load)
+        route = backends.route_of(load)
         _ = route.engine.capabilities
     except InvalidField as refusal:
         refuse(str(refusal), "--backend")
     except (ImportError, OSError, ValueError) as refusal:  # a missing extra; no such checkpoint; one that transformers does not know
         refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
     return route
+
+
+def open_routes(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+    """As `open_route`, with the route to fall back to, where there is one."""
+    from pipegen import backends
+
+    route = open_route(load)
+    if load.fallback_backend is None:
+        return route
+    try:
+        return backends.load(load)
+    except (InvalidField, ImportError) as refusal:
+        refuse(str(refusal), "--fallback")

@@ -32,41 +32,41 @@ _SIZES: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
 }
 
 
-def _text_sizes(tokenizer: Any) -> dict[str, Any]:
-    return {**_SIZES, "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+def _text_sizes(tokenizer: Any, head_dim: int) -> dict[str, Any]:
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    return {**_SIZES, "head_dim": head_dim, "vocab_size": len(tokenizer), **ids}
 
 
-def _qwen3() -> tuple[Any, Any]:
+def _qwen3(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
-    return tokenizer, _hf().Qwen3ForCausalLM(_hf().Qwen3Config(**_text_sizes(tokenizer)))
+    return tokenizer, _hf().Qwen3ForCausalLM(_hf().Qwen3Config(**_text_sizes(tokenizer, head_dim)))
 
 
-def _llama() -> tuple[Any, Any]:
+def _llama(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    return tokenizer, _hf().LlamaForCausalLM(_hf().LlamaConfig(**_text_sizes(tokenizer)))
+    return tokenizer, _hf().LlamaForCausalLM(_hf().LlamaConfig(**_text_sizes(tokenizer, head_dim)))
 
 
-def _mistral() -> tuple[Any, Any]:
+def _mistral(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    return tokenizer, _hf().MistralForCausalLM(_hf().MistralConfig(**_text_sizes(tokenizer), sliding_window=8))
+    return tokenizer, _hf().MistralForCausalLM(_hf().MistralConfig(**_text_sizes(tokenizer, head_dim), sliding_window=8))
 
 
-def _gemma3() -> tuple[Any, Any]:
+def _gemma3(head_dim: int) -> tuple[Any, Any]:
     tokenizer = instruct_tokenizer()
-    config = _hf().Gemma3TextConfig(**_text_sizes(tokenizer), sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    config = _hf().Gemma3TextConfig(**_text_sizes(tokenizer, head_dim), sliding_window=8, layer_types=["sliding_attention", "full_attention"])
     return tokenizer, _hf().Gemma3ForCausalLM(config)
 
 
-def _qwen3_vl() -> tuple[Any, Any]:
+def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
     ids = tokenizer.get_vocab()
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8], "mrope_interleaved": True}
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -81,7 +81,7 @@ def _qwen3_vl() -> tuple[Any, Any]:
         "initializer_range": 0.2,
     }
     config = _hf().Qwen3VLConfig(
-        text_config={**_text_sizes(tokenizer), "rope_parameters": rope},
+        text_config={**_text_sizes(tokenizer, head_dim), "rope_parameters": rope},
         vision_config=vision,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|fim_prefix|>"],  # there are no videos
@@ -107,21 +107,22 @@ _IMAGE_PROCESSOR: Mapping[str, Any] = {
     "merge_size": 2,
 }
 
-_MAKERS: Mapping[str, Callable[[], tuple[Any, Any]]] = {"qwen3": _qwen3, "llama": _llama, "mistral": _mistral, "gemma3": _gemma3, "qwen3_vl": _qwen3_vl}
+_MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"qwen3": _qwen3, "llama": _llama, "mistral": _mistral, "gemma3": _gemma3, "qwen3_vl": _qwen3_vl}
 FAMILIES = tuple(_MAKERS)
 """`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes pictures."""
 
 
-def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, **generation: Any) -> Path:
+def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, **generation: Any) -> Path:
     """Write a model of that family with its tokenizer into a new folder, and give the folder back.
 
+    `head_dim` is the size of an attention head: kernels of some engines take none below 32.
     `generation` are entries of its generation_config.json, such as `eos_token_id=[1, 2]`.
     """
     import torch
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    tokenizer, model = _MAKERS[family]()
+    tokenizer, model = _MAKERS[family](head_dim)
     torch.random.set_rng_state(state)
     model.generation_config = _hf().GenerationConfig(**{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **generation})
     model.save_pretrained(directory)

@@ -38,10 +38,9 @@ def test_every_engine_has_its_extra() -> None:
 
 def test_the_table_of_what_each_engine_honours_is_printed_whole(capsys: pytest.CaptureFixture[str], bare: None) -> None:  # C5
     _, shown = doctor(capsys)
-    rows = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line.split()}
-    assert {name: rows.get(name) for name in (*FEATURES, *option_names())} == {
-        name: "yes" if name in ENGINES["hf"] else "-" for name in (*FEATURES, *option_names())
-    }
+    rows = {line.split()[0]: line.split()[-len(ENGINES) :] for line in shown.splitlines() if line.split()}
+    for name in (*FEATURES, *option_names()):
+        assert (name, rows.get(name)) == (name, ["yes" if name in honours else "-" for honours in ENGINES.values()])
 
 
 def test_a_bare_machine_is_told_what_to_install(capsys: pytest.CaptureFixture[str], bare: None) -> None:

@@ -30,6 +30,8 @@ from pipegen.tokenizer import Renderer, Tokenizer
 __all__ = ["HFEngine"]
 
 _log = logging.getLogger("pipegen")
+ROWS = 32
+"""Rows that run side by side where nothing is said."""
 
 
 class HFEngine:
@@ -115,7 +117,7 @@ class HFEngine:
             row.error = row.error or self._checkpoint.misplaced(row.encoded.prompt)
         yield from _newly_done(rows)
         live = [row for row in rows if not row.done]
-        groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size)
+        groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size or ROWS)
         waiting = [[live[position] for position in group] for group in reversed(groups)]
         model = self._loaded() if waiting else None
         while waiting:

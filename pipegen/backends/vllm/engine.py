@@ -1,0 +1,170 @@
+"""The vLLM engine: vLLM schedules and computes, in this process or one that it starts; text, stops and plugins are pipegen's, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from immutabledict import immutabledict
+
+from pipegen.backends.base import RowDone, TokensMade
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.extras import need
+from pipegen.backends.vllm.arguments import check_arguments, image_limit
+from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
+from pipegen.backends.vllm.running import Call, Core, Running, refusals
+from pipegen.backends.vllm.sampling import sampling_params, unsupported
+from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.errors import InvalidRequest, UnsupportedOption
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.preflight import check_fit
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["VLLMEngine"]
+
+
+class VLLMEngine:
+    """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; vLLM is imported and starts with the first call.
+
+    Raises `FileNotFoundError` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
+    (`UnknownField` with the nearest one, for an argument) where the settings are not for vLLM.
+    """
+
+    name = "vllm"
+
+    def __init__(self, load: ModelLoadConfig) -> None:
+        need("vllm", "vllm", "the vLLM engine")
+        self._checkpoint = Checkpoint(load)
+        check_arguments(self._checkpoint)
+        self._core = Core(self._checkpoint)
+        self._plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        reason, limit = self._no_images_because, image_limit(self._checkpoint)
+        honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
+        return Capabilities(engine=self.name, honours=honours, context_length=self._context_length, max_images=limit, reason=reason)
+
+    @cached_property
+    def _no_images_because(self) -> str:
+        """Why pictures are not taken; empty where they are. For a vision model vLLM itself is asked, which imports it."""
+        if not self._checkpoint.takes_images:
+            return self._checkpoint.no_images_because
+        if image_limit(self._checkpoint) == 0:
+            return "limit_mm_per_prompt allows none"
+        import vllm
+
+        if self._core.model_config().is_multimodal_model:
+            return ""
+        return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
+
+    @property
+    def _context_length(self) -> int | None:
+        if self._core.loaded:
+            return int(self._core.model_config().max_model_len)
+        said = self._checkpoint.load.engine_kwargs.get("max_model_len")
+        return said if isinstance(said, int) and said > 0 else self._checkpoint.context_length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._checkpoint.tokenizer
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._checkpoint.renderer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._checkpoint.eos_token_ids
+
+    @property
+    def bos_token(self) -> str | None:
+        return self._checkpoint.bos_token
+
+    @property
+    def image_placeholder(self) -> str | None:
+        return self._checkpoint.image_placeholder
+
+    @property
+    def generation_config(self) -> immutabledict[str, Any]:
+        return self._checkpoint.generation_config
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        return self._plugins
+
+    @property
+    def loaded(self) -> bool:
+        """Whether vLLM runs."""
+        return self._core.loaded
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return self._checkpoint.prepare_image(source, options, index)
+
+    def with_plugin(self, plugin: Plugin) -> VLLMEngine:
+        other = object.__new__(type(self))
+        other._checkpoint, other._core, other._plugins = self._checkpoint, self._core, (*self._plugins, plugin)
+        return other
+
+    def close(self) -> None:
+        self._core.close()
+
+    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """One slot for each input, in order. Raises `CallFailed` when the engine died; any other exception is a bug and comes through."""
+        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
+        return [done[position] for position in range(len(inputs))]
+
+    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+        """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
+        if not inputs:
+            return
+        running = self._core.running()
+        rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
+        with Call(running) as call:
+            for row in rows:
+                self._queue(row, call, running)
+                if row.done:
+                    yield RowDone(row=row.position, slot=row.slot())
+            left = sum(not row.done for row in rows)
+            while left:
+                ended: list[int] = []
+                for position, output in call.step():
+                    row = rows[position]
+                    if row.done:
+                        continue
+                    made = row.take(output)
+                    if made:
+                        yield TokensMade(row=position, token_ids=made)
+                    if row.done:
+                        ended.append(position)
+                        yield RowDone(row=position, slot=row.slot())
+                call.drop(ended)  # vLLM does not know of stop strings and plugins
+                left -= len(ended)
+
+    def _queue(self, row: Row, call: Call, running: Running) -> None:
+        """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
+        fits = check_fit(row.encoded, self.capabilities)
+        refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        if refused is not None:
+            row.fail(refused)
+            return
+        prompt = row.encoded.prompt
+        try:
+            params = sampling_params(row.encoded.options, row.ending_ids)
+        except refusals() as error:
+            row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
+            return
+        try:
+            rendered = running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
+            wrong = differs(rendered, prompt)
+            if wrong is None:
+                call.add(row.position, rendered, params)
+            else:
+                row.fail(wrong)
+        except refusals() as error:
+            row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))

@@ -1,0 +1,196 @@
+"""A vLLM engine that runs: requests go in, outputs come out, for several calls at a time.
+
+vLLM's engine has one queue of outputs, so one call's step can bring another call's tokens: each request has the box of the call that it belongs to.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.vllm.arguments import engine_arguments
+from pipegen.errors import BackendFailed, CallFailed
+
+__all__ = ["Call", "Core", "Running", "failure", "refusals"]
+
+_log = logging.getLogger("pipegen")
+
+
+def failure(words: str, scope: str, hint: str = "") -> BackendFailed:
+    """A failure of the engine, with its incident in the log."""
+    incident = uuid.uuid4().hex[:12]
+    _log.error("incident %s: %s", incident, words)
+    return BackendFailed(words, backend="vllm", scope=scope, incident=incident, hint=hint)
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises when it does not take one request; its own hierarchy stands beside ValueError in the versions that have one."""
+    from vllm import exceptions  # the module: which classes it has depends on the version
+
+    own = (getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError"))
+    return (ValueError, *(kind for kind in own if kind is not None))
+
+
+def _deaths() -> tuple[type[Exception], ...]:
+    """What vLLM raises when a step failed, and with it the engine."""
+    import torch
+    from vllm import exceptions
+    from vllm.v1.engine import exceptions as engine_exceptions
+
+    own = (getattr(exceptions, "VLLMServerError", None), engine_exceptions.EngineDeadError, engine_exceptions.EngineGenerateError)
+    return (*(kind for kind in own if kind is not None), torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+class Running:
+    """A started engine. Its methods may be called from several threads."""
+
+    def __init__(self, engine: Any, adapter: str | None) -> None:
+        self.engine = engine
+        self.model_config = engine.vllm_config.model_config
+        self.failed: BackendFailed | None = None
+        """Why the engine no longer runs; None while it does."""
+        self._lock = threading.RLock()
+        self._boxes: dict[str, list[Any]] = {}
+        self._adapter: dict[str, Any] = {}
+        if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            self._adapter = {"lora_request": LoRARequest(adapter, 1, adapter)}
+
+    def rendered(self, prompt: dict[str, Any]) -> Any:
+        """The prompt with its pictures processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
+        renderer: Any = getattr(self.engine, "renderer", None)
+        if not hasattr(renderer, "render_cmpl"):
+            return prompt
+        with self._lock:
+            return renderer.render_cmpl([prompt])[0]
+
+    def add(self, request_id: str, prompt: Any, params: Any, box: list[Any]) -> None:
+        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it."""
+        with self._lock:
+            self._check()
+            self.engine.add_request(request_id, prompt, params, **self._adapter)
+            self._boxes[request_id] = box
+
+    def step(self, box: list[Any]) -> list[Any]:
+        """The outputs that are there for `box`, after a step where there are none (and perhaps none then either). Raises `CallFailed`."""
+        with self._lock:
+            self._check()
+            if not box:
+                try:
+                    outputs = self.engine.step()
+                except _deaths() as error:
+                    self.stop(failure(f"{type(error).__name__}: {error}", "batch"))
+                    raise CallFailed(self.failed or failure(str(error), "batch")) from error
+                for output in outputs:
+                    if output.request_id in self._boxes:
+                        self._boxes[output.request_id].append(output)
+                    if output.finished:
+                        self._boxes.pop(output.request_id, None)
+            taken = box.copy()
+            box.clear()
+            return taken
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """End requests whose outputs nobody wants any more."""
+        with self._lock:
+            left = [request_id for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
+            if left and self.failed is None:
+                self.engine.abort_request(left)
+
+    def _check(self) -> None:
+        if self.failed is not None:
+            raise CallFailed(self.failed)
+
+    def stop(self, because: BackendFailed) -> None:
+        """Shut the engine down and give its memory back; calls that still wait for it fail with `because`."""
+        with self._lock:
+            if self.failed is None:
+                self.failed = because
+                self._boxes.clear()
+                engine, self.engine = self.engine, None
+                engine.engine_core.shutdown()
+                del engine
+                _release()
+
+
+def _release() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Core:
+    """An engine that starts when it is first needed, and again after it was closed or died. Engines that differ only in their plugins share it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._running: Running | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def loaded(self) -> bool:
+        return self._running is not None and self._running.failed is None
+
+    def running(self) -> Running:
+        """The engine; starts it where needed."""
+        with self._lock:
+            if self._running is None or self._running.failed is not None:
+                from vllm import EngineArgs, LLMEngine
+
+                engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self._checkpoint)))
+                self._running = Running(engine, self._checkpoint.load.adapter)
+            return self._running
+
+    def model_config(self) -> Any:
+        """The model as vLLM sees it; where the engine does not run, found out without loading weights."""
+        with self._lock:
+            if self._running is not None:
+                return self._running.model_config
+            from vllm import EngineArgs
+
+            return EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._running is not None:
+                running, self._running = self._running, None
+                if running.failed is None:
+                    running.stop(BackendFailed("the engine was closed while the call ran", backend="vllm", scope="batch", incident=uuid.uuid4().hex[:12]))
+
+
+class Call:
+    """The requests of one call on a running engine. As a context manager it ends those still running on exit."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._box: list[Any] = []
+        self._rows: dict[str, int] = {}
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.drop(self._rows)
+
+    def add(self, row: int, prompt: Any, params: Any) -> None:
+        """Queue the request of that row. Raises as `Running.add` does."""
+        request_id = f"pipegen-{uuid.uuid4().hex}"
+        self._running.add(request_id, prompt, params, self._box)
+        self._rows[request_id] = row
+
+    def step(self) -> list[tuple[int, Any]]:
+        """Rows with their new outputs. Raises `CallFailed`."""
+        return [(self._rows[output.request_id], output) for output in self._running.step(self._box)]
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """End these rows where they still run."""
+        gone = set(rows)
+        self._running.drop([request_id for request_id, row in self._rows.items() if row in gone])

@@ -1,0 +1,82 @@
+"""Options as vLLM's `SamplingParams`, one fresh one for each row, with everything said."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from pipegen.errors import UnsupportedOption
+from pipegen.options import GenerationOptions
+from pipegen.records import TokenLogprob
+
+__all__ = ["logprob_of", "sampling_params", "unsupported"]
+
+GREEDY = 0.0
+
+
+@functools.cache
+def _params() -> Any:
+    from vllm import SamplingParams
+
+    class _Said(SamplingParams):  # type: ignore[misc]  # vLLM is not there when types are checked
+        """vLLM adds the tokenizer's own end token to what ends a row and to what `min_tokens` holds back, even with `ignore_eos`; here all is said."""
+
+        def update_from_generation_config(self, *_: Any, **__: Any) -> None:
+            """Nothing comes from the checkpoint."""
+
+    return _Said
+
+
+def _least_temperature() -> float:
+    """vLLM raises a temperature above 0 to at least this, with a warning only."""
+    from vllm import sampling_params as module
+
+    return float(getattr(module, "_MAX_TEMP", 0.01))
+
+
+def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
+    """The value that vLLM would change, if there is one."""
+    least = _least_temperature()
+    if options.temperature and options.temperature < least:
+        words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
+        return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {least:g} and above")
+    return None
+
+
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...]) -> Any:
+    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them.
+
+    vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as for every engine; so vLLM makes no text.
+    """
+    from vllm.sampling_params import RequestOutputKind
+
+    return _params()(
+        n=1,
+        temperature=options.temperature or GREEDY,
+        top_p=options.top_p,
+        top_k=options.top_k or 0,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        seed=options.seed,
+        max_tokens=options.max_new_tokens,
+        min_tokens=options.min_new_tokens or 0,
+        stop=[],
+        stop_token_ids=list(ending_ids),
+        ignore_eos=True,  # the end tokens are among the ending ids
+        logprobs=options.top_logprobs or 0 if options.logprobs else None,
+        detokenize=False,
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def logprob_of(token_id: int, table: Any, top: int) -> TokenLogprob | None:
+    """The logprob of one generated token from vLLM's table of that position (id -> entry); None where it is not there or no number."""
+    values = {int(other): float(entry.logprob) for other, entry in (table or {}).items()}
+    if not math.isfinite(values.get(token_id, math.nan)):
+        return None
+    likeliest = sorted(values.items(), key=lambda entry: -entry[1])[:top]
+    return TokenLogprob(token_id=token_id, logprob=values[token_id], top=tuple(likeliest))

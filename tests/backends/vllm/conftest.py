@@ -1,0 +1,129 @@
+"""A stand-in for vLLM with the few names that the engine uses: what it is asked is written down, and what it generates is a rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+NAMES = "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision max_num_seqs disable_log_stats limit_mm_per_prompt"
+NAMES += " enable_lora max_lora_rank gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager"
+
+
+class Params:
+    """SamplingParams: keeps what it is given."""
+
+    def __init__(self, **said: Any) -> None:
+        if said["temperature"] > 2:
+            raise ValueError("temperature must be in [0, 2]")
+        self.__dict__.update(said)
+
+
+class Dead(Exception):
+    """What a dead engine raises."""
+
+
+@dataclasses.dataclass
+class Standin:
+    """An engine that generates, for a prompt that ends with id p, the ids p + 1, p + 2, ..."""
+
+    arguments: Any
+    vllm_config: Any = dataclasses.field(default_factory=lambda: SimpleNamespace(model_config=SimpleNamespace(max_model_len=64, is_multimodal_model=True)))
+    live: dict[str, Any] = dataclasses.field(default_factory=dict)
+    aborted: list[str] = dataclasses.field(default_factory=list)
+    more: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    prompt_ids: Any = None
+    """What it says the prompt was, where that is not what it was given."""
+    ends: str | None = None
+    """How it ends rows after their first token, where it does."""
+    dies: bool = False
+    stopped: bool = False
+
+    @property
+    def engine_core(self) -> Any:
+        return SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True))
+
+    def add_request(self, request_id: str, prompt: Any, params: Any, **more: Any) -> None:
+        if prompt["prompt_token_ids"][0] == 7:
+            raise ValueError("no sevens")
+        self.more.append(more)
+        self.live[request_id] = (prompt["prompt_token_ids"], params, [])
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self.live.pop(request_id, None)
+
+    def step(self) -> list[Any]:
+        if self.dies:
+            raise Dead("gone")
+        outputs = []
+        for request_id, (ids, params, made) in list(self.live.items()):
+            token_id = ids[-1] + 1 + len(made)
+            made.append(token_id)
+            reason = self.ends or ("stop" if token_id in params.stop_token_ids else "length" if len(made) == params.max_tokens else None)
+            logprobs = None if params.logprobs is None else [{token_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)}]
+            completion = SimpleNamespace(token_ids=[token_id], logprobs=logprobs, finish_reason=reason)
+            told = ids if self.prompt_ids is None else self.prompt_ids
+            outputs.append(SimpleNamespace(request_id=request_id, prompt_token_ids=told, outputs=[completion], finished=reason is not None))
+            if reason is not None:
+                del self.live[request_id]
+        return outputs
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Standin]]:
+    """Put the stand-in where vLLM is looked for, and give the list of the engines that were started."""
+    engines: list[Standin] = []
+
+    class Engine:
+        @staticmethod
+        def from_engine_args(arguments: Any) -> Standin:
+            engines.append(Standin(arguments))
+            return engines[-1]
+
+    made: Any = dataclasses.make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES.split()])
+    made.create_model_config = lambda self: SimpleNamespace(max_model_len=64, is_multimodal_model=True)
+    kinds: Any = Enum("kinds", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0"},
+        "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01},
+        "vllm.exceptions": {},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": Dead, "EngineGenerateError": Dead},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": lambda *said: said},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        module.__path__ = []
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        monkeypatch.setitem(sys.modules, name, module)
+        if "." in name:
+            monkeypatch.setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module, raising=False)
+    (tmp_path / "engine").mkdir()
+    source = "class EngineArgs:\n" + "".join(f"    {name}: object = None\n" for name in NAMES.split())
+    (tmp_path / "engine" / "arg_utils.py").write_text(source)
+    spec = sys.modules["vllm"].__spec__
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    spec.submodule_search_locations.append(str(tmp_path))
+    from pipegen.backends.vllm import arguments, sampling
+
+    for cached in (arguments.argument_names, sampling._params):
+        cached.cache_clear()
+    yield engines
+    for cached in (arguments.argument_names, sampling._params):
+        cached.cache_clear()

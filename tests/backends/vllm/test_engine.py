@@ -1,0 +1,181 @@
+"""The vLLM engine over a stand-in: what it says to vLLM, whose tokens are whose, and what becomes of failures. The real vLLM has tests/engines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from returns.result import Failure
+
+import pipegen as pg
+from pipegen.backends.base import RowDone, TokensMade
+from pipegen.backends.extras import MissingExtra
+from pipegen.backends.vllm.engine import VLLMEngine
+from pipegen.errors import CallFailed
+from pipegen.fields import UnknownField
+from pipegen.plugins.plugin import Plugin
+from pipegen.testing.models import encoded
+
+
+def engine(**settings: Any) -> VLLMEngine:
+    return VLLMEngine(pg.ModelLoadConfig(model="embedded", backend="vllm", **settings))
+
+
+def made(slots: Any) -> list[tuple[int, ...]]:
+    return [slot.unwrap().token_ids for slot in slots]
+
+
+def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingExtra, match=r'the vLLM engine needs the package vllm: pip install "pipegen\[vllm\]"'):
+        pg.backends.vllm("embedded")
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused_with_the_nearest(started: list[Any]) -> None:
+    with pytest.raises(UnknownField, match="has no engine argument 'gpu_memory_utilisation'; did you mean 'gpu_memory_utilization'"):
+        pg.backends.vllm("embedded", engine_kwargs={"gpu_memory_utilisation": 0.5})
+    with pytest.raises(UnknownField, match="'kv_cache_memory_bytes'"):  # an older vLLM, which the stand-in is
+        pg.backends.vllm("embedded", kv_cache_memory_bytes=1)
+    assert started == []
+
+
+@pytest.mark.parametrize("settings", [{"engine_kwargs": {"generation_config": "auto"}}, {"device": "cpu"}, {"attn_implementation": "eager"}])
+def test_settings_without_a_meaning_for_vllm_are_refused(settings: dict[str, Any], started: list[Any]) -> None:
+    with pytest.raises(pg.InvalidField):
+        engine(**settings)
+
+
+def test_everything_that_decides_about_the_output_is_said(started: list[Any]) -> None:
+    running = engine(batch_size=3, revision="main", engine_kwargs={"gpu_memory_utilization": 0.5, "limit_mm_per_prompt": {"image": 2}})
+    assert running.capabilities.max_images == 2
+    assert not started
+    running.generate([encoded([10], max_new_tokens=1)])
+    said = started[0].arguments
+    assert (said.generation_config, said.logprobs_mode, said.dtype, said.max_num_seqs) == ("vllm", "raw_logprobs", "float32", 3)
+    assert (said.revision, said.tokenizer_revision, said.gpu_memory_utilization, said.limit_mm_per_prompt) == ("main", "main", 0.5, {"image": 2})
+
+
+def test_an_adapter_is_loaded_and_asked_for(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 20}))
+    engine(adapter=str(tmp_path)).generate([encoded([10], max_new_tokens=1)])
+    assert (started[0].arguments.enable_lora, started[0].arguments.max_lora_rank) == (True, 32)
+    assert started[0].more == [{"lora_request": (str(tmp_path), 1, str(tmp_path))}]
+
+
+def test_no_inputs_start_nothing(started: list[Any]) -> None:  # B3
+    assert engine().generate([]) == []
+    assert started == []
+
+
+def test_rows_end_where_pipegen_says_and_vllm_hears_of_it(started: list[Any]) -> None:  # A5, A17
+    running = engine()
+    ids = running.tokenizer.encode("a")
+    stop = running.tokenizer.decode((ids[-1] + 3,))
+    rows = running.generate([encoded(ids, max_new_tokens=9, stop=(stop,)), encoded(ids, max_new_tokens=5)])
+    assert made(rows) == [tuple(range(ids[-1] + 1, ids[-1] + 4)), tuple(range(ids[-1] + 1, ids[-1] + 6))]
+    assert len(started[0].aborted) == 1
+    assert started[0].live == {}
+
+
+def test_calls_that_run_side_by_side_get_their_own_tokens(started: list[Any]) -> None:
+    running = engine()
+    first = running.stream([encoded([10], max_new_tokens=4)])
+    assert next(first) == TokensMade(row=0, token_ids=(11,))
+    assert made(running.generate([encoded([20], max_new_tokens=2)])) == [(21, 22)]
+    rest = list(first)
+    assert [event.token_ids for event in rest if isinstance(event, TokensMade)] == [(12,), (13,), (14,)]
+    assert isinstance(rest[-1], RowDone)
+    assert len(started) == 1
+
+
+def test_a_row_that_vllm_refuses_fails_alone(started: list[Any]) -> None:
+    slots = engine().generate([encoded([10], max_new_tokens=1), encoded([7], max_new_tokens=1), encoded([20], max_new_tokens=1)])
+    assert [isinstance(slot, Failure) for slot in slots] == [False, True, False]
+    assert "no sevens" in slots[1].failure().message
+
+
+@pytest.mark.parametrize("temperature", [0.001, 3.0])
+def test_a_value_that_vllm_would_change_or_refuse_is_refused(temperature: float, started: list[Any]) -> None:
+    error = engine().generate([encoded([10], max_new_tokens=1, temperature=temperature)])[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+
+
+def test_what_does_not_fit_the_running_engine_is_too_long(started: list[Any]) -> None:  # T7
+    error = engine().generate([encoded([10], max_new_tokens=64)])[0].failure()
+    assert error == pg.PromptTooLong(1, 64, message=error.message)
+
+
+def test_another_prompt_than_pipegens_is_found_out(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].prompt_ids = [10, 10]
+    error = running.generate([encoded([10], max_new_tokens=1)])[0].failure()
+    assert isinstance(error, pg.MalformedResponse)
+    assert "a prompt of 2 tokens, which has 1 for pipegen" in error.message
+
+
+@pytest.mark.parametrize(("ends", "kind"), [("length", pg.MalformedResponse), ("error", pg.BackendFailed), ("abort", None)])
+def test_a_row_that_vllm_ends_by_itself_is_no_result_like_others(ends: str, kind: Any, started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].ends = ends
+    slot = running.generate([encoded([10], max_new_tokens=5)])[0]
+    if kind is None:
+        assert (slot.unwrap().aborted, slot.unwrap().token_ids) == (True, (11,))
+    else:
+        assert isinstance(slot.failure(), kind)
+
+
+def test_logprobs_are_those_of_the_generated_tokens_best_first(started: list[Any]) -> None:
+    raw = engine().generate([encoded([10], max_new_tokens=2, logprobs=True, top_logprobs=2)])[0].unwrap()
+    assert raw.logprobs is not None
+    assert [entry.token_id for entry in raw.logprobs] == [11, 12]
+    assert raw.logprobs[0].top == ((1, -0.25), (11, -0.5))
+
+
+def test_an_engine_that_died_fails_the_call_and_another_one_starts(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    waiting = running.stream([encoded([10], max_new_tokens=4)])
+    next(waiting)
+    started[0].dies = True
+    with pytest.raises(CallFailed) as failed:
+        running.generate([encoded([10], max_new_tokens=1)])
+    with pytest.raises(CallFailed) as also:
+        next(waiting)
+    assert failed.value.error == also.value.error
+    assert started[0].stopped
+    assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
+    assert len(started) == 2
+
+
+def test_a_stream_that_is_left_ends_its_rows_and_closing_stops_the_engine(started: list[Any]) -> None:
+    running = engine()
+    stream = running.stream([encoded([10], max_new_tokens=4), encoded([20], max_new_tokens=4)])
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert started[0].live == {}
+    running.close()
+    assert (started[0].stopped, running.loaded) == (True, False)
+
+
+def test_a_plugin_of_its_own_halts_a_row(started: list[Any]) -> None:
+    halting = engine().with_plugin(Plugin(name="once", start=lambda: None, feed=lambda state, text: (state, len(text))))
+    assert made(halting.generate([encoded([40], max_new_tokens=9)])) == [(41,)]
+
+
+def test_hf_hooks_are_refused_before_anything_loads(started: list[Any]) -> None:  # K3
+    refused = pg.attach(pg.backends.vllm("embedded"), Plugin(name="mine", logits_processor=lambda context: None))
+    assert isinstance(refused.failure(), pg.UnsupportedPlugin)
+    assert started == []
+
+
+def test_a_configuration_with_a_fallback_is_the_fallback_of_its_two_routes(started: list[Any]) -> None:  # K2
+    config = pg.ModelLoadConfig(model="embedded", backend="vllm", fallback_backend="hf", variant="text")
+    with pg.backends.load(config) as both:
+        assert both.name == "fallback(vllm, hf)"
+    with pytest.raises(pg.InvalidField, match="takes another engine than backend"):
+        pg.backends.load(pg.ModelLoadConfig(model="embedded", backend="hf", fallback_backend="hf"))

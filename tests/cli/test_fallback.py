@@ -1,0 +1,26 @@
+"""`--fallback` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipegen.cli.app import app
+from pipegen.cli.outputs import Tally
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(("fallback", "words"), [("hff", "did you mean 'hf'"), ("hf", "takes another engine than")])
+def test_an_engine_to_fall_back_to_that_is_none_is_bad_usage(fallback: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
+    done = CliRunner().invoke(app, ["generate", str(tmp_path / "in.jsonl"), "--model", "embedded", "--fallback", fallback], terminal_width=400)
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+    assert "--fallback" in done.stderr
+
+
+def test_the_summary_counts_fallbacks_where_there_were_any() -> None:
+    assert Tally(succeeded=3, fell_back=2).summary(1.0) == "3 requests in 1.0 s: 3 succeeded, 0 failed; 0 prompt tokens, 0 generated; 2 by fallback"

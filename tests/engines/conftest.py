@@ -1,0 +1,50 @@
+"""For tests on real engines: settings that must stand before vLLM is imported, tiny models, and one vLLM at a time."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.models import write_model
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # one process: less memory, and a fault is seen where it happens
+    VLLM_NO_USAGE_STATS="1",
+    DO_NOT_TRACK="1",
+)
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 16, "enforce_eager": True}
+"""What a tiny model runs with."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What engines warn of is theirs; the rule that a warning is an error holds for the other tests."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The model of that name: `embedded`, or a tiny one of a family, with heads as large as vLLM's kernels for CPUs want them."""
+    root: Path = tmp_path_factory.mktemp("models")
+    return functools.cache(lambda name: name if name == "embedded" else str(write_model(root / name, name, head_dim=32)))
+
+
+@pytest.fixture(scope="session")
+def vllm_of(model_of: Callable[[str], str]) -> Callable[..., Any]:
+    """A route through vLLM on that model, as a context manager; there is one at a time."""
+
+    @contextmanager
+    def opened(name: str, **settings: Any) -> Iterator[pg.Route]:
+        with pg.backends.vllm(model_of(name), **{**SMALL, **settings}) as route:
+            yield route
+
+    return opened
