@@ -56,16 +56,9 @@ class Rollout:
     slot: pg.Slot[Verdict]
 
 
-def strip_markers(text: str) -> str:
-    """The answer without the marker of the assistant's turn that some models repeat."""
-    begun = text.lstrip()
-    marker = next((marker for marker in MARKERS if begun.startswith(marker)), "")
-    return begun.removeprefix(marker).strip()
-
-
 def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
     """The stage of this program: exactly two lines, or a failure that shows what stood there instead."""
-    found = VERDICT.fullmatch(result.text)
+    found = VERDICT.fullmatch(result.text.strip())
     if found is None:
         return Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
     return Success(Verdict(found[1], found[2]))
@@ -73,7 +66,7 @@ def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
 
 def judging(route: pg.Route) -> pg.Pipe[pg.GenerationRequest, Verdict]:
     """From a request to its verdict: the route, without the assistant's markers, joined with the stage above."""
-    return pg.attach(route, pg.Plugin(name="strip_markers", trim=strip_markers)).unwrap() >> pg.each("verdict", verdict_of)
+    return pg.attach(route, pg.plugins.strip_prefix(MARKERS)).unwrap() >> pg.each("verdict", verdict_of)
 
 
 def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:

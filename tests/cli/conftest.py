@@ -32,7 +32,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], engine: FakeEngine) -> Callable[..., Ran]:
     """`command("generate", ...)` runs pipegen with `engine` in place of every model; `stdin` is what it reads there."""
-    monkeypatch.setattr("pipegen.cli.generate.open_route", lambda load: pg.route(engine))
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
 
     def run(*arguments: str | Path, stdin: bytes = b"") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

