@@ -4,6 +4,9 @@ Which arguments the installed vLLM takes is read from that vLLM, never guessed f
 anything is loaded, with the nearest one.
 """
 
+# vLLM need not be installed where types are checked.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,8 @@
 """The vLLM engine: vLLM schedules and computes, in this process or one that it starts; text, stops and plugins are pipegen's, token by token."""
 
+# vLLM need not be installed where types are checked.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

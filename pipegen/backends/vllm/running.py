@@ -3,6 +3,9 @@
 vLLM's engine has one queue of outputs, so one call's step can bring another call's tokens: each request has the box of the call that it belongs to.
 """
 
+# vLLM need not be installed where types are checked.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import gc
@@ -50,7 +53,7 @@ class Running:
     """A started engine. Its methods may be called from several threads."""
 
     def __init__(self, engine: Any, adapter: str | None) -> None:
-        self.engine = engine
+        self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""

@@ -1,5 +1,8 @@
 """Options as vLLM's `SamplingParams`, one fresh one for each row, with everything said."""
 
+# vLLM need not be installed where types are checked.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import functools
