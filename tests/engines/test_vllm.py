@@ -45,7 +45,8 @@ def test_a_plugin_halts_a_row_at_the_very_token(route: pg.Route) -> None:
     result = pg.run(watched, [chat("Hi")], _on())[0].unwrap()
     assert (result.finish.value, result.stop) == ("plugin", "first")
     assert result.token_ids == free.token_ids[: result.completion_tokens]
-    assert route.engine.tokenizer.decode(result.token_ids[:-1]).strip() == ""
+    # Before it there was nothing to show: bytes that no character completes wait for the next ones.
+    assert route.engine.tokenizer.decode(result.token_ids[:-1]).strip().strip("\ufffd") == ""
 
 
 def _on(**more: Any) -> pg.GenerationOptions:
