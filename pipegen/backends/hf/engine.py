@@ -8,10 +8,9 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
-from immutabledict import immutabledict
 
 from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.checkpoint_engine import CheckpointEngine
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.loop import begin
@@ -20,12 +19,7 @@ from pipegen.backends.hf.plan import halves, plan
 from pipegen.backends.hf.rows import Row
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import BackendFailed, CallFailed
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
-from pipegen.slots import Slot
-from pipegen.tokenizer import Renderer, Tokenizer
+from pipegen.records import Encoded, ModelLoadConfig
 
 __all__ = ["HFEngine"]
 
@@ -34,7 +28,7 @@ ROWS = 32
 """Rows that run side by side where nothing is said."""
 
 
-class HFEngine:
+class HFEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; weights load with the first call.
 
     Raises `FileNotFoundError` where the checkpoint is a folder that is not there, and `MissingExtra` where a package is missing.
@@ -47,9 +41,8 @@ class HFEngine:
     name = "hf"
 
     def __init__(self, load: ModelLoadConfig) -> None:
-        self._checkpoint = Checkpoint(load)
+        super().__init__(load)
         self._weights = Weights(self._checkpoint)
-        self._plugins: tuple[Plugin, ...] = ()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -58,53 +51,12 @@ class HFEngine:
         return Capabilities(engine=self.name, honours=honours, context_length=checkpoint.context_length, reason=checkpoint.no_images_because)
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._checkpoint.tokenizer
-
-    @property
-    def renderer(self) -> Renderer:
-        return self._checkpoint.renderer
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._checkpoint.eos_token_ids
-
-    @property
-    def bos_token(self) -> str | None:
-        return self._checkpoint.bos_token
-
-    @property
-    def image_placeholder(self) -> str | None:
-        return self._checkpoint.image_placeholder
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]:
-        return self._checkpoint.generation_config
-
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        return self._plugins
-
-    @property
     def loaded(self) -> bool:
         """Whether the weights are in memory."""
         return self._weights.loaded
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        return self._checkpoint.prepare_image(source, options, index)
-
-    def with_plugin(self, plugin: Plugin) -> HFEngine:
-        other = object.__new__(type(self))
-        other._checkpoint, other._weights, other._plugins = self._checkpoint, self._weights, (*self._plugins, plugin)
-        return other
-
     def close(self) -> None:
         self._weights.close()
-
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """One slot for each input, in order. Raises `CallFailed` when the device failed; any other exception is a bug and comes through."""
-        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
-        return [done[position] for position in range(len(inputs))]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Each token as it is made, and one `RowDone` for each row; the rows of one batch advance together.

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
-
-from immutabledict import immutabledict
 
 from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.checkpoint_engine import CheckpointEngine
 from pipegen.backends.extras import need
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
@@ -20,18 +17,14 @@ from pipegen.backends.vllm.running import Call, Core, Running, refusals
 from pipegen.backends.vllm.sampling import sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import InvalidRequest, UnsupportedOption
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
-from pipegen.slots import Slot, is_ok
+from pipegen.records import Encoded, ModelLoadConfig
+from pipegen.slots import is_ok
 from pipegen.stages.preflight import check_fit
-from pipegen.tokenizer import Renderer, Tokenizer
 
 __all__ = ["VLLMEngine"]
 
 
-class VLLMEngine:
+class VLLMEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; vLLM is imported and starts with the first call.
 
     Raises `FileNotFoundError` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
@@ -42,10 +35,9 @@ class VLLMEngine:
 
     def __init__(self, load: ModelLoadConfig) -> None:
         need("vllm", "vllm", "the vLLM engine")
-        self._checkpoint = Checkpoint(load)
+        super().__init__(load)
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
-        self._plugins: tuple[Plugin, ...] = ()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,53 +66,12 @@ class VLLMEngine:
         return said if isinstance(said, int) and said > 0 else self._checkpoint.context_length
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._checkpoint.tokenizer
-
-    @property
-    def renderer(self) -> Renderer:
-        return self._checkpoint.renderer
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._checkpoint.eos_token_ids
-
-    @property
-    def bos_token(self) -> str | None:
-        return self._checkpoint.bos_token
-
-    @property
-    def image_placeholder(self) -> str | None:
-        return self._checkpoint.image_placeholder
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]:
-        return self._checkpoint.generation_config
-
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        return self._plugins
-
-    @property
     def loaded(self) -> bool:
         """Whether vLLM runs."""
         return self._core.loaded
 
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        return self._checkpoint.prepare_image(source, options, index)
-
-    def with_plugin(self, plugin: Plugin) -> VLLMEngine:
-        other = object.__new__(type(self))
-        other._checkpoint, other._core, other._plugins = self._checkpoint, self._core, (*self._plugins, plugin)
-        return other
-
     def close(self) -> None:
         self._core.close()
-
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """One slot for each input, in order. Raises `CallFailed` when the engine died; any other exception is a bug and comes through."""
-        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
-        return [done[position] for position in range(len(inputs))]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""

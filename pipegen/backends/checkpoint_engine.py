@@ -1,0 +1,77 @@
+"""What engines that read checkpoints have in common: the facts of the checkpoint, the attached plugins, and a batch as a stream read to its end."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from immutabledict import immutabledict
+
+from pipegen.backends.base import RowDone, TokensMade
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.slots import Slot
+from pipegen.tokenizer import Renderer, Tokenizer
+
+__all__ = ["CheckpointEngine"]
+
+
+class CheckpointEngine(ABC):
+    """An `Engine` on one checkpoint, but for how it computes: that is `stream`.
+
+    Raises `FileNotFoundError` where the checkpoint is a folder that is not there.
+    """
+
+    def __init__(self, load: ModelLoadConfig) -> None:
+        self._checkpoint = Checkpoint(load)
+        self._plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._checkpoint.tokenizer
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._checkpoint.renderer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._checkpoint.eos_token_ids
+
+    @property
+    def bos_token(self) -> str | None:
+        return self._checkpoint.bos_token
+
+    @property
+    def image_placeholder(self) -> str | None:
+        return self._checkpoint.image_placeholder
+
+    @property
+    def generation_config(self) -> immutabledict[str, Any]:
+        return self._checkpoint.generation_config
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        return self._plugins
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return self._checkpoint.prepare_image(source, options, index)
+
+    def with_plugin(self, plugin: Plugin) -> Self:
+        other = copy.copy(self)  # it shares all that is loaded
+        other._plugins = (*self._plugins, plugin)
+        return other
+
+    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
+        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
+        return [done[position] for position in range(len(inputs))]
+
+    @abstractmethod
+    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+        """Tokens of each row in order, and one `RowDone` for each row. Raises as `generate` does."""
