@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pipegen.options
 from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.config.keys import ALIASES, KEYS, TYPES
+from pipegen.config.schema import field_words, schema
 from pipegen.options import DEFAULTS, GenerationOptions, flat_values
 
 PAGES = Path(__file__).parent
 NESTED = {"stop": "StopOptions", "decode": "DecodeOptions", "chat": "ChatTemplateOptions", "preprocess": "VlmPreprocessOptions"}
-
-
-def field_words(kind: type[Any]) -> dict[str, str]:
-    """The docstring under each field of a record, as one line."""
-    body = next(
-        node
-        for node in ast.parse(Path(inspect.getfile(kind)).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    ).body
-    words = {}
-    for field, after in zip(body, [*body[1:], None], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            words[field.target.id] = " ".join(str(said).split())
-    return words
 
 
 def shown_type(hint: str) -> str:
@@ -64,7 +50,17 @@ def capabilities_table() -> str:
     return "\n".join(rows)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table}
+def keys_table() -> str:
+    """The keys that a backend takes in a file."""
+    rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
+    rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
+    rows += [f"| `{name}` | {', '.join(key.constructors)} | {key.words} |" for name, key in KEYS.items()]
+    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items())]
+    return "\n".join(rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table, "config.md": keys_table}
+SCHEMA = Path(str(resources.files("pipegen.config"))) / "chat.schema.json"
 
 
 def with_table(page: str, table: str) -> str:
@@ -78,3 +74,4 @@ if __name__ == "__main__":
     for name, table in TABLES.items():
         page = PAGES / name
         page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")
+    SCHEMA.write_text(json.dumps(schema(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -27,7 +27,23 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_o
 
 from immutabledict import immutabledict
 
-__all__ = ["InvalidField", "UnknownField", "boolean", "freeze", "mapping", "nearest", "one_of", "real", "record", "text", "tuple_of", "whole"]
+__all__ = [
+    "InvalidField",
+    "UnknownField",
+    "boolean",
+    "checks_of",
+    "freeze",
+    "mapping",
+    "nearest",
+    "one_of",
+    "real",
+    "record",
+    "schema_of",
+    "text",
+    "tuple_of",
+    "whole",
+    "with_schema",
+]
 
 C = TypeVar("C")
 Check = Callable[[Any], Any]
@@ -51,6 +67,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
+    """The check, with what it takes as JSON Schema beside it.
+
+    >>> schema_of(with_schema(lambda value: value, {"type": "null"}))
+    {'type': 'null'}
+    """
+    check.schema = {name: value for name, value in schema.items() if value is not None}  # type: ignore[attr-defined]  # read by schema_of
+    return check
+
+
+def schema_of(check: Check) -> dict[str, Any]:
+    """What a check takes, as JSON Schema; empty (anything) where it does not say.
+
+    >>> schema_of(whole(low=1))
+    {'type': 'integer', 'minimum': 1}
+    """
+    return dict(getattr(check, "schema", {}))
+
+
 def whole(low: int | None = None, high: int | None = None) -> Check:
     """A whole number within bounds; `True` is none."""
     words = "a whole number" + (f" of at least {low}" if low is not None else "") + (f" and at most {high}" if high is not None else "")
@@ -60,7 +95,7 @@ def whole(low: int | None = None, high: int | None = None) -> Check:
             raise ValueError(words)
         return value
 
-    return check
+    return with_schema(check, {"type": "integer", "minimum": low, "maximum": high})
 
 
 def real(low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> Check:
@@ -75,7 +110,8 @@ def real(low: float = -math.inf, high: float = math.inf, *, above: float = -math
             raise ValueError(words)
         return float(value)
 
-    return check
+    lowest = {"exclusiveMinimum": above} if above > -math.inf else {"minimum": low} if low > -math.inf else {}
+    return with_schema(check, {"type": "number", **lowest, "maximum": high if high < math.inf else None})
 
 
 def boolean(value: Any) -> Any:
@@ -100,7 +136,7 @@ def one_of(*choices: str) -> Check:
             return value.lower()
         raise ValueError("one of " + ", ".join(map(repr, choices)) + (nearest(value, choices) if isinstance(value, str) else ""))
 
-    return check
+    return with_schema(check, {"enum": list(choices)})
 
 
 def tuple_of(item: Check) -> Check:
@@ -117,7 +153,7 @@ def tuple_of(item: Check) -> Check:
                 raise ValueError(f"{refusal} at position {position}") from None
         return tuple(kept)
 
-    return check
+    return with_schema(check, {"type": "array", "items": schema_of(item)})
 
 
 def freeze(value: Any) -> Any:
@@ -148,6 +184,10 @@ def mapping(value: Any) -> Any:
     return freeze(value)
 
 
+for _check, _schema in ((boolean, {"type": "boolean"}), (text, {"type": "string", "minLength": 1}), (mapping, {"type": "object"})):
+    with_schema(_check, _schema)
+
+
 def _checks_in(hint: Any) -> list[Check]:
     if get_origin(hint) is Annotated:
         return [extra for extra in hint.__metadata__ if callable(extra)] + _checks_in(hint.__origin__)
@@ -159,6 +199,11 @@ def _checks(cls: type) -> tuple[tuple[str, Any, Check], ...]:
     hints = get_type_hints(cls, include_extras=True)
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)
     return tuple((f.name, f.default, check) for f in fields for check in (_checks_in(hints[f.name]) if get_origin(hints[f.name]) is Annotated else []))
+
+
+def checks_of(cls: type) -> Mapping[str, Check]:
+    """The check of each field of a record that has one, by the field's name."""
+    return {name: check for name, _, check in _checks(cls)}
 
 
 def _run_checks(self: Any) -> None:

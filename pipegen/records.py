@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from immutabledict import immutabledict
 
 from pipegen.errors import GenerationError
-from pipegen.fields import boolean, mapping, one_of, record, text, whole
+from pipegen.fields import boolean, mapping, one_of, record, schema_of, text, whole, with_schema
 from pipegen.options import GenerationOptions
 from pipegen.requests import GenerationRequest
 
@@ -171,9 +171,15 @@ class GenerationResult:
     """All completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
 
 
+_DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
+
+
 def _dtype(value: Any) -> Any:
-    word = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")(value)
+    word = _DTYPE(value)
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(word, word)
+
+
+with_schema(_dtype, schema_of(_DTYPE))
 
 
 @record

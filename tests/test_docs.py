@@ -23,7 +23,7 @@ from pipegen.fields import InvalidField
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE / "docs"
-PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PRINTED = re.compile(r"^```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -103,7 +103,7 @@ def tables() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "engines.md"])
+@pytest.mark.parametrize("name", ["options.md", "engines.md", "config.md"])
 def test_the_tables_are_those_of_the_code(name: str) -> None:
     made: Any = tables()
     page = (DOCS / name).read_text(encoding="utf-8")
@@ -123,4 +123,4 @@ def test_every_family_of_laws_has_its_section() -> None:
 
 def test_the_navigation_holds_every_page() -> None:
     navigation = (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.glob("*.md") if page.name not in navigation] == []
+    assert [page.name for page in DOCS.rglob("*.md") if page.relative_to(DOCS).as_posix() not in navigation] == []

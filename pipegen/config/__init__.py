@@ -1,0 +1,23 @@
+"""Files that say what to do: generation options, and the models of a chat. JSON or YAML, checked strictly."""
+
+from pipegen.config.backend import BackendConfig, backend_from
+from pipegen.config.chat import Agent, ChatConfig, ChatUi, chat_from, read_chat
+from pipegen.config.files import MAX_FILE_BYTES, Place
+from pipegen.config.options import read_options
+from pipegen.config.schema import schema
+from pipegen.config.secret import Secret
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "Agent",
+    "BackendConfig",
+    "ChatConfig",
+    "ChatUi",
+    "Place",
+    "Secret",
+    "backend_from",
+    "chat_from",
+    "read_chat",
+    "read_options",
+    "schema",
+]

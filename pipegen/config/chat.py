@@ -1,0 +1,122 @@
+"""Chat files: one or several models that answer the same prompt.
+
+    agents:
+      - id: qwen
+        system_message: Be brief.
+        backend: {type: vllm, model: Qwen/Qwen3-4B, base_url: "http://localhost:8000/v1", enable_thinking: true}
+      - id: tiny
+        backend: {type: hf, model: embedded, max_new_tokens: 64}
+    ui: {display_type: rich_terminal, logging_enabled: false}
+
+`backend: {...}` alone is short for one agent. Whatever is unknown is refused, with its place and the nearest name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pipegen.config.backend import BackendConfig, backend_from
+from pipegen.config.files import Place, read_plain
+from pipegen.fields import InvalidField, UnknownField, boolean, nearest, one_of, record, text
+
+__all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
+
+
+@record
+class Agent:
+    """One model that is asked: its name, what it is told first, and its backend."""
+
+    id: Annotated[str, text]
+    """Its name on the screen and in the output."""
+    backend: BackendConfig
+    system_message: Annotated[str | None, text] = None
+    """Told to the model before the first prompt."""
+
+
+@record
+class ChatUi:
+    """How answers are shown."""
+
+    display_type: Annotated[str, one_of("rich_terminal", "simple")] = "rich_terminal"
+    """Side by side, or one after the other as plain text."""
+    logging_enabled: Annotated[bool, boolean] = False
+    """Append each prompt and its answers to `.pipegen/chat.jsonl` in the current folder."""
+
+
+@record
+class ChatConfig:
+    """A chat file."""
+
+    agents: tuple[Agent, ...]
+    ui: ChatUi = ChatUi()
+
+
+def read_chat(path: str | os.PathLike[str]) -> ChatConfig:
+    """The chat of a `.yaml`, `.yml` or `.json` file. Raises `InvalidField` and `UnknownField` with the file, the line and the way to the entry."""
+    values, place = read_plain(path, "a chat file")
+    return chat_from(values, place)
+
+
+def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
+    """The chat of plain data, as a file holds it.
+
+    >>> chat = chat_from({"backend": {"type": "sglang", "model": "m", "max_tokens": 5}})
+    >>> chat.agents[0].id, chat.agents[0].backend.options.max_new_tokens
+    ('sglang', 5)
+    """
+    place = place or Place("chat")
+    said = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
+    given = [name for name in ("agents", "agent", "backend") if name in said]
+    if len(given) != 1:
+        raise InvalidField(f"{place}: takes one of agents, agent and backend, not {' and '.join(given) or 'none of them'}")
+    if given != ["backend"] and ("system_message" in said or "id" in said):
+        raise InvalidField(f"{place}: id and system_message go with each of the {given[0]}")
+    if given == ["agents"]:
+        agents = _agents(said["agents"], place.at("agents"))
+    elif given == ["agent"]:
+        agents = (_agent(said["agent"], place.at("agent")),)
+    else:
+        agents = (_agent({name: value for name, value in said.items() if name != "ui"}, place),)
+    return ChatConfig(agents=agents, ui=_ui(said.get("ui") or {}, place.at("ui")))
+
+
+def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
+    if not isinstance(values, (list, tuple)) or not values:
+        raise InvalidField(f"{place}: takes a list of at least one agent")
+    agents = tuple(_agent(one, place.at(position)) for position, one in enumerate(values))
+    names = [agent.id for agent in agents]
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise InvalidField(f"{place.at(position)}: the id {name!r} is that of agents[{names.index(name)}] already")
+    return agents
+
+
+def _agent(values: Any, place: Place) -> Agent:
+    said = _mapping(values, place, ("id", "backend", "system_message"))
+    backend = backend_from(said.get("backend"), place.at("backend"))
+    return _made(Agent, {"id": backend.type, **{name: value for name, value in said.items() if value is not None}, "backend": backend}, place)
+
+
+def _ui(values: Any, place: Place) -> ChatUi:
+    said = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
+    if "type" in said:  # a name that many files of the original system use for it
+        said.setdefault("display_type", said.pop("type"))
+    return _made(ChatUi, said, place)
+
+
+def _made(kind: type[Any], said: Mapping[str, Any], place: Place) -> Any:
+    try:
+        return kind(**said)
+    except InvalidField as refusal:
+        raise type(refusal)(f"{place}: {refusal}") from None
+
+
+def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InvalidField(f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}")
+    for name in values:
+        if name not in known:
+            raise UnknownField(f"{place.at(name)}: there is no such key here{nearest(str(name), known)}")
+    return values

@@ -1,0 +1,136 @@
+"""Plain data from JSON and YAML files, with the place of every entry.
+
+Loading is safe: no tags that make objects, no key twice, no aliases (by which a short file could hold endless data), no endless nesting, a limit on the
+length. What is wrong is said with the file, and in YAML with the line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from immutabledict import immutabledict
+
+from pipegen import strict_json
+from pipegen.fields import InvalidField
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["MAX_FILE_BYTES", "Place", "read_plain"]
+
+MAX_FILE_BYTES = 2**20
+"""How long a file of options or of a chat may be."""
+Path_ = tuple[str | int, ...]
+
+
+class Place(NamedTuple):
+    """Where an entry stands: the file, the way to it through mappings and lists, and the lines that are known.
+
+    >>> print(Place("chat.yaml", {("agents", 0): 3}).at("agents", 0))
+    chat.yaml line 3: agents[0]
+    """
+
+    file: str
+    lines: Mapping[Path_, int] = immutabledict()
+    path: Path_ = ()
+
+    def at(self, *steps: str | int) -> Place:
+        """The place of an entry further in."""
+        return self._replace(path=self.path + steps)
+
+    def line(self) -> str:
+        """The file, and the line where it is known: the entry's own, or that of the nearest entry around it."""
+        known = next((self.lines[self.path[:end]] for end in range(len(self.path), 0, -1) if self.path[:end] in self.lines), None)
+        return self.file if known is None else f"{self.file} line {known}"
+
+    def __str__(self) -> str:
+        way = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path).removeprefix(".")
+        return f"{self.line()}: {way}" if way else self.line()
+
+
+def read_plain(path: str | os.PathLike[str], what: str) -> tuple[Any, Place]:
+    """The value of a `.json`, `.yaml` or `.yml` file, and its place; an empty YAML file is an empty mapping.
+
+    `what` names the kind of file in refusals. Raises `InvalidField`, also when the file cannot be read.
+    """
+    file = Path(path)
+    text = _text(file, what)
+    if file.suffix.lower() == ".json":
+        return _json(file, text), Place(str(file))
+    if file.suffix.lower() in (".yaml", ".yml"):
+        return _yaml(file, text, what)
+    raise InvalidField(f"{file}: {what} takes a name that ends in .json, .yaml or .yml")
+
+
+def _text(file: Path, what: str) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as refusal:
+        raise InvalidField(f"{file}: cannot be read: {refusal.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidField(f"{file}: is longer than the {MAX_FILE_BYTES} bytes that {what} may have")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as refusal:
+        raise InvalidField(f"{file}: not UTF-8: byte 0x{data[refusal.start]:02x} at position {refusal.start}") from None
+
+
+def _json(file: Path, text: str) -> Any:
+    try:
+        return strict_json.load(text)
+    except strict_json.NotStrict as refusal:
+        raise InvalidField(f"{file}: not JSON: {refusal}") from None
+
+
+def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            return {}, Place(str(file))
+        lines = _lines(file, root, what)
+        values = yaml.safe_load(text)
+        strict_json.check_plain(values)
+    except yaml.MarkedYAMLError as refusal:
+        line = f" line {refusal.problem_mark.line + 1}" if refusal.problem_mark else ""
+        raise InvalidField(f"{file}{line}: not YAML: {refusal.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as refusal:  # an unprintable character; endless nesting; a date that is none; NaN
+        if isinstance(refusal, InvalidField):
+            raise
+        raise InvalidField(f"{file}: not YAML that is taken here: {str(refusal).splitlines()[0]}") from None
+    return values, Place(str(file), lines)
+
+
+def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
+    """The line of every entry. Keys that stand twice or are no strings are refused, and anchors and aliases."""
+    import yaml
+
+    lines: dict[Path_, int] = {}
+    left: list[tuple[yaml.Node, Path_]] = [(root, ())]
+    seen = set[int]()
+    while left:
+        node, path = left.pop()
+        if id(node) in seen:
+            raise InvalidField(f"{file} line {node.start_mark.line + 1}: anchors and aliases are not taken in {what}")
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            keys = set[Hashable]()
+            for key, value in node.value:
+                place = f"{file} line {key.start_mark.line + 1}"
+                if key.tag != "tag:yaml.org,2002:str":
+                    raise InvalidField(f"{place}: a key takes a string, not {key.value!r:.200}")
+                if key.value in keys:
+                    raise InvalidField(f"{place}: the key {key.value!r:.200} stands there twice")
+                keys.add(key.value)
+                lines[*path, key.value] = key.start_mark.line + 1
+                left.append((value, (*path, key.value)))
+        elif isinstance(node, yaml.SequenceNode):
+            for position, item in enumerate(node.value):
+                lines[*path, position] = item.start_mark.line + 1
+                left.append((item, (*path, position)))
+    return lines

@@ -1,0 +1,88 @@
+"""The keys that a backend takes in a file, besides the generation options: one table for reading, for the JSON Schema and for the documentation.
+
+A test holds it beside the constructors in `pipegen.backends`: a key is an argument of the constructor that carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pipegen.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole
+from pipegen.records import ModelLoadConfig
+
+__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "keys_of"]
+
+TYPES: Mapping[str, str] = {
+    "hf": "Hugging Face transformers, in this process",
+    "vllm": "vLLM: with `base_url` the chat route of a server, without it in this process",
+    "vllm_server": "a vLLM server, by token ids",
+    "sglang": "the chat route of an SGLang server",
+    "sglang_server": "an SGLang server, by token ids",
+    "openai": "the chat route of any server that speaks OpenAI's",
+    "chatcompletion": "the same as `openai`",
+}
+"""What `type` takes."""
+CONSTRUCTORS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
+"""The functions of `pipegen.backends` that carry the types out."""
+ALIASES: Mapping[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "n": "samples",
+    "chat_template_kwargs": "template_kwargs",
+}
+"""Names that servers have for generation options."""
+
+
+class Key(NamedTuple):
+    """One key: its check, what it says, and the constructors that take it."""
+
+    check: Check
+    words: str
+    constructors: tuple[str, ...]
+
+
+_LOADED, _SERVERS, _CHAT = ("hf", "vllm"), ("vllm_server", "sglang_server", "openai_server"), ("openai_server",)
+_LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
+
+KEYS: Mapping[str, Key] = {
+    "variant": Key(_LOAD["variant"], "Load it as a text or as a vision model; `auto` finds out.", _LOADED),
+    "dtype": Key(_LOAD["dtype"], "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`.", _LOADED),
+    "device": Key(text, "Such as `cuda:0` or `cpu`.", ("hf",)),
+    "device_map": Key(text, "Such as `auto`: spread the model over devices.", ("hf",)),
+    "attn_implementation": Key(text, "Such as `sdpa` or `eager`.", ("hf",)),
+    "batch_size": Key(whole(low=1), "Rows that run side by side.", ("hf",)),
+    "revision": Key(text, "The hub's revision.", _LOADED),
+    "adapter": Key(text, "A LoRA adapter: folder or hub name.", _LOADED),
+    "trust_remote_code": Key(boolean, "Run code that comes with the model.", _LOADED),
+    "engine_kwargs": Key(mapping, "Further arguments of the engine.", _LOADED),
+    "tensor_parallel_size": Key(whole(low=1), "GPUs that share the model.", ("vllm",)),
+    "gpu_memory_utilization": Key(real(above=0, high=1), "The share of the GPU's memory that vLLM takes.", ("vllm",)),
+    "kv_cache_memory_bytes": Key(whole(low=1), "Memory for the cache, in bytes.", ("vllm",)),
+    "max_model_len": Key(whole(low=1), "Prompt and answer together, in tokens.", ("vllm",)),
+    "max_num_seqs": Key(whole(low=1), "Rows that run side by side.", ("vllm",)),
+    "enforce_eager": Key(boolean, "No CUDA graphs.", ("vllm",)),
+    "enable_prefix_caching": Key(boolean, "Share the cache of equal beginnings.", ("vllm",)),
+    "limit_mm_per_prompt": Key(mapping, "Pictures in one request: `{image: 4}`.", ("vllm",)),
+    "base_url": Key(text, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
+    "api_key": Key(text, "The key, best as `${NAME}` from the environment.", _SERVERS),
+    "headers": Key(mapping, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
+    "timeout": Key(real(above=0), "Seconds for one attempt at one request.", _SERVERS),
+    "max_in_flight": Key(whole(low=1), "Requests at the server at a time.", _SERVERS),
+    "retries": Key(whole(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),
+    "batch_budget": Key(real(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),
+    "served_model_name": Key(text, "The name that the server knows the model by.", _SERVERS),
+    "dialect": Key(one_of("vllm", "sglang", "plain"), "Whose extensions the server takes; found by the port where it is not said.", _CHAT),
+    "separate_reasoning": Key(boolean, "Ask SGLang for the reasoning apart from the answer.", _CHAT),
+    "extra_body": Key(mapping, "Merged into the body of each request, deeply.", _SERVERS),
+}
+
+
+def keys_of(constructor: str) -> Mapping[str, Key]:
+    """The keys that a constructor takes.
+
+    >>> "base_url" in keys_of("vllm_server"), "base_url" in keys_of("hf")
+    (True, False)
+    """
+    return {name: key for name, key in KEYS.items() if constructor in key.constructors}

@@ -1,0 +1,111 @@
+"""The JSON Schema of chat files, for editors: made from the tables and records that the files are read with.
+
+The package ships it as `pipegen/config/chat.schema.json`, and `pipegen schema` prints it. A first line such as
+`# yaml-language-server: $schema=chat.schema.json` makes an editor complete and check a file.
+
+>>> schema()["$defs"]["hf"]["properties"]["temperature"]["minimum"]
+0
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.config.chat import Agent, ChatUi
+from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
+from pipegen.fields import checks_of, schema_of
+from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
+
+__all__ = ["field_words", "schema"]
+
+_GROUPS: Mapping[str, type[Any]] = {"stop": StopOptions, "decode": DecodeOptions, "chat": ChatTemplateOptions, "preprocess": VlmPreprocessOptions}
+
+
+def field_words(kind: type[Any]) -> dict[str, str]:
+    """The docstring under each field of a record, as one line."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(kind) or kind))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
+    words = {}
+    for field, after in zip(body, [*body[1:], None], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            words[field.target.id] = " ".join(str(said).split())
+    return words
+
+
+def schema() -> dict[str, Any]:
+    """The schema of a chat file (draft 7, which editors know)."""
+    agent = {"id": _described({"type": "string", "minLength": 1}, field_words(Agent)["id"]), "system_message": _fields(Agent)["system_message"]}
+    backend = {"$ref": "#/$defs/backend"}
+    agents = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/agent"}}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "pipegen chat",
+        "description": "One or several models that answer the same prompt: pipegen chat --config FILE.",
+        **_object({"agents": agents, "agent": {"$ref": "#/$defs/agent"}, "backend": backend, **agent, "ui": {"$ref": "#/$defs/ui"}}),
+        "oneOf": [{"required": [name]} for name in ("agents", "agent", "backend")],
+        "$defs": {
+            "agent": {**_object({**agent, "backend": backend}), "required": ["backend"]},
+            "ui": _object({**_fields(ChatUi), "type": _fields(ChatUi)["display_type"]}),
+            "backend": _backend(),
+            **{constructor: _object(_backend_keys(constructor)) for constructor in CONSTRUCTORS},
+        },
+    }
+
+
+def _backend() -> dict[str, Any]:
+    """Which keys stand beside which type."""
+    kinds = {"hf": "hf", "vllm_server": "vllm_server", "sglang_server": "sglang_server"}
+    by_type = [_if({"type": kind}, kinds.get(kind, "openai_server")) for kind in TYPES if kind != "vllm"]
+    vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}
+    served = {"if": {"required": ["base_url"]}, "then": {"$ref": "#/$defs/openai_server"}, "else": {"$ref": "#/$defs/vllm"}}
+    return {"type": "object", "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}]}
+
+
+def _if(said: Mapping[str, str], constructor: str) -> dict[str, Any]:
+    condition = {"properties": {name: {"const": value} for name, value in said.items()}, "required": list(said)}
+    return {"if": condition, "then": {"$ref": f"#/$defs/{constructor}"}}
+
+
+def _backend_keys(constructor: str) -> dict[str, Any]:
+    own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(constructor).items()}
+    kind = {"enum": list(TYPES), "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items())}
+    model = {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."}
+    return {"type": kind, "model": model, **own, **_options()}
+
+
+def _options() -> dict[str, Any]:
+    """The generation options: flat, in their groups, and by the names that servers have for them."""
+    flat = _fields(GenerationOptions)
+    for name, kind in _GROUPS.items():
+        flat |= _fields(kind)
+        if name != "stop":
+            flat[name] = _object(_fields(kind))
+    stops = _fields(StopOptions)
+    flat["stop"] = {"anyOf": [stops["stop"], _object(stops)], "description": stops["stop"]["description"]}
+    return flat | {alias: flat[name] for alias, name in ALIASES.items()}
+
+
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a record that have a check with a schema."""
+    words, checks = field_words(kind), checks_of(kind)
+    return {f.name: _optional(_described(schema_of(checks[f.name]), words[f.name])) for f in dataclasses.fields(kind) if schema_of(checks.get(f.name) or int)}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+
+def _described(taken: Mapping[str, Any], words: str) -> dict[str, Any]:
+    return {**taken, **({"description": words} if words else {})}
+
+
+def _optional(taken: Mapping[str, Any]) -> dict[str, Any]:
+    """What is taken, or `null`, which says nothing."""
+    if "enum" in taken:
+        return {**taken, "enum": [*taken["enum"], None]}
+    return {**taken, "type": [taken["type"], "null"]}

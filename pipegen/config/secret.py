@@ -1,0 +1,89 @@
+"""Keys: read from the environment, shown nowhere.
+
+>>> Secret("sk-123")
+Secret(hidden)
+>>> Secret("sk-123").reveal()
+'sk-123'
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+__all__ = ["KEY_VARIABLES", "Secret", "expanded", "provider_variables"]
+
+KEY_VARIABLES = frozenset({"VLLM_API_KEY", "SGLANG_API_KEY", "OPENAI_API_KEY"})
+"""Variables that need not be set: local servers take any key, and are sent `EMPTY`."""
+_PROVIDERS: Mapping[str, tuple[str, ...]] = {
+    "aliyuncs.com": ("QWEN_API_KEY",),
+    "bigmodel.cn": ("ZAI_API_KEY",),
+    "cerebras.ai": ("CEREBRAS_API_KEY",),
+    "fireworks.ai": ("FIREWORKS_API_KEY",),
+    "groq.com": ("GROQ_API_KEY",),
+    "moonshot.ai": ("MOONSHOT_API_KEY", "KIMI_API_KEY"),
+    "moonshot.cn": ("MOONSHOT_API_KEY", "KIMI_API_KEY"),
+    "nebius.com": ("NEBIUS_API_KEY",),
+    "openrouter.ai": ("OPENROUTER_API_KEY",),
+    "poe.com": ("POE_API_KEY",),
+    "together.xyz": ("TOGETHER_API_KEY",),
+    "z.ai": ("ZAI_API_KEY",),
+}
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Secret:
+    """A text that neither its repr nor its str shows, and that does not pickle."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Secret is not pickled: read the file again where it is needed")
+
+
+def expanded(text: str) -> str:
+    """The text with each `${NAME}` replaced by that environment variable. Raises `ValueError`, which names the variable, where one is not set.
+
+    Those that name a server's own key may be missing; they are then empty.
+
+    >>> expanded("${NO_SUCH_VARIABLE}")
+    Traceback (most recent call last):
+    ...
+    ValueError: the environment variable NO_SUCH_VARIABLE is not set
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found.group(1)
+        if name not in os.environ and name not in KEY_VARIABLES:
+            raise ValueError(f"the environment variable {name} is not set")
+        return os.environ.get(name, "")
+
+    return _VARIABLE.sub(value, text)
+
+
+def provider_variables(base_url: str | None) -> tuple[str, ...]:
+    """The environment variables that hold the key of a public provider, by the server's host; none for any other host.
+
+    >>> provider_variables("https://api.cerebras.ai/v1"), provider_variables("https://cerebras.ai.example.org/v1")
+    (('CEREBRAS_API_KEY',), ())
+    """
+    host = urlsplit(base_url or "").hostname or ""
+    return next((names for domain, names in _PROVIDERS.items() if host == domain or host.endswith(f".{domain}")), ())

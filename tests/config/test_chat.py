@@ -1,0 +1,177 @@
+"""Chat files: what they take, those of the original system among them, and how a bad one is refused."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.config import BackendConfig, ChatConfig, Secret, chat_from, read_chat
+from pipegen.fields import InvalidField, UnknownField
+
+
+def read(folder: Path, text: str, name: str = "chat.yaml") -> ChatConfig:
+    file = folder / name
+    file.write_text(text)
+    return read_chat(file)
+
+
+def backend(**said: Any) -> BackendConfig:
+    return chat_from({"backend": {"model": "m", **said}}).agents[0].backend
+
+
+TWO_SERVERS = """
+agents:
+  - id: "qwen1"
+    backend:
+      type: "vllm"
+      model: "Qwen/Qwen3-4B"
+      base_url: "http://localhost:8000/v1"
+      chat_template_kwargs:
+        enable_thinking: True
+      top_k: 50
+  - id: "qwen2"
+    system_message: Be brief.
+    backend:
+      type: "sglang"
+      model: "Qwen/Qwen3-4B"
+      base_url: "http://localhost:30000/v1"
+      extra_body:
+        chat_template_kwargs:
+          enable_thinking: True
+ui:
+  display_type: "rich_terminal"
+  logging_enabled: true
+"""
+
+
+def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None:
+    chat = read(tmp_path, TWO_SERVERS)
+    first, second = chat.agents
+    assert (first.id, first.backend.constructor, dict(first.backend.settings)) == (
+        "qwen1",
+        "openai_server",
+        {"base_url": "http://localhost:8000/v1", "dialect": "vllm"},
+    )
+    assert first.backend.options.top_k == 50
+    assert first.backend.options.chat is not None
+    assert first.backend.options.chat.enable_thinking is True
+    assert first.backend.options.chat.template_kwargs == {}
+    assert (second.system_message, second.backend.settings["dialect"]) == ("Be brief.", "sglang")
+    assert second.backend.settings["extra_body"] == {"chat_template_kwargs": {"enable_thinking": True}}
+    assert second.backend.options.chat is not None
+    assert second.backend.options.chat.enable_thinking is True
+    assert chat.ui.display_type == "rich_terminal"
+    assert chat.ui.logging_enabled
+
+
+@pytest.mark.parametrize(
+    ("said", "constructor", "settings"),
+    [
+        ({"type": "hf", "dtype": "float32"}, "hf", {"dtype": "float32"}),
+        ({"type": "vllm", "max_model_len": 64}, "vllm", {"max_model_len": 64}),
+        ({"type": "vllm", "base_url": None}, "openai_server", {"dialect": "vllm"}),  # H7: the engine's own default, never a public host
+        ({"type": "sglang"}, "openai_server", {"dialect": "sglang"}),
+        ({"type": "openai", "base_url": None}, "openai_server", {"dialect": "vllm"}),
+        ({"type": "vllm_server"}, "vllm_server", {}),
+        ({"type": "sglang_server", "base_url": "http://h:1"}, "sglang_server", {"base_url": "http://h:1"}),
+        ({"type": "SGLANG", "separate_reasoning": True}, "openai_server", {"dialect": "sglang", "separate_reasoning": True}),
+        ({"type": "chatcompletion", "base_url": "http://h:30000/v1"}, "openai_server", {"base_url": "http://h:30000/v1", "dialect": "sglang"}),
+        ({"type": "chatcompletion", "base_url": "http://h:8000/v1"}, "openai_server", {"base_url": "http://h:8000/v1", "dialect": "vllm"}),
+        ({"type": "openai", "base_url": "https://h/v1", "dialect": "sglang"}, "openai_server", {"base_url": "https://h/v1", "dialect": "sglang"}),
+        ({"type": "openai", "base_url": "https://h/v1"}, "openai_server", {"base_url": "https://h/v1", "dialect": "plain"}),
+    ],
+)
+def test_each_type_is_carried_out_by_its_constructor(said: dict[str, Any], constructor: str, settings: dict[str, Any]) -> None:
+    made = backend(**said)
+    assert (made.constructor, dict(made.settings)) == (constructor, settings)
+
+
+def test_options_stand_flat_beside_the_backend_by_either_name() -> None:
+    options = backend(type="hf", max_tokens=7, min_tokens=2, n=3, stop=["END"], strip_whitespace=True, top_k=0, temperature=None).options
+    assert (options.max_new_tokens, options.min_new_tokens, options.samples, options.top_k) == (7, 2, 3, 0)
+    assert options.stop is not None
+    assert options.stop.stop == ("END",)
+    assert options.temperature is None
+
+
+def test_thinking_may_be_said_in_three_places_that_agree() -> None:
+    said = {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": True, "foo": 1}, "extra_body": {"chat_template_kwargs": {"foo": 2}}}
+    made = backend(type="vllm", base_url=None, **said)
+    assert made.options.chat is not None
+    assert (made.options.chat.enable_thinking, made.options.chat.template_kwargs) == (True, {"foo": 1})
+    assert said["extra_body"] == {"chat_template_kwargs": {"foo": 2}}  # H8: the caller's own is not changed
+    with pytest.raises(InvalidField, match="enable_thinking is False here, and True elsewhere"):
+        backend(type="vllm", base_url=None, enable_thinking=True, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("agents:\n- backend:\n    type: hf\n    model: m\n    temprature: 1\n", r"line 5: agents\[0\]\.backend\.temprature: .* did you mean 'temperature'\?"),
+        (
+            "backend: {type: hf, model: m, base_url: null}",
+            r"line 1: backend\.base_url: .*; vllm, vllm_server, sglang, sglang_server, openai, chatcompletion do",
+        ),
+        ("backend: {type: vllm, model: m, api_key: k}", "only with base_url"),
+        ("backend: {type: vllm, model: m, base_url: null, dtype: auto}", "only without base_url"),
+        ("backend: {type: sglnag, model: m}", r"backend\.type: takes one of .*did you mean 'sglang'\?"),
+        ("backend: {type: hf}", "backend: takes model too"),
+        ("backend: {type: hf, model: m, max_tokens: 1, max_new_tokens: 2}", "says the same as max_new_tokens"),
+        ("backend: {type: hf, model: m, max_tokens: 1.5}", r"backend\.max_tokens: .*whole number"),
+        ("backend: {type: hf, model: m, stop: END}", r"backend\.stop: .*"),
+        ("backend: {type: sglang, model: m, timeout: 0}", r"backend\.timeout: takes a number above 0, not 0"),
+        ("backend: {type: hf, model: m}\nuii: {}", r"line 2: uii: .* did you mean 'ui'\?"),
+        ("backend: {type: hf, model: m}\nui: {display_type: web}", r"line 2: ui: .*one of 'rich_terminal', 'simple'"),
+        ("backend: {type: hf, model: m}\nagents: []", "takes one of agents, agent and backend"),
+        ("agents: []", "at least one agent"),
+        ("agents: [{id: a, backend: {type: hf, model: m}}, {id: a, backend: {type: hf, model: m}}]", r"agents\[1\]: the id 'a' is that of agents\[0\]"),
+        ("orchestrator: {}\nbackend: {type: hf, model: m}", "orchestrator: there is no such key"),
+        ("backend: [hf]", "takes a mapping such as"),
+        ("backend: {type: sglang, model: m, headers: {X-Key: '${NO_SUCH_VARIABLE}'}}", "variable NO_SUCH_VARIABLE is not set"),
+        ("backend: {type: sglang, model: m, api_key: '${NO_SUCH_VARIABLE}'}", r"backend\.api_key: the environment variable NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_a_bad_entry_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InvalidField, match=words) as refusal:
+        read(tmp_path, text)
+    assert "chat.yaml" in str(refusal.value)
+
+
+def test_json_files_name_the_way_to_the_entry(tmp_path: Path) -> None:
+    with pytest.raises(UnknownField, match=r"chat\.json: agents\[0\]\.backend\.topk: .*'top_k'"):
+        read(tmp_path, '{"agents": [{"backend": {"type": "hf", "model": "m", "topk": 1}}]}', "chat.json")
+
+
+@pytest.mark.parametrize(
+    ("said", "environment", "key"),
+    [
+        ({"api_key": "sk-plain"}, {}, "sk-plain"),
+        ({"api_key": "${MY_KEY}"}, {"MY_KEY": "sk-mine"}, "sk-mine"),
+        ({"api_key": "${SGLANG_API_KEY}"}, {}, None),  # left to the backend: its own variable, else EMPTY
+        ({"base_url": "https://api.cerebras.ai/v1"}, {"CEREBRAS_API_KEY": "sk-c", "OPENAI_API_KEY": "sk-o"}, "sk-c"),
+        ({"base_url": "https://api.cerebras.ai/v1"}, {"OPENAI_API_KEY": "sk-o"}, "EMPTY"),  # one provider's key never goes to another
+    ],
+)
+def test_keys_come_from_the_environment_and_show_nowhere(
+    said: dict[str, Any], environment: dict[str, str], key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H9
+    for name in ("SGLANG_API_KEY", "CEREBRAS_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    made = backend(type="chatcompletion", headers={"X-Other": "${MY_KEY}" if "MY_KEY" in environment else "sk-header"}, **said)
+    held = dict(made.secrets)
+    kept = held.get("api_key")
+    assert (kept.reveal() if isinstance(kept, Secret) else None) == key
+    assert "sk-" not in repr(made)
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(made)
+
+
+def test_a_bad_key_is_not_repeated_in_the_refusal() -> None:
+    with pytest.raises(InvalidField) as refusal:
+        backend(type="sglang", api_key=["sk-secret"])
+    assert "sk-secret" not in str(refusal.value)

@@ -1,0 +1,84 @@
+"""The JSON Schema for editors, the table of keys and the constructors say the same."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from pipegen import backends
+from pipegen.config import chat_from, schema
+from pipegen.config.keys import CONSTRUCTORS, KEYS, keys_of
+from pipegen.fields import InvalidField
+from pipegen.options import option_names
+
+SCHEMA = schema()
+Checker = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def checker() -> Checker:
+    """Raises `ValueError` for what the schema does not take."""
+    made: Checker = pytest.importorskip("fastjsonschema").compile(SCHEMA)
+    return made
+
+
+def test_the_shipped_file_is_the_schema() -> None:
+    shipped = (resources.files("pipegen.config") / "chat.schema.json").read_text(encoding="utf-8")
+    assert json.loads(shipped) == SCHEMA, "out of date: python docs/tables.py"
+
+
+@pytest.mark.parametrize("constructor", [name for name in CONSTRUCTORS if hasattr(backends, name)])
+def test_the_keys_are_the_arguments_of_the_constructor(constructor: str) -> None:
+    arguments = set(inspect.signature(getattr(backends, constructor)).parameters) - {"model"}
+    assert set(keys_of(constructor)) == arguments
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
+def test_the_schema_knows_every_key_and_every_option(constructor: str) -> None:
+    properties = SCHEMA["$defs"][constructor]["properties"]
+    assert set(properties) >= {*keys_of(constructor), *option_names(), "type", "model"}
+    assert all(properties[name].get("description") for name in (*keys_of(constructor), *option_names()))
+
+
+def test_every_key_has_a_schema_and_words() -> None:
+    assert [name for name, key in KEYS.items() if not key.words or not getattr(key.check, "schema", None)] == []
+
+
+GOOD: list[Any] = [
+    {"backend": {"type": "hf", "model": "embedded", "temperature": 0.5, "stop": ["a"], "device": None}},
+    {"agent": {"id": "a", "backend": {"type": "vllm", "model": "m", "base_url": None, "enable_thinking": True, "top_k": 0}}},
+    {"agents": [{"backend": {"type": "sglang", "model": "m", "extra_body": {"a": 1}}, "system_message": "s"}], "ui": {"display_type": "simple"}},
+    {"backend": {"type": "vllm", "model": "m", "max_model_len": 5, "decode": {"strip_whitespace": True}}},
+]
+BAD: list[Any] = [
+    {},
+    {"agents": []},
+    {"backend": {"type": "hf"}},
+    {"backend": {"type": "hf", "model": ""}},
+    {"backend": {"type": "hf", "model": "m", "base_url": "http://h"}},
+    {"backend": {"type": "vllm", "model": "m", "base_url": None, "dtype": "auto"}},
+    {"backend": {"type": "vllm", "model": "m", "timeout": 3}},
+    {"backend": {"type": "sglang", "model": "m", "temprature": 1}},
+    {"backend": {"type": "sglang", "model": "m", "top_p": 0}},
+    {"backend": {"type": "sglang", "model": "m", "dialect": "french"}},
+    {"backend": {"type": "sglang", "model": "m"}, "ui": {"colour": True}},
+]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_what_is_read_is_valid(values: Any, checker: Checker) -> None:
+    chat_from(values)
+    checker(values)
+
+
+@pytest.mark.parametrize("values", BAD)
+def test_what_is_refused_is_not_valid(values: Any, checker: Checker) -> None:
+    with pytest.raises(InvalidField):
+        chat_from(values)
+    with pytest.raises(ValueError, match=r"data"):
+        checker(values)
