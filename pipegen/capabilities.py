@@ -46,6 +46,7 @@ class Capabilities:
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": _OPTIONS | frozenset(FEATURES),
     "vllm": (_OPTIONS | frozenset(FEATURES)) - {"no_repeat_ngram_size", "stopping_criteria", "logits_processor"},
+    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - {"no_repeat_ngram_size", "stopping_criteria", "logits_processor"},
 }
 """What each engine honours at best; a text-only model takes `images` away. `images` also needs a vision model."""
 

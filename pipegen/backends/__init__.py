@@ -1,4 +1,5 @@
-"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process, `vllm(...)` is vLLM in this process.
+"""Engines. The choice is explicit: `hf(...)` is Hugging Face transformers in this process, `vllm(...)` is vLLM in this process, and `vllm_server(...)`,
+`sglang_server(...)` and `openai_server(...)` are servers that run already.
 
 Calling one of these loads nothing but (on first need) the tokenizer and the configuration; weights load when the first prompt reaches the engine.
 """
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
 import pipegen.backends.hf
-import pipegen.backends.vllm  # noqa: F401
+import pipegen.backends.online
+import pipegen.backends.vllm
 from pipegen.backends.extras import need
 from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["BACKENDS", "hf", "load", "route_of", "vllm"]
+__all__ = ["BACKENDS", "hf", "load", "route_of", "vllm", "vllm_server"]
 
 BACKENDS = ("hf", "vllm")
 """The names that `ModelLoadConfig.backend` takes."""
@@ -86,6 +88,39 @@ def vllm(
     arguments = {name: value for name, value in asked.items() if value is not None} | dict(engine_kwargs or {})
     said: dict[str, Any] = {"variant": variant, "dtype": dtype, "trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter}
     return route_of(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
+
+
+def vllm_server(
+    model: str,
+    *,
+    base_url: str | None = None,
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    timeout: float = 600.0,
+    max_in_flight: int = 256,
+    retries: int = 3,
+    batch_budget: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    variant: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Route:
+    """A route through a vLLM server that runs already, token ids in and out (`http://localhost:8000` unless `base_url` says otherwise).
+
+    `model` is the checkpoint whose tokenizer, template and processor are used here: a local folder, a hub name, or `embedded`; `served_model_name` is its
+    name on the server, found out where it is not said. `api_key` is else that of `VLLM_API_KEY`. The other settings are those of `ServerSettings`.
+    Raises `InvalidField` for a bad setting, and `MissingExtra` (an ImportError), which says what to install.
+
+    >>> route = vllm_server("Qwen/Qwen3-4B", base_url="http://localhost:8000")  # doctest: +SKIP
+    """
+    from pipegen.backends.online.vllm import VLLM
+
+    said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
+    load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
+    return pipegen.backends.online.token_server(
+        VLLM, model, base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
+    )
 
 
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:

@@ -21,7 +21,7 @@ from pipegen.records import Encoded, PreparedImage, Raw
 from pipegen.slots import Slot
 from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["AsyncBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TokensMade"]
+__all__ = ["AwaitedBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TokensMade"]
 
 
 @record
@@ -50,7 +50,7 @@ class StreamBackend(Backend, Protocol):
 
 
 @runtime_checkable
-class AsyncBackend(Backend, Protocol):
+class AwaitedBackend(Backend, Protocol):
     """Natively asynchronous: `arun` awaits it instead of using a thread."""
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]: ...

@@ -1,0 +1,46 @@
+"""Online backends: engines that run as servers, asked over HTTP.
+
+Each engine is one file of pure functions that build and read its wire records, gathered in a `Wire`; one transport serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipegen.backends.online.wire import Ask, AsyncBackend, Completion, Facts, Wire, WireReply, WireRequest
+
+if TYPE_CHECKING:
+    from pipegen.route import Route
+
+__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest", "token_server"]
+
+
+def token_server(
+    wire: Wire,
+    model: str,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    load: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Route:
+    """A route through a server that takes and gives token ids, by any engine's `Wire`: what `vllm_server` and `sglang_server` are made with.
+
+    `load` holds fields of `ModelLoadConfig` for reading the checkpoint here, `settings` those of `ServerSettings`. Raises `InvalidField` for a bad one,
+    and `MissingExtra` (an ImportError), which says what to install.
+    """
+    from pipegen.backends.checkpoint import Checkpoint
+    from pipegen.backends.extras import need
+    from pipegen.backends.online.access import access_to
+    from pipegen.backends.online.server import ServerEngine
+    from pipegen.backends.online.settings import ServerSettings
+    from pipegen.records import ModelLoadConfig
+    from pipegen.route import route
+
+    for package in ("aiohttp", "tenacity"):
+        need(package, "online", "asking a server")
+    access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
+    checkpoint = Checkpoint(ModelLoadConfig(model=model, backend=wire.name, **(load or {})))
+    return route(ServerEngine(wire, checkpoint, access, ServerSettings(**(settings or {})), model))

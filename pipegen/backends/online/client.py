@@ -1,0 +1,97 @@
+"""The HTTP client: the only file that knows aiohttp. A `Client` belongs to one event loop and keeps its connections open between requests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from pipegen.backends.online.wire import WireReply
+
+__all__ = ["Broken", "Client", "Opened"]
+
+MAX_BODY = 2**28
+"""The longest answer that is read, in bytes."""
+CONNECT_SECONDS = 15.0
+
+
+class Broken(Exception):
+    """The connection could not be made, or broke before the answer was whole; the words name no key and no query."""
+
+
+class Opened:
+    """An answer whose body is still coming."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self.status: int = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+
+    async def body(self) -> bytes:
+        """The whole body. Raises `Broken`."""
+        with _translated():
+            size = self._response.content_length
+            if size is not None and size <= MAX_BODY:
+                return bytes(await self._response.read())
+            pieces, length = [], 0
+            async for piece in self._response.content.iter_any():
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_BODY:
+                    raise Broken(f"the answer is longer than {MAX_BODY} bytes")
+            return b"".join(pieces)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises `Broken`."""
+        with _translated():
+            async for piece in self._response.content.iter_any():
+                yield piece
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """aiohttp's errors of a connection, as `Broken`; whatever else it raises is a bug and comes through."""
+    import aiohttp
+
+    try:
+        yield
+    except aiohttp.InvalidURL:
+        raise
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
+
+
+class Client:
+    """A pool of connections. `limit` is how many may be open at once."""
+
+    def __init__(self, limit: int) -> None:
+        import aiohttp
+
+        # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is no larger than it says.
+        connector = aiohttp.TCPConnector(limit=limit, ttl_dns_cache=300, keepalive_timeout=60)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+
+    @contextlib.asynccontextmanager
+    async def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> AsyncIterator[Opened]:
+        """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
+        with _translated():
+            response = await self._session.request(
+                method, url, data=body, headers={"Accept-Encoding": "identity", **headers}, allow_redirects=False, skip_auto_headers=("User-Agent",)
+            )
+        try:
+            yield Opened(response)
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> WireReply:
+        """Send a request and read its whole answer. Raises `Broken`."""
+        async with self.open(method, url, headers, body) as opened:
+            return WireReply(status=opened.status, headers=opened.headers, body=await opened.body())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()

@@ -1,0 +1,55 @@
+"""HTTP refusals as pipegen's errors, for every engine alike."""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import time
+import uuid
+from collections.abc import Mapping
+
+from pipegen.backends.online.wire import WireReply
+from pipegen.errors import BackendFailed, GenerationError, InvalidRequest, RateLimited, Timeout
+
+__all__ = ["AGAIN", "refusal_of", "retry_after", "unreachable"]
+
+AGAIN = frozenset({429, 502, 503, 504})
+"""The statuses after which a request is sent again: the server did not begin, or a gateway lost it."""
+WRONG = frozenset({400, 404, 405, 409, 411, 413, 414, 415, 422, 431})
+"""The statuses that blame the request."""
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """The seconds that a server asks for, from its `Retry-After`: a number, or a date; None where it says neither.
+
+    >>> retry_after({"retry-after": "2"}), retry_after({"retry-after": "Thu, 01 Jan 1970 00:00:10 GMT"}, now=4.0), retry_after({"retry-after": "soon"})
+    (2.0, 6.0, None)
+    """
+    said = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(said)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(said).timestamp() - (time.time() if now is None else now)
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def refusal_of(server: str, reply: WireReply, message: str) -> GenerationError:
+    """The error of an answer that is none: 429 and 503 are `RateLimited`, 408 and 504 `Timeout`, 4xx `InvalidRequest`, and the rest `BackendFailed`."""
+    said = f": {message}" if message else ""
+    words = f"{server} answered {reply.status}{said}"[:1000]
+    if reply.status in (429, 503):
+        return RateLimited(words, retry_after=retry_after(reply.headers))
+    if reply.status in (408, 504):
+        return Timeout(words)
+    if reply.status in WRONG:
+        return InvalidRequest(words)
+    hint = "check the key: api_key, or the environment variable that docs/servers.md names" if reply.status in (401, 403) else ""
+    return BackendFailed(words, hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
+
+
+def unreachable(server: str, words: str) -> BackendFailed:
+    """The error of a connection that could not be made, or broke."""
+    return BackendFailed(f"{server}: {words}", backend=server, scope="row", incident=uuid.uuid4().hex[:12])

@@ -1,0 +1,90 @@
+"""What a server offers: found out by asking it, kept for a while, and asked again when it is stale or could not be found out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.backends.online.loops import PerLoop
+from pipegen.backends.online.reading import json_of
+from pipegen.backends.online.transport import Refused, Transport, Trouble
+from pipegen.backends.online.wire import Facts, WireRequest
+from pipegen.slots import is_ok
+
+__all__ = ["Directory", "models_of"]
+
+KEPT_SECONDS = 300.0
+"""How long what was found out about a server is taken for true."""
+PAUSE_SECONDS = 2.0
+"""How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
+LOOK_UP_SECONDS = 10.0
+
+
+def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
+    """The models that `/v1/models` lists, each with its context length where it is said.
+
+    >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
+    {'tiny': 256, 'other': None}
+    """
+    listed = answer.get("data")
+    entries = [entry for entry in listed if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)] if isinstance(listed, list) else []
+    return {entry["id"]: length if type(length := entry.get("max_model_len")) is int and length > 0 else None for entry in entries}
+
+
+class Directory:
+    """The facts of one server. `known` is what is known now, without asking."""
+
+    def __init__(self, transport: Transport, about: str | None) -> None:
+        self._transport, self._about = transport, about
+        self._facts: Facts | None = None
+        self._stale_at, self._lacks = 0.0, dict[str, float]()
+        self._turns = PerLoop(asyncio.Lock, _nothing)
+
+    @property
+    def known(self) -> Facts:
+        facts = self._facts or Facts()
+        lacks = frozenset(word for word, until in self._lacks.items() if time.monotonic() < until)
+        return Facts(models=facts.models, about=facts.about, lacks=lacks)
+
+    @property
+    def found(self) -> bool:
+        """Whether the server has been asked with success."""
+        return self._facts is not None
+
+    def learn(self, lacks: str) -> None:
+        """Remember for a while that the server lacks something."""
+        self._lacks[lacks] = time.monotonic() + KEPT_SECONDS
+
+    async def facts(self) -> Facts:
+        """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
+        if time.monotonic() >= self._stale_at:
+            async with await self._turns.get():
+                if time.monotonic() >= self._stale_at:
+                    await self._look_up()
+        return self.known
+
+    async def _look_up(self) -> None:
+        models = await self._get("/v1/models")
+        if models is None:
+            self._facts, self._stale_at = None, time.monotonic() + PAUSE_SECONDS
+            return
+        about = await self._get(self._about) if self._about is not None else None
+        self._facts, self._stale_at = Facts(models=models_of(models), about=about or {}), time.monotonic() + KEPT_SECONDS
+
+    async def _get(self, path: str) -> Mapping[str, Any] | None:
+        deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
+        try:
+            reply = await self._transport.once(WireRequest(path=path, method="GET"), deadline)
+        except (Refused, Trouble):
+            return None
+        read = json_of(reply.body)
+        return read.unwrap() if is_ok(read) else None
+
+    def close(self) -> None:
+        self._turns.close()
+
+
+async def _nothing(_: object) -> None:
+    """Locks need no putting away."""

@@ -1,0 +1,76 @@
+"""How many requests may be at a server at once: fewer when it asks for patience, one more for each round of answers that comes well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Lets at most `most` requests through at a time, all of one event loop, first come first served.
+
+    A refusal for want of room halves the width (once for all requests that were sent before it took effect), and closes the gate for as long as the
+    server says; each answer widens it by one over the width (additive increase, multiplicative decrease: Chiu and Jain 1989).
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.width = float(most)
+        self.busy = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._closed_until = 0.0
+        self._narrowed_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def enter(self) -> float:
+        """Wait for room, and take it; gives the loop's time at which it was taken."""
+        loop = asyncio.get_running_loop()
+        if self._waiting or not self._room(loop.time()):
+            turn: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(turn)
+            self._admit()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.leave()
+                raise
+        else:
+            self.busy += 1
+        return loop.time()
+
+    def leave(self) -> None:
+        """Give the room back."""
+        self.busy -= 1
+        self._admit()
+
+    def widen(self) -> None:
+        """An answer came well."""
+        if self.width < self.most:
+            self.width = min(float(self.most), self.width + 1 / self.width)
+
+    def narrow(self, sent_at: float, seconds: float | None) -> None:
+        """The server had no room for a request that was sent at `sent_at`, and asks to wait `seconds`."""
+        now = asyncio.get_running_loop().time()
+        if sent_at >= self._narrowed_at:
+            self.width, self._narrowed_at = max(1.0, self.width / 2), now
+        self._closed_until = max(self._closed_until, now + (seconds or 0.0))
+
+    def _room(self, now: float) -> bool:
+        return self.busy < int(self.width) and now >= self._closed_until
+
+    def _admit(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._room(loop.time()):
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.busy += 1
+                turn.set_result(None)
+        if self._waiting and loop.time() < self._closed_until and self._timer is None:
+            self._timer = loop.call_at(self._closed_until, self._reopen)
+
+    def _reopen(self) -> None:
+        self._timer = None
+        self._admit()

@@ -1,0 +1,161 @@
+"""Event loops: one of pipegen's own in a thread, for synchronous callers, and what belongs to each loop that a caller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["LoopThread", "PerLoop"]
+
+T = TypeVar("T")
+_END = object()
+
+
+class _Work(Generic[T]):
+    """A coroutine at work on the loop of another thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop, self._task = loop, None
+        loop.call_soon_threadsafe(self._start, work)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> None:
+        self._task: asyncio.Task[T] | None = self._loop.create_task(work)
+        self._task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(task.result())
+
+    def cancel(self) -> None:
+        """Cancel it, and wait until it has ended."""
+        self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+        concurrent.futures.wait([self.done])
+
+
+class LoopThread:
+    """An event loop in a thread of its own, started when it is first needed: so synchronous calls work where a loop is running already, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: Callable[[], object] | None = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(self._loop,), name="pipegen-servers", daemon=True)
+                thread.start()
+                self._stop = weakref.finalize(self, _end, self._loop, thread)
+            return self._loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended before the interruption goes on."""
+        at_work = _Work(self._running(), work)
+        try:
+            return at_work.done.result()
+        except BaseException:
+            if not at_work.done.done():
+                at_work.cancel()
+            raise
+
+    def iterate(self, events: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """Go through an asynchronous iterator on that loop; leaving early cancels it, and waits until it has ended."""
+        made: queue.Queue[Any] = queue.Queue()
+
+        async def work() -> None:
+            async for event in events():
+                made.put(event)
+
+        at_work = _Work(self._running(), work())
+        at_work.done.add_done_callback(lambda _: made.put(_END))
+        try:
+            while (event := made.get()) is not _END:
+                yield event
+            at_work.done.result()
+        finally:
+            if not at_work.done.done():
+                at_work.cancel()
+
+    def close(self) -> None:
+        """End the loop and its thread; it starts again when it is needed again."""
+        with self._lock:
+            self._loop, stop, self._stop = None, self._stop, None
+        if stop is not None:
+            stop()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    async def ended() -> None:
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await loop.shutdown_asyncgens()
+
+    if thread.is_alive():
+        asyncio.run_coroutine_threadsafe(ended(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class PerLoop(Generic[T]):
+    """One value for each event loop, made when it is first asked for there, and put away when the loop ends its asynchronous generators.
+
+    `asyncio.run` does that at its end; so connections are closed on the loop that they belong to, without anybody keeping count.
+    """
+
+    def __init__(self, make: Callable[[], T], put_away: Callable[[T], Awaitable[None]]) -> None:
+        self._make, self._put_away = make, put_away
+        self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = weakref.WeakKeyDictionary()
+
+    async def get(self) -> T:
+        """The running loop's value."""
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            value = self._make()
+            self._held[loop] = held = value, self._hold(value)
+            await anext(held[1])
+        return held[0]
+
+    async def _hold(self, value: T) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self._put_away(value)
+
+    def close(self) -> None:
+        """Put all values away, each on its own loop."""
+        held, self._held = list(self._held.items()), weakref.WeakKeyDictionary()
+        for loop, (_, holder) in held:
+            if loop.is_running():
+                loop.call_soon_threadsafe(_close, loop, holder)
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _close(loop: asyncio.AbstractEventLoop, holder: AsyncGenerator[None, None]) -> None:
+    task = loop.create_task(_closed(holder))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _closed(holder: AsyncGenerator[None, None]) -> None:
+    await holder.aclose()

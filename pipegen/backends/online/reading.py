@@ -1,0 +1,144 @@
+"""What every engine's answer is read with: typed looks into plain data, logprobs that are numbers, and bodies merged without touching them.
+
+>>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}, "c": None})
+{'a': {'b': 1, 'd': 3}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.wire import WireReply
+from pipegen.errors import InvalidRequest, MalformedResponse
+from pipegen.records import TokenLogprob
+from pipegen.slots import Slot
+
+__all__ = ["error_message", "ids_of", "json_of", "logprob", "malformed", "merged", "refused_ids"]
+
+SENTINEL = -9999.0
+"""What servers write where a log probability is minus infinity, or is not there."""
+
+
+def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is changed."""
+    out: dict[str, Any] = dict(body)
+    for key, value in more.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = out.get(key)
+            out[key] = merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            out[key] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def malformed(words: str) -> Failure[Any]:
+    """A `MalformedResponse` as a slot."""
+    return Failure(MalformedResponse(words))
+
+
+def json_of(data: bytes, what: str = "the answer") -> Slot[dict[str, Any]]:
+    """The JSON object in these bytes.
+
+    >>> json_of(b'{"choices": [').failure().message
+    'the answer (13 bytes) is not JSON: Expecting value at character 13'
+    """
+    try:
+        value = json.loads(data)
+    except UnicodeDecodeError:
+        return malformed(f"{what} ({len(data)} bytes) is not text")
+    except json.JSONDecodeError as refusal:
+        return malformed(f"{what} ({len(data)} bytes) is not JSON: {refusal.msg} at character {refusal.pos}")
+    except RecursionError:
+        return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
+    except ValueError:  # a whole number of thousands of digits
+        return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
+    return Success(value) if isinstance(value, dict) else malformed(f"{what} is {type(value).__name__}, not an object")
+
+
+def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
+    """A list of token ids.
+
+    >>> ids_of([1, True], "token_ids").failure().message
+    'token_ids[1] is True, not a token id'
+    """
+    if not isinstance(value, list):
+        return malformed(f"{place} is {type(value).__name__}, not a list of token ids")
+    for position, number in enumerate(value):
+        if type(number) is not int or number < 0:
+            return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
+    return Success(tuple(value))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > SENTINEL
+
+
+def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
+    """The logprob of the generated token at `index`, from the (id, logprob) that the server said of it and of the likeliest there.
+
+    What is missing, no number, not finite, the sentinel that stands for minus infinity, or said of another token is `MalformedResponse`, which names
+    the index. 0.0 is a logprob.
+
+    >>> logprob(5, 3, (5, None), (), 0).failure().message
+    'the logprob of generated token 3 (id 5) is None, not a number'
+    """
+    if said is None:
+        return malformed(f"there is no logprob of generated token {index} (id {token_id})")
+    if said[0] != token_id or isinstance(said[0], bool):
+        return malformed(f"the logprob of generated token {index} is said of id {said[0]!r:.40}, and the token has id {token_id}")
+    if not _number(said[1]):
+        return malformed(f"the logprob of generated token {index} (id {token_id}) is {said[1]!r:.40}, not a number")
+    for other, value in top:
+        if type(other) is not int or not _number(value):
+            return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
+    if len(top) < wanted:
+        return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
+    likeliest = sorted(((other, float(value)) for other, value in top), key=lambda entry: -entry[1])[:wanted]
+    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest)))
+
+
+def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
+    """The message of a refusal in any of the shapes that servers use, and the object that held it.
+
+    >>> [error_message(WireReply(status=400, body=body))[0] for body in (b'{"error": {"message": "a"}}', b'{"error": "b"}', b'{"message": "c"}', b"d")]
+    ['a', 'b', 'c', 'd']
+    """
+    text = reply.body[:100_000].decode(errors="replace").strip()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text[:2000], {}
+    if isinstance(value, Mapping):
+        for holder in (value.get("error"), value):
+            if isinstance(holder, str):
+                return holder[:2000], value
+            if isinstance(holder, Mapping):
+                said = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
+                if said is not None:
+                    return str(said)[:2000], holder
+    return text[:2000], {}
+
+
+def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int | None, images: int) -> InvalidRequest | None:
+    """Why ids must not reach a server, which they could crash or silently mislead; None where nothing is wrong with them.
+
+    >>> refused_ids([1, -5], 100, None, 0).message
+    'prompt id -5 at position 1 is outside the vocabulary of 100 ids'
+    """
+    if not token_ids:
+        return InvalidRequest("the prompt is empty: an engine needs at least one token")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        return InvalidRequest(f"prompt id {bad} at position {list(token_ids).index(bad)} is outside the vocabulary of {vocab_size} ids")
+    marks = token_ids.count(image_token_id) if image_token_id is not None else 0
+    if marks != images:
+        return InvalidRequest(f"the prompt holds {marks} picture placeholders for {images} pictures")
+    return None

@@ -1,0 +1,177 @@
+"""From an `Ask` to its completions: the one place where wire functions and transport meet, for whole answers and for streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.access import Access
+from pipegen.backends.online.errors import AGAIN
+from pipegen.backends.online.facts import Directory
+from pipegen.backends.online.reading import json_of
+from pipegen.backends.online.settings import ServerSettings
+from pipegen.backends.online.transport import Refused, Transport, Trouble
+from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.errors import GenerationError, InvalidRequest, MalformedResponse, Timeout
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["Make", "Sender"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+Make: TypeAlias = Callable[[Facts, str | None, str], Slot[Ask]]
+"""The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
+
+
+class Sender:
+    """Asks one server, by one engine's wire."""
+
+    def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
+        self.wire, self.access, self.settings, self._model = wire, access, settings, model
+        self.transport = Transport(access, timeout=settings.timeout, max_in_flight=settings.max_in_flight, retries=settings.retries)
+        self.directory = Directory(self.transport, wire.about)
+
+    def deadline(self) -> float | None:
+        """The running loop's time at which a call that begins now has spent its budget."""
+        budget = self.settings.batch_budget
+        return None if budget is None else asyncio.get_running_loop().time() + budget
+
+    def model(self, facts: Facts) -> Slot[str | None]:
+        """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
+        if self.settings.served_model_name is not None:
+            return Success(self.settings.served_model_name)
+        served = tuple(facts.models)
+        if self._model in served or not served:
+            return Success(self._model if self._model in served else None)
+        if len(served) == 1:
+            return Success(served[0])
+        words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self._model!r}"
+        return Failure(InvalidRequest(words, hint="say which with served_model_name"))
+
+    def classify(self, reply: WireReply, ask: Ask) -> GenerationError:
+        """The error of a refusal, without any secret that the server repeated."""
+        scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
+        return self.wire.classify(scrubbed, ask)
+
+    async def whole(self, make: Make, read: Callable[[tuple[Completion, ...]], Slot[R]], deadline: float | None) -> Slot[R]:
+        """The completions of one row, read by `read`; sent again where that is safe."""
+
+        async def attempt(number: int) -> Slot[R]:
+            async def ask_once(ask: Ask, request: WireRequest) -> Slot[R]:
+                reply = await self.transport.once(request, deadline)
+                return json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(read)
+
+            return _held(await self._once(make, ask_once, stream=False))
+
+        try:
+            return await self.transport.again(attempt, deadline)
+        except Trouble as trouble:
+            return Failure(trouble.error)
+
+    async def pieces(self, make: Make, take: Callable[[Completion], bool], deadline: float | None) -> GenerationError | None:
+        """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more.
+
+        Sent again is only what has brought no piece yet.
+        """
+
+        async def attempt(number: int) -> Slot[None]:
+            begun = False
+
+            async def follow(ask: Ask, request: WireRequest) -> Slot[None]:
+                nonlocal begun
+                seen = 0
+                events = self.transport.events(request, deadline)
+                async with contextlib.aclosing(events):
+                    async for data in events:
+                        read = json_of(data, "an event").bind(lambda value, seen=seen: self._pieces(value, ask, seen))
+                        if not is_ok(read):
+                            return Failure(read.failure())
+                        for piece in read.unwrap():
+                            begun = True
+                            seen += len(piece.token_ids or ())
+                            if take(piece):
+                                if piece.finish is None:  # the row ended by a rule of pipegen's own
+                                    await self._abort(request.rid)
+                                return Success(None)
+                return Failure(MalformedResponse(f"{self.access.root} ended its stream before the row had ended"))
+
+            try:
+                return _held(await self._once(make, follow, stream=True))
+            except Trouble as trouble:
+                raise Trouble(trouble.error, again=trouble.again and not begun) from trouble
+
+        try:
+            await self.transport.again(attempt, deadline)
+        except Trouble as trouble:
+            return trouble.error
+        return None
+
+    def _pieces(self, value: dict[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+        """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
+        if value.get("error") is None and value.get("object") != "error":
+            return self.wire.from_event(value, ask, seen)
+        held = value["error"] if isinstance(value.get("error"), dict) else value
+        code = held.get("code")
+        status = code if type(code) is int and 400 <= code < 600 else 500
+        raise Refused(WireReply(status=status, body=json.dumps(value).encode()))
+
+    async def _once(self, make: Make, send: Callable[[Ask, WireRequest], Awaitable[Slot[R]]], *, stream: bool) -> Slot[R]:
+        """One attempt, by whatever way the server turns out to offer. What ends it early ends it on the server too."""
+        while True:
+            facts, rid = await self.directory.facts(), uuid.uuid4().hex
+            built = self.model(facts).bind(lambda model, facts=facts, rid=rid: make(facts, model, rid))
+            if not is_ok(built):
+                return Failure(built.failure())
+            ask = built.unwrap()
+            wired = await asyncio.to_thread(self.wire.to_wire, ask, facts) if ask.images else self.wire.to_wire(ask, facts)
+            if not is_ok(wired):
+                return Failure(wired.failure())
+            request = wired.unwrap()
+            try:
+                return await send(ask, request)
+            except Refused as refused:
+                lacks = self.wire.lacking(refused.reply, request)
+                if not lacks or lacks in facts.lacks:
+                    raise Trouble(self.classify(refused.reply, ask), again=refused.reply.status in AGAIN) from refused
+                self.directory.learn(lacks)
+            except (asyncio.CancelledError, Trouble) as ended:
+                if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
+                    await self._abort(rid)
+                raise
+
+    async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[None]]) -> None:
+        """Do `one` for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
+        left = iter(enumerate(rows))
+
+        async def work() -> None:
+            for position, row in left:
+                await one(position, row)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(rows), self.settings.max_in_flight)):
+                    group.create_task(work())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several
+
+    def close(self) -> None:
+        """Close all connections, and forget nothing that was found out."""
+        self.transport.close()
+        self.directory.close()
+
+    async def _abort(self, rid: str) -> None:
+        if self.wire.abort is not None:
+            await self.transport.abort(self.wire.abort(rid))
+
+
+def _held(slot: Slot[R]) -> Slot[R]:
+    """The slot, or its failure as `Trouble`: a malformed answer may come whole when it is asked for again."""
+    if not is_ok(slot):
+        raise Trouble(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
+    return slot

@@ -1,0 +1,271 @@
+"""vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text where a server has that endpoint switched off.
+
+Pure functions; the facts are those of vLLM 0.32.0 (`vllm/entrypoints/scale_out/token_in_token_out/protocol.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.pictures import data_url
+from pipegen.backends.online.reading import error_message, ids_of, logprob, malformed, merged
+from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.errors import GenerationError, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.options import GenerationOptions
+from pipegen.records import TokenLogprob
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises a temperature above 0 to at least this, with a warning only."""
+MOST_LOGPROBS = 20
+"""What vLLM's `--max-logprobs` is unless a server says otherwise."""
+
+
+def sampling_params(ask: Ask) -> dict[str, Any]:
+    """vLLM's `SamplingParams` for these options, everything said; `None` is not sent.
+
+    The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
+    """
+    options, asked = ask.options, _logprobs_asked(ask)
+    said = {
+        "n": ask.n,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "seed": options.seed,
+        "max_tokens": options.max_new_tokens,
+        # With nothing to hold back it would only hold back the end token, which ends nothing here.
+        "min_tokens": options.min_new_tokens if ask.ending_ids or ask.stops else 0,
+        "stop": list(ask.stops),
+        "stop_token_ids": list(ask.ending_ids),
+        "ignore_eos": True,
+        "logprobs": asked,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "spaces_between_special_tokens": False,
+        "detokenize": bool(ask.stops),
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _logprobs_asked(ask: Ask) -> int | None:
+    """How many logprobs to ask for: the server counts the drawn token among them, so one more where that need not be the likeliest."""
+    if not ask.options.logprobs:
+        return None
+    top = ask.options.top_logprobs or 0
+    return top + 1 if top and ask.options.temperature else top
+
+
+def unsupported(ask: Ask) -> UnsupportedOption | None:
+    """The option that this server would change or cannot carry out, if there is one."""
+    options = ask.options
+    ignores_eos = options.stop is not None and options.stop.ignore_eos
+    if options.temperature and options.temperature < LEAST_TEMPERATURE:
+        words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
+        return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
+    if (_logprobs_asked(ask) or 0) > MOST_LOGPROBS:
+        words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
+        return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
+    if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
+        words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
+        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    return None
+
+
+def halts(options: GenerationOptions) -> bool:
+    """Whether vLLM may halt at stop strings: not where it would hold back the end token to keep `min_new_tokens`, which `ignore_eos` does not want."""
+    return not (options.min_new_tokens and options.stop is not None and options.stop.ignore_eos)
+
+
+def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+    """The request, by the way that the server offers."""
+    refusal = unsupported(ask)
+    if refusal is not None:
+        return Failure(refusal)
+    if "generate" not in facts.lacks:
+        body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
+        if ask.images:
+            body |= {"content_parts": [{"type": "image_url", "url": data_url(image)} for image in ask.images], "return_token_ids": True}
+        return Success(_request(GENERATE, body, ask, lacks="generate"))
+    if ask.images:
+        words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
+        return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
+    said = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
+    params = sampling_params(ask) | ({"logprobs": ask.options.top_logprobs or 0} if ask.options.logprobs else {})
+    params.pop("detokenize")
+    return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
+
+
+def _request(path: str, body: dict[str, Any], ask: Ask, *, lacks: str = "") -> WireRequest:
+    said = {name: value for name, value in body.items() if value is not None}
+    return WireRequest(path=path, body=merged(said, ask.extra_body) if ask.extra_body else said, stream=ask.stream, rid=ask.rid, lacks=lacks)
+
+
+def from_wire(answer: Mapping[str, Any], ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer, of either endpoint."""
+    return _completions(answer, ask, 0).bind(lambda found: _all_there(found, ask))
+
+
+def _all_there(found: tuple[Completion, ...], ask: Ask) -> Slot[tuple[Completion, ...]]:
+    ordered = tuple(sorted(found, key=lambda completion: completion.index))
+    if [completion.index for completion in ordered] != list(range(ask.n)):
+        return malformed(f"the answer holds choices {[completion.index for completion in ordered]}, and {ask.n} were asked")
+    if any(completion.finish is None for completion in ordered):
+        return malformed("a choice of the answer has no finish_reason")
+    return Success(ordered)
+
+
+def from_event(event: Mapping[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings: only new tokens."""
+    return _completions(event, ask, seen)
+
+
+def _completions(answer: Mapping[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list):
+        return malformed(f"choices is {type(choices).__name__}, not a list")
+    out: list[Completion] = []
+    for position, choice in enumerate(choices):
+        if not isinstance(choice, Mapping):
+            return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
+        read = _completion(choice, answer, ask, seen, position)
+        if not is_ok(read):
+            return Failure(read.failure())
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, position: int) -> Slot[Completion]:
+    ids = choice.get("token_ids")
+    if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
+        ids = []
+    elif ids is None:
+        return malformed(f"choices[{position}] holds no token_ids: the server is too old to give them")
+    prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+    index, finish, stop = choice.get("index", 0), choice.get("finish_reason"), choice.get("stop_reason")
+    if type(index) is not int or not (finish is None or isinstance(finish, str)):
+        return malformed(f"choices[{position}] has index {index!r:.40} and finish_reason {finish!r:.40}")
+
+    def with_rest(token_ids: tuple[int, ...]) -> Slot[Completion]:
+        logprobs = _logprobs(choice.get("logprobs"), token_ids, ask, seen) if ask.options.logprobs else Success(None)
+        prompt_ids = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+        return logprobs.bind(
+            lambda noted: prompt_ids.map(
+                lambda known: Completion(
+                    token_ids=token_ids,
+                    logprobs=noted,
+                    finish=finish,
+                    stop=stop if isinstance(stop, (int, str)) else None,
+                    prompt_token_ids=known,
+                    index=index,
+                    routed_experts=choice.get("routed_experts"),
+                )
+            )
+        )
+
+    return ids_of(ids, f"choices[{position}].token_ids").bind(with_rest)
+
+
+def _logprobs(said: Any, token_ids: tuple[int, ...], ask: Ask, seen: int) -> Slot[tuple[TokenLogprob, ...] | None]:
+    entries = _entries(said) if isinstance(said, Mapping) else []
+    if len(entries) > len(token_ids):
+        return malformed(f"the answer has logprobs of {len(entries)} tokens, and generated {len(token_ids)}")
+    out: list[TokenLogprob] = []
+    for place, token_id in enumerate(token_ids):
+        own, top = entries[place] if place < len(entries) else (None, [])
+        read = logprob(token_id, seen + place, own, top, ask.options.top_logprobs or 0)
+        if not is_ok(read):
+            return Failure(read.failure())
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+_Entry = tuple[tuple[Any, Any] | None, list[tuple[Any, Any]]]
+
+
+def _entries(said: Mapping[str, Any]) -> list[_Entry]:
+    """For each token what is said of it and of the likeliest there, in either endpoint's form."""
+    if isinstance(said.get("content"), list):
+        return [(_pair(entry), [_pair(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in said["content"]]
+    tokens, values, tops = (said.get(name) if isinstance(said.get(name), list) else [] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    rows: list[_Entry] = []
+    for place, (token, value) in enumerate(zip(tokens or [], values or [], strict=False)):
+        table = (tops or [])[place] if place < len(tops or []) else None
+        rows.append(((_id(token), value), [(_id(name), other) for name, other in table.items()] if isinstance(table, Mapping) else []))
+    return rows
+
+
+def _pair(entry: Any) -> tuple[Any, Any] | None:
+    return (entry.get("token_id"), entry.get("logprob")) if isinstance(entry, Mapping) else None
+
+
+def _listed(entry: Any, name: str) -> list[Any]:
+    value = entry.get(name) if isinstance(entry, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def _id(token: Any) -> int | None:
+    """The id in `token_id:123`."""
+    number = token.removeprefix("token_id:") if isinstance(token, str) else ""
+    return int(number) if number.isdecimal() and len(number) < 19 else None
+
+
+_TOO_LONG = (
+    re.compile(r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of (?P<limit>\d+)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least )?(?P<prompt>\d+)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the (?:messages|prompt)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?(?:request has|resulted in|requested|contains?) (?:at least )?(?P<prompt>\d+)", re.DOTALL),
+    re.compile(r"prompt \((?:length )?(?P<prompt>\d+)(?: tokens)?\).*?(?:maximum|max_model_len|limit)\D*(?P<limit>\d+)", re.DOTALL),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of vLLM's wordings; None where it is about something else.
+
+    >>> too_long("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ...")
+    (300, 256)
+    """
+    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
+    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+
+
+def classify(reply: WireReply, ask: Ask) -> GenerationError:
+    """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
+    message, _ = error_message(reply)
+    lengths = too_long(message)
+    return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1]) if lengths is not None else refusal_of("vLLM", reply, message)
+
+
+def lacking(reply: WireReply, request: WireRequest) -> str:
+    """`generate` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
+    message, holder = error_message(reply)
+    if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
+        return "generate"
+    return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
+
+
+VLLM = Wire(
+    name="vllm_server",
+    default_url="http://localhost:8000",
+    key_variable="VLLM_API_KEY",
+    to_wire=to_wire,
+    from_wire=from_wire,
+    from_event=from_event,
+    classify=classify,
+    lacking=lacking,
+    halts=halts,
+    about="/version",
+)
+"""vLLM's wire."""

@@ -1,0 +1,280 @@
+"""vLLM's wire records, without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from pipegen.backends.online import vllm
+from pipegen.backends.online.wire import Facts, WireReply, WireRequest
+from pipegen.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedMultimodal, UnsupportedOption
+from pipegen.options import StopOptions
+from pipegen.records import PreparedImage
+from pipegen.slots import is_ok
+
+PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
+
+
+# H1
+def test_the_body_is_said_in_full(ask: Any) -> None:
+    request = vllm.to_wire(
+        ask(
+            ending_ids=(99,),
+            model="tiny",
+            temperature=0.3,
+            max_new_tokens=7,
+            min_new_tokens=2,
+            seed=5,
+            stop=StopOptions(stop_token_ids=(99,)),
+            extra_body={"cache_salt": "s"},
+        ),
+        Facts(),
+    ).unwrap()
+    assert (request.method, request.path, request.stream) == ("POST", "/inference/v1/generate", False)
+    assert request.body == {
+        "model": "tiny",
+        "token_ids": [1, 2, 3],
+        "sampling_params": {
+            "n": 1,
+            "temperature": 0.3,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": 5,
+            "max_tokens": 7,
+            "min_tokens": 2,
+            "stop": [],
+            "stop_token_ids": [99],
+            "ignore_eos": True,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": False,
+            "detokenize": False,
+        },
+        "cache_salt": "s",
+    }
+
+
+def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
+    params = vllm.sampling_params(ask(top_k=0))
+    assert params["top_k"] == 0
+    assert "seed" not in params
+    assert "logprobs" not in params
+
+
+def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
+    extra = {"sampling_params": {"bad_words": ["x"], "top_k": None}, "priority": 3}
+    body = vllm.to_wire(ask(extra_body=extra), Facts()).unwrap().body
+    assert body["sampling_params"]["bad_words"] == ["x"]
+    assert body["sampling_params"]["max_tokens"] == 512
+    assert "top_k" not in body["sampling_params"]
+    assert body["priority"] == 3
+    assert extra == {"sampling_params": {"bad_words": ["x"], "top_k": None}, "priority": 3}
+
+
+def test_pictures_go_as_content_parts_beside_one_placeholder_each(ask: Any) -> None:
+    body = vllm.to_wire(ask((1, 7, 2), images=(PICTURE,)), Facts()).unwrap().body
+    assert body["token_ids"] == [1, 7, 2]
+    assert [part["type"] for part in body["content_parts"]] == ["image_url"]
+    assert body["content_parts"][0]["url"].startswith("data:image/png;base64,")
+    assert body["return_token_ids"] is True
+
+
+def test_without_the_endpoint_text_goes_by_completions_and_pictures_do_not(ask: Any) -> None:
+    lacks = Facts(lacks=frozenset({"generate"}))
+    request = vllm.to_wire(ask(model="tiny", logprobs=True), lacks).unwrap()
+    assert request.path == "/v1/completions"
+    assert request.body["prompt"] == [1, 2, 3]
+    assert request.body["return_token_ids"] is True
+    assert request.body["logprobs"] == 0
+    assert isinstance(vllm.to_wire(ask(images=(PICTURE,)), lacks).failure(), UnsupportedMultimodal)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "lacks"),
+    [
+        (404, b'{"detail":"Not Found"}', "generate"),
+        (403, b'{"error":{"message":"Scale-out endpoints are disabled.","type":"PermissionDeniedError"}}', "generate"),
+        (405, b"", "generate"),
+        (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}', ""),
+        (400, b'{"error":{"message":"stop strings are not supported on a --tokens-only server"}}', "stops"),
+        (400, b'{"error":{"message":"other"}}', ""),
+    ],
+)
+def test_what_a_refusal_shows_the_server_to_lack(status: int, body: bytes, lacks: str) -> None:
+    request = WireRequest(path=vllm.GENERATE, lacks="generate")
+    assert vllm.lacking(WireReply(status=status, body=body), request) == lacks
+    if lacks == "generate":
+        assert vllm.lacking(WireReply(status=status, body=body), WireRequest(path=vllm.COMPLETIONS)) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": 0.001}, "temperature"),
+        ({"temperature": 1.0, "logprobs": True, "top_logprobs": 20}, "top_logprobs"),
+        ({"min_new_tokens": 2, "stop": StopOptions(ignore_eos=True)}, "min_new_tokens"),
+    ],
+)
+def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any, name: str) -> None:
+    error = vllm.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert error.option == name
+
+
+def choice(**more: Any) -> dict[str, Any]:
+    return {"index": 0, "token_ids": [5, 6], "finish_reason": "length", **more}
+
+
+def test_an_answer_is_read(ask: Any) -> None:
+    answer = {"choices": [choice(stop_reason=None)], "prompt_token_ids": [1, 2, 3]}
+    (completion,) = vllm.from_wire(answer, ask()).unwrap()
+    assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == ((5, 6), "length", (1, 2, 3))
+
+
+# H11
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_routed_experts_are_read_from_any_json_on_any_choice(ask: Any, indent: Any, separators: Any, backwards: bool) -> None:
+    choices = [choice(index=0, routed_experts="AA=="), choice(index=1, routed_experts="BB==", token_ids=[7])]
+    choices = [dict(reversed(one.items())) if backwards else one for one in (reversed(choices) if backwards else choices)]
+    text = json.dumps({"choices": choices}, indent=indent, separators=separators)
+    first, second = vllm.from_wire(json.loads(text), ask(n=2)).unwrap()
+    assert (first.routed_experts, second.routed_experts) == ("AA==", "BB==")
+    assert (first.token_ids, second.token_ids) == ((5, 6), (7,))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": [choice(), choice(index=1)]},
+        {"choices": ["x"]},
+        {"choices": [choice(token_ids=None)]},
+        {"choices": [choice(token_ids=[True])]},
+        {"choices": [choice(token_ids=[-1])]},
+        {"choices": [choice(token_ids="56")]},
+        {"choices": [choice(finish_reason=None)]},
+        {"choices": [choice(finish_reason=3)]},
+        {"choices": [choice(index="0")]},
+        {"choices": [choice()], "prompt_token_ids": "123"},
+    ],
+)
+def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, answer: Any) -> None:
+    assert isinstance(vllm.from_wire(answer, ask()).failure(), MalformedResponse)
+
+
+def content(*entries: Any) -> dict[str, Any]:
+    return {"choices": [choice(logprobs={"content": list(entries)})]}
+
+
+# H3
+@pytest.mark.parametrize("value", [None, "-0.5", True, math.nan, math.inf, -math.inf, -9999.0])
+def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any) -> None:
+    answer = content({"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": value})
+    error = vllm.from_wire(answer, ask(logprobs=True)).failure()
+    assert isinstance(error, MalformedResponse)
+    assert "token 1" in error.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "index"),
+    [
+        ({"choices": [choice()]}, 0),
+        ({"choices": [choice(logprobs="x")]}, 0),
+        (content({"token_id": 5, "logprob": -0.5}), 1),
+        (content({"token_id": 5, "logprob": -0.5}, {"token_id": 7, "logprob": -0.5}), 1),
+        (content({"token_id": 5}, {"token_id": 6, "logprob": -0.5}), 0),
+        (content("x", {"token_id": 6, "logprob": -0.5}), 0),
+    ],
+)
+def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(ask: Any, answer: Any, index: int) -> None:
+    assert f"token {index}" in vllm.from_wire(answer, ask(logprobs=True)).failure().message
+
+
+def test_a_logprob_of_zero_is_one(ask: Any) -> None:
+    answer = content({"token_id": 5, "logprob": 0.0}, {"token_id": 6, "logprob": 0})
+    (completion,) = vllm.from_wire(answer, ask(logprobs=True)).unwrap()
+    assert [entry.logprob for entry in completion.logprobs] == [0.0, 0.0]
+
+
+def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
+    tops = [{"token_id": 5, "logprob": -2.0}, {"token_id": 8, "logprob": -0.1}, {"token_id": 9, "logprob": -1.0}]
+    entry = {"token_id": 5, "logprob": -2.0, "top_logprobs": tops}
+    answer = {"choices": [choice(token_ids=[5], logprobs={"content": [entry]})]}
+    drawn = ask(logprobs=True, top_logprobs=2, temperature=1.0)
+    assert vllm.sampling_params(drawn)["logprobs"] == 3
+    (completion,) = vllm.from_wire(answer, drawn).unwrap()
+    assert completion.logprobs[0].top == ((8, -0.1), (9, -1.0))
+    few = {"choices": [choice(token_ids=[5], logprobs={"content": [{**entry, "top_logprobs": tops[:1]}]})]}
+    assert isinstance(vllm.from_wire(few, drawn).failure(), MalformedResponse)
+
+
+def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
+    said = {"tokens": ["token_id:5", "token_id:6"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"token_id:5": -0.5}, {"token_id:6": -0.25}]}
+    (completion,) = vllm.from_wire({"choices": [choice(logprobs=said)]}, ask(logprobs=True, top_logprobs=1)).unwrap()
+    assert [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs] == [(5, -0.5, ((5, -0.5),)), (6, -0.25, ((6, -0.25),))]
+
+
+# H5
+WORDINGS = [
+    ("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that `max_model_len` is no smaller.", 300),
+    ("The decoder prompt (length 256) plus the number of requested output tokens (at least 1) is longer than the maximum model length of 256.", 256),
+    ("This model's maximum context length is 256 tokens. However, your prompt contains 300 input tokens, please shorten it.", 300),
+    ("This model's maximum context length is 256 tokens. However, you requested 320 tokens (300 in the messages, 20 in the completion).", 300),
+    ("This model's maximum context length is 256 tokens. However, your request has 300 input tokens.", 300),
+    ("This model's maximum context length is 256 tokens. However, your messages resulted in 300 tokens.", 300),
+]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize(("message", "length"), WORDINGS)
+def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: Any, status: int, message: str, length: int) -> None:
+    reply = WireReply(status=status, body=json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}).encode())
+    error = vllm.classify(reply, ask(tuple(range(length))))
+    assert isinstance(error, PromptTooLong)
+    assert (error.prompt_tokens, error.limit) == (length, 256)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind"),
+    [
+        (400, {}, InvalidRequest),
+        (500, {}, BackendFailed),
+        (501, {}, BackendFailed),
+        (401, {}, BackendFailed),
+        (302, {}, BackendFailed),
+        (429, {"retry-after": "3"}, RateLimited),
+        (503, {}, RateLimited),
+    ],
+)
+def test_other_refusals_have_errors_of_their_own(ask: Any, status: int, headers: Any, kind: type) -> None:
+    error = vllm.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
+    assert type(error) is kind
+    assert "no" in error.message
+    if kind is RateLimited:
+        assert error.retry_after == (3.0 if headers else None)
+
+
+def test_events_bring_new_tokens_and_the_end(ask: Any) -> None:
+    follows = ask(stream=True)
+    (first,) = vllm.from_event({"choices": [choice(finish_reason=None)], "prompt_token_ids": [1, 2, 3]}, follows, 0).unwrap()
+    (last,) = vllm.from_event({"choices": [choice(token_ids=[], finish_reason="stop", stop_reason=7)]}, follows, 2).unwrap()
+    assert (first.token_ids, first.finish, first.prompt_token_ids) == ((5, 6), None, (1, 2, 3))
+    assert (last.token_ids, last.finish, last.stop) == ((), "stop", 7)
+    assert vllm.from_event({"choices": [], "usage": {}}, follows, 2).unwrap() == ()
+    assert is_ok(vllm.from_event({"choices": [choice(token_ids=None)]}, follows, 2))
+
+
+def test_the_index_of_a_bad_logprob_in_a_stream_counts_all_tokens(ask: Any) -> None:
+    event = {"choices": [choice(token_ids=[6], logprobs={"content": [{"token_id": 6, "logprob": None}]})]}
+    assert "token 4" in vllm.from_event(event, ask(stream=True, logprobs=True), 4).failure().message
