@@ -19,7 +19,6 @@ pipegen.fields.UnknownField: Room has no field 'seat'; did you mean 'seats'?
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -63,6 +62,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("temprature", ["temperature", "top_p"])
     "; did you mean 'temperature'?"
     """
+    import difflib
+
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
@@ -236,10 +237,13 @@ def record(cls: type[C]) -> type[C]:
 
     @functools.wraps(plain_init)
     def init(self: Any, **values: Any) -> None:
-        for name in values:
-            if name not in names:
-                raise UnknownField(f"{made.__name__} has no field {name!r}{nearest(name, names)}")
-        plain_init(self, **values)
+        try:
+            plain_init(self, **values)
+        except TypeError:
+            for name in values:
+                if name not in names:
+                    raise UnknownField(f"{made.__name__} has no field {name!r}{nearest(name, names)}") from None
+            raise
 
     made.__init__ = init
     return made  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
 from pipegen.errors import ContractError, GenerationError, StageFailed
 from pipegen.slots import Batch, Slot, live, live_rows, refill
@@ -136,7 +136,7 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
             slot = stage(value)
         except catch as raised:
             return Failure(StageFailed(f"{type(raised).__name__}: {raised}", stage=name))
-        if not isinstance(slot, Result):
+        if not isinstance(slot, (Success, Failure)):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
         return slot
 

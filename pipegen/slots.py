@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from returns.result import Result, Success
+from returns.result import Failure, Result, Success
 from typing_extensions import TypeIs
 
 from pipegen.errors import ContractError, GenerationError
@@ -77,7 +77,7 @@ def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:
         raise ContractError(f"{len(answers)} answers for {len(rows)} live slots: a stage or an engine must give back one slot for each it gets")
     out: list[Any] = list(batch)
     for row, answer in zip(rows, answers, strict=True):
-        if not isinstance(answer, Result):
+        if not isinstance(answer, (Success, Failure)):
             raise ContractError(f"answer {row} is {type(answer).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
         out[row] = answer
     return tuple(out)

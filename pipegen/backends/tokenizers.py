@@ -128,15 +128,19 @@ class HFRenderer:
         self.raw = raw
         self._templates: Mapping[str, str] = {"default": templates} if isinstance(templates, str) else dict(templates or {})
 
-    @property
+    @functools.cached_property
     def template(self) -> str | None:
         """The template's source; of several, all of them one after another."""
         return "\n".join(self._templates.values()) if self._templates else None
 
+    @functools.cached_property
+    def _taken(self) -> frozenset[str]:
+        """The names that transformers uses itself."""
+        return frozenset(inspect.signature(self.raw.apply_chat_template).parameters) - {"documents", "add_generation_prompt", "continue_final_message"}
+
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
         """Call the template once. Whatever it raises comes through; `ValueError` for a variable whose name transformers uses itself."""
-        own = set(inspect.signature(self.raw.apply_chat_template).parameters) - {"documents", "add_generation_prompt", "continue_final_message"}
-        taken = sorted(own & set(variables))
+        taken = sorted(self._taken.intersection(variables))
         if taken:
             raise ValueError(f"{taken[0]!r} cannot be a template variable: transformers uses the name itself")
         if template is None:

@@ -21,11 +21,11 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.fields import record
+from pipegen.fields import mapping, record
 from pipegen.tokenizer import Tokenizer
 
 __all__ = ["ControlTokens", "Marks", "choose_marks", "control_tokens", "rewrite_untrusted"]
@@ -37,9 +37,14 @@ _BLANK = " \t\n\v\f\r▁"
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
+def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
     """Finds the leftmost token, and of those the longest, as tokenizers do."""
     return re.compile("(" + "|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) + ")" if tokens else "((?!))")
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(tokens: Mapping[str, int]) -> frozenset[int]:
+    return frozenset(tokens.values())
 
 
 @record
@@ -68,27 +73,32 @@ def _escape(mark: str) -> str:
 class ControlTokens:
     """The control tokens of a tokenizer under a template, and the other added tokens, which are ordinary text with an id of its own."""
 
-    ids: Mapping[str, int]
-    ordinary: Mapping[str, int] = immutabledict()
+    ids: Annotated[Mapping[str, int], mapping]
+    ordinary: Annotated[Mapping[str, int], mapping] = immutabledict()
+
+    @property
+    def known(self) -> frozenset[int]:
+        """The ids of the control tokens."""
+        return _numbers(self.ids)
 
     def found_in(self, text: str) -> tuple[int, str] | None:
         """Where the first control token stands in the text (in characters), and which it is; None where there is none."""
-        found = _pattern(frozenset(self.ids)).search(text)
+        found = _pattern(self.ids).search(text)
         return (found.start(), found.group()) if found else None
 
     def pieces(self, text: str) -> list[str]:
         """The text cut at its control tokens: text, token, text, token, ..., text."""
-        return _pattern(frozenset(self.ids)).split(text)
+        return _pattern(self.ids).split(text)
 
     def ordinary_pieces(self, text: str) -> list[str]:
         """The text cut at the other added tokens, in the same form."""
-        return _pattern(frozenset(self.ordinary)).split(text)
+        return _pattern(self.ordinary).split(text)
 
     def hide(self, text: str, marks: Marks) -> str:
         """The text with the first character of each look-alike marked, again until none is left: a mark can reveal another."""
         mark_of = {original: mark for mark, original in marks.originals.items()}
         while self.found_in(text):
-            text = _pattern(frozenset(self.ids)).sub(lambda found: mark_of[found.group()[0]] + found.group()[1:], text)
+            text = _pattern(self.ids).sub(lambda found: mark_of[found.group()[0]] + found.group()[1:], text)
         return text
 
     def hide_parts(self, parts: Sequence[str], marks: Marks) -> list[str]:

@@ -7,6 +7,7 @@ tokens, then a stop string (see `stop`), then a plugin, then the length. A stop 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from returns.result import Success
@@ -27,7 +28,12 @@ def hidden_ids(tokenizer: Tokenizer, skip_special_tokens: bool | None) -> frozen
     >>> sorted(hidden_ids(ToyTokenizer(), True)), sorted(hidden_ids(ToyTokenizer(), False))
     ([256, 257, 258, 259], [])
     """
-    return frozenset(tokenizer.special_tokens.values()) if skip_special_tokens else frozenset()
+    return _special_ids(tokenizer) if skip_special_tokens else frozenset()
+
+
+@functools.lru_cache(maxsize=64)
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(tokenizer.special_tokens.values())
 
 
 def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:

@@ -11,7 +11,9 @@ Two rules. A character belongs to the token that completes it. What has been giv
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
+from itertools import accumulate
 
 from pipegen.tokenizer import Tokenizer
 
@@ -35,7 +37,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.decode
+        self._tokenizer, self._decode = tokenizer, tokenizer.decode
         self._window: list[int] = []
         self._complete = 0  # so many tokens of the window end with a whole character,
         self._base = ""  # and this is their text
@@ -43,6 +45,10 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """The characters that this token completes."""
+        if self._complete and self._complete == len(self._window):
+            known = _after(self._tokenizer, self._window[-1], token_id)
+            if known:
+                return self._follow(token_id, known)
         self._window.append(token_id)
         text = self._text()
         sure = len(text.rstrip(REPLACEMENT))
@@ -75,6 +81,17 @@ class Detokenizer:
             text = self._decode(self._window)
         return text
 
+    def _follow(self, token_id: int, piece: str) -> str:
+        """Take a token whose text after the one before it is known, as `feed` would: whole characters follow whole characters."""
+        self._window.append(token_id)
+        if len(self._window) > WINDOW:
+            self._window, self._base = [token_id], _alone(self._tokenizer, token_id)
+            self._complete, self._given = 1, len(self._base)
+        else:
+            self._base += piece
+            self._complete, self._given = len(self._window), len(self._base)
+        return piece
+
     def _rebase(self, text: str) -> None:
         """All of the window is complete: make it the context of what follows, cut to its last character's tokens when it has grown long."""
         if text == self._base and self._complete:
@@ -94,14 +111,26 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     >>> spell(ToyTokenizer(), "aé".encode())
     ('aé', (1, 1, 2))
     """
+    ids = tuple(token_ids)
+    # Where the tokens' own texts, all whole characters, add up to the text of the whole, a detokenizer would give just them.
+    pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
+    text = "".join(pieces)
+    if REPLACEMENT not in text and text == tokenizer.decode([token_id for token_id in ids if token_id not in hidden] if hidden else ids):
+        return text, tuple(accumulate(map(len, pieces)))
     detokenizer = Detokenizer(tokenizer)
-    pieces: list[str] = []
-    ends: list[int] = []
-    end = 0
-    for token_id in token_ids:
-        if token_id not in hidden:
-            pieces.append(detokenizer.feed(token_id))
-            end += len(pieces[-1])
-        ends.append(end)
-    pieces.append(detokenizer.finish())
-    return "".join(pieces), tuple(ends)
+    pieces = ["" if token_id in hidden else detokenizer.feed(token_id) for token_id in ids]
+    return "".join((*pieces, detokenizer.finish())), tuple(accumulate(map(len, pieces)))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _alone(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of one token by itself."""
+    return tokenizer.decode((token_id,))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
+    """What a token adds to the text after another one, where both are whole characters; empty where that takes a longer look."""
+    first, both = _alone(tokenizer, before), tokenizer.decode((before, token_id))
+    whole = first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
+    return both[len(first) :] if whole else ""

@@ -53,6 +53,7 @@ class Follower:
         self._watch = Watch(plugins)
         self._reads = bool(text or plan.text or plan.raw or self._watch)
         self._shows = text
+        self._halts_only = not (text or plan.raw or self._watch)  # then it is enough to know whether a stop string completes
         self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self._reads else frozenset()
         self._text, self._stops = Detokenizer(tokenizer), StopScanner(plan.text)
         self._raw = _RawText(tokenizer, plan.raw) if plan.raw else None
@@ -70,7 +71,7 @@ class Follower:
         piece = ""
         if self._reads:
             visible = "" if token_id in self._hidden else self._text.feed(token_id)
-            piece = self._take(visible, "" if self._raw is None else self._raw.detokenizer.feed(token_id))
+            piece = self._meet(visible) if self._halts_only else self._take(visible, "" if self._raw is None else self._raw.detokenizer.feed(token_id))
         if self.finish is None and self.count >= self._max:
             return self._show(piece) + self._end(Finish.LENGTH, None)
         return self._show(piece)
@@ -86,11 +87,20 @@ class Follower:
         raw_piece = ""
         if self._raw is not None and finish is not Finish.STOP_TOKEN:  # a stop token is judged by its id alone
             raw_piece = ("" if ending_id is None else self._raw.detokenizer.feed(ending_id)) + self._raw.detokenizer.finish()
-        piece = self._take(self._text.finish(), raw_piece) if self._reads else ""
+        piece = ""
+        if self._reads:
+            piece = self._meet(self._text.finish()) if self._halts_only else self._take(self._text.finish(), raw_piece)
         if self.finish is None:
             self.finish, self.stop = finish, stop
             piece += self._pending
         return self._show(piece)
+
+    def _meet(self, piece: str) -> str:
+        """Judge new text that nobody is shown."""
+        stop = self._stops.meets(piece, counts=self.count > self._min) if piece else None
+        if stop is not None:
+            self.finish, self.stop = Finish.STOP_STRING, stop
+        return ""
 
     def _take(self, piece: str, raw_piece: str) -> str:
         """Judge new text, and give what is final of the text so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from returns.result import Failure, Success
 
@@ -37,8 +38,7 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
     if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
         words = f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
         return Failure(UnsupportedMultimodal(words))
-    asked = (name for name, value in flat_values(job.options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
-    for name in missing(asked, capabilities):
+    for name in missing(_asked(job.options), capabilities):
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name))
     for plugin in plugins:
         reason = plugin.refuses(job.request) if plugin.refuses is not None else None
@@ -49,6 +49,12 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
 
 _EVERYWHERE = frozenset({"samples", "use_generation_config", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
 """Options that pipegen itself carries out, whatever the engine."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _asked(options: GenerationOptions) -> tuple[str, ...]:
+    """The options that the engine itself has to honour: those that differ from the neutral default."""
+    return tuple(name for name, value in flat_values(options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
 
 
 def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:

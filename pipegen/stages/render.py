@@ -73,7 +73,7 @@ def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str
 
 def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer) -> Slot[Rendered]:
     messages = plain_messages(job.request.messages or ())
-    more = immutabledict(chat.template_kwargs or {})
+    more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
     refusal = _refusal(messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
@@ -81,7 +81,7 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     honoured = honours_thinking(renderer, chat.template, more)
     control, marks = None, Marks()
     if chat.control_tokens != "allow":
-        control = control_tokens(tokenizer, written_by(renderer, chat.template, more))
+        control = control_tokens(tokenizer, written_by(renderer, chat.template, more))  # remembered, both: the same string each time
         found = _look_alikes(messages, control)
         if found and chat.control_tokens == "reject":
             place, token = found[0]

@@ -31,6 +31,10 @@ def checked(stops: Sequence[str]) -> tuple[str, ...]:
     return tuple(stops)
 
 
+MOVES = 2**16
+"""How many moves an automaton remembers."""
+
+
 class _Automaton(NamedTuple):
     """Node 0 is the root; a node stands for a prefix of a stop, and the current node for the longest suffix of the text that is one."""
 
@@ -41,6 +45,8 @@ class _Automaton(NamedTuple):
     """The longest stop that ends at this node."""
     held: tuple[int, ...]
     """How many characters at the end of the text may still become part of a stop."""
+    moves: dict[tuple[int, str], tuple[int, str | None]]
+    """Remembered: from a node, with a piece, to the node after it, and the stop that completed first on the way."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -67,7 +73,7 @@ def _compile(stops: tuple[str, ...]) -> _Automaton:
         for character, child in children[node].items():
             shorter[child] = _step(children, shorter, shorter[node], character) if node else 0
             queue.append(child)
-    return _Automaton(tuple(children), tuple(shorter), tuple(stop or None for stop in found), tuple(held))
+    return _Automaton(tuple(children), tuple(shorter), tuple(stop or None for stop in found), tuple(held), {})
 
 
 def _step(children: Sequence[dict[str, int]], shorter: Sequence[int], node: int, character: str) -> int:
@@ -109,7 +115,7 @@ class StopScanner:
             return Scan(piece)
         if self.stop is not None:
             return Scan("")
-        children, shorter, stops, _ = self._automaton
+        children, shorter, stops, _, _ = self._automaton
         node, text = self._node, self.held + piece
         for end, character in enumerate(piece, 1):
             node = children[0].get(character, 0) if not node else _step(children, shorter, node, character)
@@ -121,6 +127,33 @@ class StopScanner:
         final = len(text) - self._automaton.held[node]
         self.held = text[final:]
         return Scan(text[:final])
+
+    def meets(self, piece: str, *, counts: bool = True) -> str | None:
+        """`feed` where the text itself is not wanted: the stop that completes in this piece.
+
+        >>> scanner = StopScanner(("END",))
+        >>> scanner.meets("aEN"), scanner.meets("Db")
+        (None, 'END')
+        """
+        if self._automaton is None or self.stop is not None:
+            return None
+        moves = self._automaton.moves
+        move = moves.get((self._node, piece))
+        if move is None:
+            if len(moves) >= MOVES:
+                moves.clear()
+            move = moves[self._node, piece] = self._move(self._automaton, piece)
+        self._node, stop = move
+        if counts:
+            self.stop = stop
+        return self.stop
+
+    def _move(self, automaton: _Automaton, piece: str) -> tuple[int, str | None]:
+        node, met = self._node, None
+        for character in piece:
+            node = _step(automaton.children, automaton.shorter, node, character)
+            met = met or automaton.stop[node]
+        return node, met
 
     def finish(self) -> str:
         """The text that was held back: no stop will complete any more."""

@@ -12,6 +12,7 @@ Cut(text='a', stop='bc', end=3)
 from __future__ import annotations
 
 import dataclasses
+import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -96,7 +97,12 @@ def plan_stops(options: GenerationOptions, tokenizer: Tokenizer) -> StopPlan:
     """The plan for one row."""
     if options.stop is None:
         raise ValueError("the options take a value for everything: resolve(options) first")
-    return split_stops(options.stop.stop or (), tokenizer)
+    return _plan(options.stop.stop or (), tokenizer)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(stops: tuple[str, ...], tokenizer: Tokenizer) -> StopPlan:
+    return split_stops(stops, tokenizer)
 
 
 def endings(options: GenerationOptions, plan: StopPlan, eos_token_ids: Sequence[int]) -> dict[int, tuple[Finish, str | int | None]]:

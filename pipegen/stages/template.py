@@ -62,6 +62,7 @@ def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, A
     return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
 
 
+@functools.lru_cache(maxsize=32)
 def honours_thinking(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> bool:
     """Whether the switch `enable_thinking` changes what the template writes; `more` are its further variables.
 
@@ -71,6 +72,7 @@ def honours_thinking(renderer: Renderer, template: str | None, more: immutabledi
     return any(on is not None and off is not None and on != off for on, off in pairs)
 
 
+@functools.lru_cache(maxsize=32)
 def written_by(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> str:
     """Text that holds every control token that the template is known to write: its source, and its renders of harmless content."""
     renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))

@@ -73,7 +73,7 @@ def _with_pictures(
         words = f"the prompt holds {ids.count(placeholder)} picture placeholders {image_placeholder!r} for {len(images)} pictures"
         return Failure(InvalidRequest(words, hint="give one picture for each placeholder; the chat template writes one for each picture in the messages"))
     left = iter(images)
-    expanded = tuple(copy for number in ids for copy in ((number,) * next(left).tokens if number == placeholder else (number,)))
+    expanded = ids if not images else tuple(copy for number in ids for copy in ((number,) * next(left).tokens if number == placeholder else (number,)))
     return Success(Prompt(token_ids=expanded, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
 
 
@@ -101,7 +101,7 @@ def _guarded_ids(text: str, rendered: Rendered, control: ControlTokens, tokenize
     A tokenizer may see further control tokens where it normalises text, or where its vocabulary holds them as words. Then no plain ids are used.
     """
     plain = tokenizer.encode(text)
-    known = frozenset(control.ids.values())
+    known = control.known
     pieces = control.pieces(text)
     written, seen = [control.ids[token] for token in pieces[1::2]], [number for number in plain if number in known]
     if not rendered.marks.originals and _is_within(seen, written):

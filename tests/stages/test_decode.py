@@ -11,6 +11,7 @@ import pytest
 from pipegen.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
 from pipegen.requests import TextGenerationRequest
+from pipegen.stages import detokenize
 from pipegen.stages.decode import Detokenizer, decode
 from pipegen.stages.detokenize import spell
 from pipegen.testing.texts import AWKWARD
@@ -241,10 +242,40 @@ class TestDetokenizer:
 
     def test_the_decoded_window_does_not_grow_with_the_output(self, real: Real) -> None:
         ids = real.encode(" the hen 你好 😀 a," * 60)
+        detokenizer = Detokenizer(real)
         real.calls.clear()
-        spell(real, ids)
+        for token_id in ids:
+            detokenizer.feed(token_id)
         assert max(real.calls) <= 25
         assert len(real.calls) <= 2 * len(ids) + 2
+
+    def test_what_is_remembered_of_pairs_of_tokens_changes_nothing(self, real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+        at_random = random.Random(8)
+        rows = [real.encode(text) for text in some_texts(80)]
+        rows += [tuple(at_random.choices(range(real.vocab_size), k=at_random.randint(0, 40))) for _ in range(80)]
+
+        def pieces() -> list[list[str]]:
+            fed = []
+            for ids in rows:
+                detokenizer = Detokenizer(real)
+                fed.append([*(detokenizer.feed(token_id) for token_id in ids), detokenizer.finish()])
+            return fed
+
+        remembering = pieces()
+        spelt = [spell(real, ids) for ids in rows]
+        monkeypatch.setattr(detokenize, "_after", lambda *_: "")
+        assert pieces() == remembering
+        monkeypatch.setattr(detokenize, "_alone", lambda *_: REPLACEMENT)
+        assert [spell(real, ids) for ids in rows] == spelt
+
+    def test_tokens_met_before_are_not_decoded_again(self) -> None:
+        real = Real(byte_level())
+        ids = real.encode(" the hen" * 20)
+        spell(real, ids)
+        real.calls.clear()
+        detokenizer = Detokenizer(real)
+        assert "".join(map(detokenizer.feed, ids)) == " the hen" * 20
+        assert sum(real.calls) <= 4 * len(set(ids))
 
     def test_bytes_that_never_become_a_character_do_not_grow_the_window(self) -> None:
         toy = ToyTokenizer()
