@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -131,6 +130,8 @@ def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
 
 async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
     """As `drive`; a backend that is not asynchronous itself works in a thread."""
+    import asyncio  # half of what `import pipegen` would cost
+
     at_work = pipe.steps(batch)
     try:
         step = advance(at_work)
@@ -165,6 +166,8 @@ async def arun(
     route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
+    import asyncio
+
     return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))
 
 

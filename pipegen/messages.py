@@ -15,7 +15,6 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
-from urllib.parse import urlsplit
 
 from immutabledict import immutabledict
 
@@ -117,6 +116,8 @@ def shown(url: str) -> str:
     """
     if url[:5].lower() == "data:":
         return "a data URL"
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"

@@ -6,7 +6,6 @@ The rows share one prompt, and a route renders and encodes equal prompts of a ba
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,6 +30,8 @@ def derive_seed(seed: int, sample: int) -> int:
     """
     if sample == 0:
         return seed
+    import hashlib
+
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:8], "big") >> 1
 
 

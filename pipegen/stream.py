@@ -6,7 +6,6 @@ chunking: what a plugin or a later stage may still change is held back until it 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -153,6 +152,8 @@ async def astream(
     images: ImagePolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
+    import asyncio
+
     batch = await asyncio.to_thread(admit, tuple(requests), options, images)
     deltas = _Deltas(route.keeps_text)
     at_work = route.steps(batch)
@@ -180,6 +181,8 @@ async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | RowDone]:
         async for event in astreams(wanted.inputs):
             yield event
         return
+    import asyncio
+
     events = _events(wanted)
     try:
         while (event := await asyncio.to_thread(next, events, None)) is not None:

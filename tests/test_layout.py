@@ -86,6 +86,11 @@ def test_importing_and_building_records_loads_nothing_heavy(code: str) -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_importing_loads_no_event_loop() -> None:
+    """It would double what the import costs, and code without `await` needs none."""
+    assert loaded_by("import pipegen").isdisjoint({"asyncio", "ssl", "hashlib", "difflib"})
+
+
 def test_naming_an_engine_loads_no_weights() -> None:
     pytest.importorskip("torch")
     engine: Any = pipegen.backends.hf("embedded").engine
