@@ -126,6 +126,8 @@ class GenerationOptions:
     """Report the model's own log probability of each generated token (before temperature, penalties and filters)."""
     top_logprobs: Annotated[int | None, whole(low=0, high=20)] = None
     """Report that many likeliest tokens for each position too; asks for `logprobs`."""
+    max_prompt_tokens: Annotated[int | None, whole(low=1)] = None
+    """Fail the slot of a longer prompt, pictures counted in, before the engine is called. Not said: only the model's own limit counts."""
     on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
     """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""
     use_generation_config: Annotated[bool | None, boolean] = None
@@ -154,6 +156,7 @@ class GenerationOptions:
             samples: int | None = None,
             logprobs: bool | None = None,
             top_logprobs: int | None = None,
+            max_prompt_tokens: int | None = None,
             on_overflow: Literal["error", "clip"] | None = None,
             use_generation_config: bool | None = None,
             stop: StopOptions | Sequence[str] | None = None,
@@ -190,4 +193,5 @@ DEFAULTS = GenerationOptions(
     chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", template_kwargs=immutabledict()),
     preprocess=VlmPreprocessOptions(do_resize=True),
 )
-"""pipegen's defaults. `seed`, `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply, and no seed means unseeded."""
+"""pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, and no
+`max_prompt_tokens` that only the model's own limit counts."""

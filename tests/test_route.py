@@ -136,6 +136,22 @@ def test_prompt_and_answer_together_must_fit_or_are_clipped() -> None:  # T7
     assert isinstance(pg.run(pg.route(engine), [ids], least)[0].failure(), pg.PromptTooLong)
 
 
+def test_a_limit_of_the_callers_own_is_kept_before_the_call_whatever_the_model_takes() -> None:
+    engine = FakeEngine("a", context_length=1_000)
+    requests = [{"prompt": "x" * count} for count in (3, 4, 5)]
+    slots = pg.run(pg.route(engine), requests, pg.GenerationOptions(max_prompt_tokens=4, on_overflow="clip"))
+    assert [pg.is_ok(slot) for slot in slots] == [True, True, False]
+    assert slots[2].failure() == pg.PromptTooLong(5, 4, hint="shorten the prompt, or raise max_prompt_tokens")
+    assert [len(call) for call in engine.calls] == [2]
+    assert slots[0].unwrap().options.max_prompt_tokens == 4
+
+
+def test_a_limit_above_the_models_leaves_the_models_in_force() -> None:
+    route = pg.route(FakeEngine("a", context_length=4))
+    request = {"prompt": "x" * 9, "options": {"max_prompt_tokens": 5}}
+    assert error_of(route, request) == pg.PromptTooLong(9, 4)
+
+
 def test_ids_outside_the_vocabulary_are_refused() -> None:  # H10
     engine = FakeEngine("a")
     assert isinstance(error_of(pg.route(engine), pg.TextGenerationRequest(prompt_token_ids=[engine.tokenizer.vocab_size])), pg.InvalidRequest)

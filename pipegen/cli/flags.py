@@ -41,6 +41,7 @@ HELP: Mapping[str, tuple[str, str]] = {
     "top_logprobs": (TEXT, "Report that many likeliest tokens at each position too."),
     "skip_special_tokens": (TEXT, "Leave special tokens out of the text (raw_text keeps them)."),
     "strip_whitespace": (TEXT, "Strip whitespace from both ends of the text (raw_text keeps it)."),
+    "max_prompt_tokens": (CHAT, "Fail a request whose prompt has more tokens than this, pictures counted in."),
     "on_overflow": (STOPS, "When prompt and answer do not fit: fail that request, or clip max_new_tokens."),
     "use_generation_config": (SAMPLING, "Take what is not said from the checkpoint's generation_config."),
     "add_generation_prompt": (CHAT, "Open the assistant's turn at the end of the prompt."),

@@ -47,7 +47,7 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
     return Success(job)
 
 
-_EVERYWHERE = frozenset({"samples", "use_generation_config", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
+_EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
 """Options that pipegen itself carries out, whatever the engine."""
 
 
@@ -67,13 +67,17 @@ def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
-    """Whether prompt and answer fit the model; with `on_overflow="clip"`, `max_new_tokens` is lowered until they do.
+    """Whether the prompt keeps to `max_prompt_tokens`, and prompt and answer fit the model; `on_overflow="clip"` lowers `max_new_tokens` until they do.
 
-    Gives `PromptTooLong` with the prompt's tokens and the model's limit, or `InvalidRequest` for an empty prompt, which would crash some engines.
+    Gives `PromptTooLong` with the prompt's tokens and the limit that it broke (the lower one, where it broke both), or `InvalidRequest` for an
+    empty prompt, which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
         return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
+    asked = encoded.options.max_prompt_tokens
+    if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
+        return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
     left = room(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     if left is None or wanted <= left:

@@ -21,7 +21,7 @@ from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal
 from pipegen.options import GenerationOptions, StopOptions
 from pipegen.records import Finish
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.route import Route
+from pipegen.route import Route, count_tokens
 from pipegen.slots import is_ok
 from pipegen.stages.stop import cut
 from pipegen.stream import Delta, Done, stream
@@ -104,7 +104,12 @@ def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
 
 
 def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
-    """T7."""
+    """T7: beyond the caller's own limit, and beyond the model's."""
+    tokens = count_tokens(route, chat("Hi")).unwrap()
+    kept, broken = (run(route, [chat("Hi")], greedy(max_new_tokens=1, max_prompt_tokens=most))[0] for most in (tokens, tokens - 1))
+    expect(is_ok(kept), f"a prompt of {tokens} tokens keeps to max_prompt_tokens={tokens}")
+    seen = broken.failure()
+    expect(isinstance(seen, PromptTooLong) and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1), f"one token less is PromptTooLong, not {seen}")
     limit = route.engine.capabilities.context_length
     if limit is None:
         return

@@ -71,6 +71,7 @@ def generation_options() -> st.SearchStrategy[GenerationOptions]:
         samples=_maybe(st.integers(1, 3)),
         logprobs=_maybe(st.just(True)),
         top_logprobs=_maybe(st.integers(0, 3)),
+        max_prompt_tokens=_maybe(st.integers(1, 600)),
         on_overflow=_maybe(st.sampled_from(("error", "clip"))),
         use_generation_config=_maybe(st.booleans()),
         stop=_maybe(stop_options()),

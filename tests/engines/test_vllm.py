@@ -105,6 +105,7 @@ TRIED: dict[str, pg.GenerationOptions] = {
     "samples": pg.GenerationOptions(samples=2),
     "logprobs": pg.GenerationOptions(logprobs=True),
     "top_logprobs": pg.GenerationOptions(logprobs=True, top_logprobs=2),
+    "max_prompt_tokens": pg.GenerationOptions(max_prompt_tokens=100_000),
     "on_overflow": pg.GenerationOptions(max_new_tokens=100_000, on_overflow="clip"),
     "use_generation_config": pg.GenerationOptions(use_generation_config=True),
     "stop": pg.GenerationOptions(stop=pg.StopOptions(stop=("a",))),
@@ -151,7 +152,7 @@ def test_the_table_says_what_the_engine_does(option: str, kind: str, vision: pg.
             pytest.skip("the template of this try writes no pictures")
     options = merge(TRIED[option], pg.GenerationOptions(max_new_tokens=6))
     slot = pg.run(vision, [request], options)[0]
-    if option in ENGINES["vllm"] or option in ("samples", "on_overflow", "use_generation_config"):
+    if option in ENGINES["vllm"] or option in ("samples", "max_prompt_tokens", "on_overflow", "use_generation_config"):
         assert not isinstance(slot, Failure), slot
     else:
         assert isinstance(slot.failure(), pg.UnsupportedOption)
