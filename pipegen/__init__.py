@@ -3,9 +3,11 @@
 Importing this package loads no torch, transformers, vllm or PIL.
 """
 
-from pipegen import backends, plugins
+from returns.result import Failure, Success
+
+from pipegen import backends, plugins, strict_json
 from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.drive import aimap, arun, imap, request_from, run
+from pipegen.drive import arun, request_from, run
 from pipegen.engine import GenerationEngine
 from pipegen.errors import (
     BackendFailed,
@@ -26,6 +28,8 @@ from pipegen.errors import (
     UnsupportedPlugin,
 )
 from pipegen.fields import InvalidField, UnknownField
+from pipegen.folders import pictures_in
+from pipegen.io import error_to_plain, from_plain, to_plain
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
 from pipegen.pipe import Pipe, call, each, fallback, identity, pure
@@ -37,6 +41,7 @@ from pipegen.samples import grid, samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.stop import cut
 from pipegen.stream import Delta, Done, astream, stream
+from pipegen.windows import aimap, aimap_keyed, imap, imap_keyed
 
 __all__ = [
     "BackendFailed",
@@ -50,6 +55,7 @@ __all__ = [
     "Delta",
     "Done",
     "ENGINES",
+    "Failure",
     "Finish",
     "GenerationEngine",
     "GenerationError",
@@ -73,6 +79,7 @@ __all__ = [
     "Slot",
     "StageFailed",
     "StopOptions",
+    "Success",
     "TemplateFailed",
     "TextGenerationRequest",
     "TextPart",
@@ -85,6 +92,7 @@ __all__ = [
     "VlmGenerationRequest",
     "VlmPreprocessOptions",
     "aimap",
+    "aimap_keyed",
     "arun",
     "astream",
     "attach",
@@ -93,11 +101,15 @@ __all__ = [
     "count_tokens",
     "cut",
     "each",
+    "error_to_plain",
     "fallback",
+    "from_plain",
     "grid",
     "identity",
     "imap",
+    "imap_keyed",
     "is_ok",
+    "pictures_in",
     "plugins",
     "pure",
     "request_from",
@@ -105,4 +117,6 @@ __all__ = [
     "run",
     "samples",
     "stream",
+    "strict_json",
+    "to_plain",
 ]

@@ -1,13 +1,9 @@
-"""Drivers: the only code that performs calls.
-
-`run` and `arun` take a batch; `imap` and `aimap` take an iterable of any length and give slots as they come, in order, within a bounded window.
-"""
+"""Drivers: the only code that performs calls. `run` and `arun` take a batch; `pipegen.windows` goes on from there to any number of requests."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
@@ -20,7 +16,7 @@ from pipegen.pipe import Call, Pipe, Steps
 from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import Batch, Slot
 
-__all__ = ["Request", "admit", "aimap", "arun", "imap", "request_from", "run"]
+__all__ = ["Request", "admit", "arun", "request_from", "run"]
 
 B = TypeVar("B")
 
@@ -169,58 +165,3 @@ async def arun(
     import asyncio
 
     return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))
-
-
-def imap(
-    route: Pipe[GenerationRequest, B],
-    requests: Iterable[Request],
-    options: GenerationOptions | None = None,
-    *,
-    window: int = 64,
-    images: ImagePolicy | None = None,
-) -> Iterator[Slot[B]]:
-    """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
-
-    >>> from pipegen.pipe import pure
-    >>> endless = ({"prompt": str(n)} for n in range(10**9))
-    >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
-    <Success: 0>
-    """
-    source = iter(requests)
-    while chunk := tuple(islice(source, _positive(window))):
-        yield from run(route, chunk, options, images=images)
-
-
-async def aimap(
-    route: Pipe[GenerationRequest, B],
-    requests: Iterable[Request] | AsyncIterable[Request],
-    options: GenerationOptions | None = None,
-    *,
-    window: int = 64,
-    images: ImagePolicy | None = None,
-) -> AsyncIterator[Slot[B]]:
-    """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
-    chunk: list[Request] = []
-    async for request in _asynchronous(requests):
-        chunk.append(request)
-        if len(chunk) == _positive(window):
-            for slot in await arun(route, chunk, options, images=images):
-                yield slot
-            chunk = []
-    for slot in await arun(route, chunk, options, images=images):
-        yield slot
-
-
-async def _asynchronous(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:
-    if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield request
-    else:
-        for request in requests:
-            yield request
-
-
-def _positive(window: int) -> int:
-    if window < 1:
-        raise ValueError(f"window takes a whole number of at least 1, not {window!r}")
-    return window

@@ -100,6 +100,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
+    fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:
         fields["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in fields["logprobs"]]
     made: dict[str, Any] = strict_json.plain(fields)
@@ -121,6 +122,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "options": options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
+    "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,
     "image_grid_thw": _grids,
     "prompt_token_ids": tuple,

@@ -12,11 +12,13 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from immutabledict import immutabledict
+from returns.result import Failure, Success
 
 from pipegen.errors import GenerationError
 from pipegen.fields import boolean, mapping, one_of, record, schema_of, text, whole, with_schema
 from pipegen.options import GenerationOptions
 from pipegen.requests import GenerationRequest
+from pipegen.slots import Batch
 
 __all__ = [
     "Decoded",
@@ -168,7 +170,16 @@ class GenerationResult:
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
     samples: tuple[GenerationResult, ...] = ()
-    """All completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+    """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+    failed_samples: tuple[tuple[int, GenerationError], ...] = ()
+    """Of those completions that failed while others came through: which they are, counted from 0, and why."""
+
+    @property
+    def completions(self) -> Batch[GenerationResult]:
+        """A slot for each completion that was asked for, in order: one where `samples` was 1."""
+        failed, made = dict(self.failed_samples), iter(self.samples or (self,))
+        count = len(self.samples or (self,)) + len(failed)
+        return tuple(Failure(failed[sample]) if sample in failed else Success(next(made)) for sample in range(count))
 
 
 _DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")

@@ -137,13 +137,22 @@ def _prompt(job: Job, engine: Engine, pictures: dict[Hashable, Slot[PreparedImag
     )
 
 
-def attach(to: Route, plugin: Plugin) -> Slot[Route]:
-    """The route with a plugin attached, after those it has; `UnsupportedPlugin` where its engine lacks what the plugin needs.
+def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
+    """The route with plugins attached, in that order, after those it has; `UnsupportedPlugin` for the first that its engine cannot take.
 
-    Decided before any weights load. The new route shares the engine's weights.
+    Decided before any weights load, and all or nothing. The new route shares the engine's weights.
+
+    >>> from pipegen.plugins import balanced_json, strip_prefix
+    >>> from pipegen.testing.fake import FakeEngine
+    >>> both = attach(route(FakeEngine("")), balanced_json(), strip_prefix(["Answer:"])).unwrap()
+    >>> [plugin.name for plugin in both.engine.plugins]
+    ['balanced_json', 'strip_prefix']
     """
-    lacking = missing(plugin.needs, to.engine.capabilities)
-    if lacking:
-        words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {to.engine.name} does not offer"
-        return Failure(UnsupportedPlugin(words, plugin=plugin.name))
-    return Success(route(to.engine.with_plugin(plugin)))
+    engine = to.engine
+    for plugin in plugins:
+        lacking = missing(plugin.needs, engine.capabilities)
+        if lacking:
+            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
+            return Failure(UnsupportedPlugin(words, plugin=plugin.name))
+        engine = engine.with_plugin(plugin)
+    return Success(route(engine))

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, overload
 
 from returns.result import Success
 
+from pipegen.fields import InvalidField
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.pipe import Pipe, Row, Steps, renumber
 from pipegen.records import GenerationResult
 from pipegen.requests import GenerationRequest
-from pipegen.slots import Batch, Slot, is_ok
+from pipegen.slots import Batch, Slot, is_ok, live
 
 __all__ = ["derive_seed", "grid", "samples"]
+
+K = TypeVar("K")
+Point: TypeAlias = GenerationOptions | Mapping[str, Any]
+"""One point of a grid."""
 
 
 def derive_seed(seed: int, sample: int) -> int:
@@ -38,7 +43,8 @@ def derive_seed(seed: int, sample: int) -> int:
 def samples(route: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationRequest, GenerationResult]:
     """Let a route honour `samples`: each request is expanded into as many rows, and their results are regrouped into its one slot.
 
-    The slot holds the first completion, with all of them, in order, in `.samples`; if one fails, the slot holds that failure.
+    The slot holds the first completion, with all of them, in order, in `.samples`. Those that failed are in `.failed_samples`, with their numbers; the
+    slot itself fails, with the error of the first, only where no sample came through.
     """
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[GenerationResult]:
@@ -75,21 +81,39 @@ def _sample(slot: Slot[GenerationRequest], sample: int, count: int) -> Slot[Gene
 def _regroup(slots: list[Slot[GenerationResult]], request: Slot[GenerationRequest]) -> Slot[GenerationResult]:
     if len(slots) == 1:
         return slots[0]
-    for slot in slots:
-        if not is_ok(slot):
-            return slot
-    results = tuple(slot.unwrap() for slot in slots)
-    options = dataclasses.replace(results[0].options, samples=len(results))
-    return Success(dataclasses.replace(results[0], options=options, samples=results))
+    results = live(slots)
+    if not results:
+        return slots[0]
+    asked = request.unwrap().options
+    options = dataclasses.replace(results[0].options, samples=len(slots), seed=None if asked is None else asked.seed)
+    failed = tuple((sample, slot.failure()) for sample, slot in enumerate(slots) if not is_ok(slot))
+    return Success(dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed))
 
 
-def grid(request: GenerationRequest, options: Iterable[GenerationOptions | Mapping[str, Any]]) -> tuple[GenerationRequest, ...]:
+@overload
+def grid(request: GenerationRequest, options: Mapping[K, Point]) -> dict[K, GenerationRequest]: ...
+@overload
+def grid(request: GenerationRequest, options: Iterable[Point]) -> tuple[GenerationRequest, ...]: ...
+def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Point]) -> dict[Any, GenerationRequest] | tuple[GenerationRequest, ...]:
     """The same request once for each of the options, which win over the request's own; a route renders and encodes its prompt once.
+
+    Options with labels give requests with the same labels, which `imap_keyed` takes to the answers.
 
     >>> from pipegen.requests import TextGenerationRequest
     >>> hot_and_cold = grid(TextGenerationRequest(prompt="Hi"), [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
     >>> [request.options.temperature for request in hot_and_cold]
     [0.0, 1.0]
+    >>> labelled = grid(TextGenerationRequest(prompt="Hi"), {"cold": {"temperature": 0.0}, "hot": {"temperature": 1.0}})
+    >>> [(label, request.options.temperature) for label, request in labelled.items()]
+    [('cold', 0.0), ('hot', 1.0)]
     """
-    points = (options_from(point) if isinstance(point, Mapping) else point for point in options)
-    return tuple(dataclasses.replace(request, options=merge(point, request.options)) for point in points)
+    if isinstance(options, Mapping):
+        return {label: _at(point, request) for label, point in options.items()}
+    return tuple(_at(point, request) for point in options)
+
+
+def _at(point: Point, request: GenerationRequest) -> GenerationRequest:
+    if not isinstance(point, (GenerationOptions, Mapping)):
+        raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {point!r:.200}")
+    said = options_from(point) if isinstance(point, Mapping) else point
+    return dataclasses.replace(request, options=merge(said, request.options))

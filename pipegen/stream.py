@@ -92,8 +92,10 @@ class _Deltas:
         """What was held back, and the slots."""
         for index, slot in enumerate(batch):
             if is_ok(slot) and isinstance(slot.unwrap(), GenerationResult):
-                result = slot.unwrap()
-                for sample, completion in enumerate(result.samples or (result,)):
+                for sample, completed in enumerate(slot.unwrap().completions):
+                    if not is_ok(completed):
+                        continue
+                    completion = completed.unwrap()
                     shown = self.shown.get((index, sample), "")
                     if not completion.text.startswith(shown):
                         raise ContractError(f"the streamed text of request {index} is not how its result begins: a stage changed text that it said it keeps")

@@ -65,6 +65,19 @@ def test_imap_holds_no_more_than_its_window() -> None:
         next(pg.imap(pg.route(engine), [], window=0))
 
 
+def test_keys_come_back_with_their_slots_failed_ones_too() -> None:
+    asked: list[tuple[Any, Any]] = [(("a", 1), chat("a")), (("a", 1), {"messages": []}), (None, chat("b"))]
+
+    async def collect() -> list[Any]:
+        return [pair async for pair in pg.aimap_keyed(pg.route(FakeEngine("x")), asked, window=2)]
+
+    pairs = list(pg.imap_keyed(pg.route(FakeEngine("x")), asked, window=2))
+    assert [key for key, _ in pairs] == [("a", 1), ("a", 1), None]
+    assert [slot for _, slot in pairs] == list(pg.run(pg.route(FakeEngine("x")), [request for _, request in asked]))
+    assert [pg.is_ok(slot) for _, slot in pairs] == [True, False, True]
+    assert asyncio.run(collect()) == pairs
+
+
 def test_imap_and_aimap_give_what_run_gives() -> None:
     requests = [chat(f"{n}") for n in range(7)]
 

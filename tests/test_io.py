@@ -76,6 +76,7 @@ def _results(samples: st.SearchStrategy[tuple[GenerationResult, ...]]) -> st.Sea
         options=options,
         clipped_from=st.none() | st.integers(1, 99),
         samples=samples,
+        failed_samples=st.lists(st.tuples(st.integers(0, 9), failures), max_size=1).map(tuple),
     )
 
 

@@ -191,6 +191,16 @@ def test_equal_prompts_of_a_batch_are_rendered_once_and_different_ones_apart() -
     assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 3
 
 
+def test_several_plugins_are_attached_in_order_or_none_is() -> None:
+    shout, mark = pg.Plugin(name="shout", trim=str.upper), pg.Plugin(name="mark", trim=lambda text: f"{text}!x")
+    for order, text in (((shout, mark), "A!x"), ((mark, shout), "A!X"), ((), "a")):
+        assert pg.run(pg.attach(pg.route(FakeEngine("a")), *order).unwrap(), [chat()])[0].unwrap().text == text
+    deaf = pg.route(FakeEngine("a", honours=pg.ENGINES["hf"] - {"watch"}))
+    refused = pg.attach(deaf, shout, pg.plugins.balanced_json(), mark).failure()
+    assert isinstance(refused, pg.UnsupportedPlugin)
+    assert refused.plugin == "balanced_json"
+
+
 def test_attach_compares_capabilities_before_any_call() -> None:  # K3
     engine = FakeEngine("a", name="served", honours=pg.ENGINES["hf"] - {"logits_processor"})
     refused = pg.attach(pg.route(engine), pg.Plugin(name="bias", logits_processor=lambda context: None)).failure()

@@ -48,13 +48,45 @@ def test_unseeded_samples_stay_unseeded() -> None:
     assert [sample.options.seed for sample in result.samples] == [None, None]
 
 
-def test_a_sample_that_fails_fails_its_request_alone() -> None:
-    def script(encoded: Encoded) -> Any:
-        return pg.BackendFailed("no", scope="row") if encoded.options.seed == derive_seed(7, 1) else "a"
+def failing(*lost: int, seed: int = 7) -> FakeEngine:
+    """An engine on which some samples fail."""
 
-    slots = pg.run(pg.route(FakeEngine(script)), [chat(samples=2, seed=7), chat()])
-    assert isinstance(slots[0].failure(), pg.BackendFailed)
+    def script(encoded: Encoded) -> Any:
+        gone = [sample for sample in lost if encoded.options.seed == derive_seed(seed, sample)]
+        return pg.BackendFailed(f"no {gone[0]}", scope="row") if gone else by_seed(encoded)
+
+    return FakeEngine(script)
+
+
+def test_samples_that_fail_leave_the_others_and_say_which_they_are() -> None:
+    result = pg.run(pg.route(failing(0, 2)), [chat(samples=4, seed=7)])[0].unwrap()
+    assert [sample.options.seed for sample in result.samples] == [derive_seed(7, 1), derive_seed(7, 3)]
+    assert result.text == result.samples[0].text
+    assert [(sample, error.message) for sample, error in result.failed_samples] == [(0, "no 0"), (2, "no 2")]
+    assert [slot.map(lambda one: one.options.seed).value_or("failed") for slot in result.completions] == [
+        "failed",
+        derive_seed(7, 1),
+        "failed",
+        derive_seed(7, 3),
+    ]
+
+
+def test_a_request_fails_only_when_all_its_samples_do() -> None:
+    slots = pg.run(pg.route(failing(0, 1)), [chat(samples=2, seed=7), chat()])
+    assert slots[0].failure().message == "no 0"
     assert pg.is_ok(slots[1])
+
+
+def test_a_request_with_lost_samples_sent_again_is_the_same_call() -> None:  # C8
+    engine = failing(0)
+    result = pg.run(pg.route(engine), [chat(samples=3, seed=7)])[0].unwrap()
+    assert (result.options.seed, result.options.samples) == (7, 3)
+    assert pg.run(pg.route(engine), [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
+
+
+def test_a_result_of_one_completion_is_its_own() -> None:
+    (result,) = (slot.unwrap() for slot in pg.run(pg.route(FakeEngine("a")), [chat()]))
+    assert [slot.unwrap() for slot in result.completions] == [result]
 
 
 def test_requests_that_failed_before_are_not_expanded() -> None:
@@ -68,6 +100,18 @@ def test_a_grid_renders_and_encodes_its_prompt_once() -> None:
     texts = [slot.unwrap().text for slot in pg.run(pg.route(engine), requests)]
     assert texts == ["seed 1 at 0.5", "seed 2 at 0.5", "seed 1 at 1.0", "seed 2 at 1.0", "seed 9 at 0.0"]
     assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 1
+
+
+def test_a_labelled_grid_takes_its_labels_to_the_answers() -> None:
+    points = {("hot", seed): {"temperature": 1.0, "seed": seed} for seed in (1, 2)} | {("cold", 0): pg.GenerationOptions(temperature=0.0)}
+    asked = pg.grid(chat(), points)
+    texts = {label: slot.unwrap().text for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), window=2)}
+    assert texts == {("hot", 1): "seed 1 at 1.0", ("hot", 2): "seed 2 at 1.0", ("cold", 0): "seed None at 0.0"}
+
+
+def test_a_grid_of_values_instead_of_options_is_refused() -> None:
+    with pytest.raises(pg.InvalidField, match=r"for each point, not 0\.5"):
+        pg.grid(chat(), {"temperature": 0.5})  # type: ignore[dict-item]
 
 
 def test_neighbouring_seeds_share_no_sample() -> None:

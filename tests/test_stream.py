@@ -10,6 +10,7 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
+from pipegen.records import Encoded
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
@@ -45,6 +46,15 @@ def test_what_could_still_become_a_stop_is_held_back() -> None:
 def test_no_broken_characters_are_shown() -> None:  # A15
     _, _, events = told(pg.route(FakeEngine("äß漢🎈")), [PROMPT])
     assert [event.text for event in events if isinstance(event, pg.Delta)] == ["ä", "ß", "漢", "🎈"]
+
+
+def test_a_sample_that_fails_leaves_the_numbers_of_the_others() -> None:
+    def script(encoded: Encoded) -> Any:
+        return pg.BackendFailed("no", scope="row") if encoded.options.seed == 5 else "abc"
+
+    joined, slots, _ = told(pg.route(FakeEngine(script)), [{"prompt": "y", "options": {"samples": 2, "seed": 5}}])
+    assert [pg.is_ok(slot) for slot in slots[0].unwrap().completions] == [False, True]
+    assert joined == {(0, 1): "abc"}
 
 
 def test_samples_stream_apart() -> None:

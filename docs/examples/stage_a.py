@@ -1,7 +1,7 @@
 """Stage A: one summary for each picture of many folders.
 
-A folder is a group. Its pictures ride in batches with those of other groups, and come back in their own order, in one JSON line for each group. A picture
-that is broken says so in its own place, and its group goes on.
+A folder, with its subfolders, is a group. Its pictures ride in batches with those of other groups, and come back in their own order, in one JSON line for
+each group. A picture that is broken says so in its own place, and its group goes on.
 
     python docs/examples/stage_a.py --model embedded docs/examples
 
@@ -22,27 +22,21 @@ from rich.console import Console
 from rich.progress import track
 
 import pipegen as pg
-from pipegen import strict_json
-from pipegen.io import error_to_plain
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 SYSTEM = "You describe pictures."
 PROMPT = "Describe the image."
 
 T = TypeVar("T")
+Answer = tuple[Path, pg.Slot[pg.GenerationResult]]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Group:
-    """A folder and its pictures, in order of their names."""
+    """A folder and its pictures, those of its subfolders too."""
 
-    name: str
+    folder: Path
     pictures: tuple[Path, ...]
-
-
-def group_of(folder: Path) -> Group:
-    return Group(str(folder), tuple(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)))
 
 
 def shard(work: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
@@ -61,19 +55,18 @@ def request_of(picture: Path, system: str, prompt: str) -> pg.VlmGenerationReque
     return pg.VlmGenerationRequest(id=str(picture), messages=messages, images=[picture])
 
 
-def regroup(groups: Iterable[Group], slots: Iterable[pg.Slot[pg.GenerationResult]]) -> Iterator[dict[str, Any]]:
-    """One line for each group, as soon as its last picture is there; the slots come in the order of the pictures."""
-    slots = iter(slots)
+def regroup(groups: Iterable[Group], answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
+    """One line for each group, as soon as its last picture is there; the answers come in the order of the pictures."""
+    answers = iter(answers)
     for group in groups:
-        own = zip(group.pictures, islice(slots, len(group.pictures)), strict=True)
-        yield {"group": group.name, "pictures": [{"picture": picture.name, **outcome(slot)} for picture, slot in own]}
+        told = [told_of(picture.relative_to(group.folder), slot) for picture, slot in islice(answers, len(group.pictures))]
+        yield {"group": str(group.folder), "pictures": told}
 
 
-def outcome(slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+def told_of(picture: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
     if not pg.is_ok(slot):
-        return {"ok": False, "error": error_to_plain(slot.failure())}
-    result = slot.unwrap()
-    return {"ok": True, "summary": result.text, "finish": result.finish.value}
+        return {"picture": picture.as_posix(), "ok": False, "error": pg.error_to_plain(slot.failure())}
+    return {"picture": picture.as_posix(), "ok": True, "summary": slot.unwrap().text, "finish": slot.unwrap().finish.value}
 
 
 @app.command(help=__doc__)
@@ -97,17 +90,18 @@ def main(
             preprocess=pg.VlmPreprocessOptions(min_pixels=min_pixels, max_pixels=max_pixels),
             decode=pg.DecodeOptions(strip_whitespace=True),
         )
-        groups = [group_of(folder) for folder in shard(folders, rank, world_size)]
+        groups = [Group(folder, tuple(pg.pictures_in(folder))) for folder in shard(folders, rank, world_size)]
         route = pg.backends.load(load)
     except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
         raise typer.BadParameter(str(refusal)) from None
     pictures = [picture for group in groups for picture in group.pictures]
     failed = 0
     with route:
-        slots = pg.imap(route, (request_of(picture, system, prompt) for picture in pictures), options, window=batch)
+        asked = ((picture, request_of(picture, system, prompt)) for picture in pictures)
         console = Console(stderr=True)
-        for line in regroup(groups, track(slots, "pictures", total=len(pictures), console=console, disable=not console.is_terminal)):
-            print(strict_json.dump(line), flush=True)
+        answers = track(pg.imap_keyed(route, asked, options, window=batch), "pictures", len(pictures), console=console, disable=not console.is_terminal)
+        for line in regroup(groups, answers):
+            print(pg.strict_json.dump(line), flush=True)
             failed += sum(not picture["ok"] for picture in line["pictures"])
     print(f"{len(pictures)} pictures in {len(groups)} groups: {len(pictures) - failed} summaries, {failed} failed", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)

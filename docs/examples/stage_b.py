@@ -12,17 +12,16 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from returns.result import Failure, Success
+from rich.console import Console
+from rich.progress import track
 
 import pipegen as pg
-from pipegen import strict_json
-from pipegen.io import error_to_plain
 
 SETTINGS = {
     "cool": pg.GenerationOptions(temperature=0.3, top_p=0.9),
@@ -60,8 +59,8 @@ def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
     """The stage of this program: exactly two lines, or a failure that shows what stood there instead."""
     found = VERDICT.fullmatch(result.text.strip())
     if found is None:
-        return Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
-    return Success(Verdict(found[1], found[2]))
+        return pg.Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
+    return pg.Success(Verdict(found[1], found[2]))
 
 
 def judging(route: pg.Route) -> pg.Pipe[pg.GenerationRequest, Verdict]:
@@ -73,26 +72,22 @@ def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:
     return pg.TextGenerationRequest(id=key, messages=[{"role": "system", "content": system}, {"role": "user", "content": text}])
 
 
-def fitting(route: pg.Route, request: pg.GenerationRequest, max_prompt_tokens: int) -> pg.Slot[pg.GenerationRequest]:
-    """The request, or why it is dropped: its prompt is longer than that."""
-
-    def checked(tokens: int) -> pg.Slot[pg.GenerationRequest]:
-        if tokens <= max_prompt_tokens:
-            return Success(request)
-        return Failure(pg.PromptTooLong(tokens, max_prompt_tokens, hint="shorten the ticket, or raise --max-prompt-tokens"))
-
-    return pg.count_tokens(route, request).bind(checked)
+def cells_of(samples: int, seed: int) -> dict[tuple[str, int], pg.GenerationOptions]:
+    """The grid: every setting with every seed, by both."""
+    return {(name, own): replace(setting, seed=own) for name, setting in SETTINGS.items() for own in range(seed, seed + samples)}
 
 
-def rollouts(pipe: pg.Pipe[pg.GenerationRequest, Verdict], tickets: Sequence[pg.GenerationRequest], samples: int, seed: int, batch: int) -> Iterator[Rollout]:
-    """Every ticket under every setting with every seed, in that order."""
-    cells = [(name, seed + sample) for name in SETTINGS for sample in range(samples)]
-    points = [{"temperature": SETTINGS[name].temperature, "top_p": SETTINGS[name].top_p, "seed": own} for name, own in cells]
-    rows = [(str(ticket.id), *cell) for ticket in tickets for cell in cells]
-    requests = (request for ticket in tickets for request in pg.grid(ticket, points))
-    options = pg.GenerationOptions(max_new_tokens=96, decode=pg.DecodeOptions(strip_whitespace=True))
-    for row, slot in zip(rows, pg.imap(pipe, requests, options, window=batch), strict=True):
-        yield Rollout(*row, slot)
+def rollouts(
+    pipe: pg.Pipe[pg.GenerationRequest, Verdict],
+    texts: Mapping[str, str],
+    cells: Mapping[tuple[str, int], pg.GenerationOptions],
+    options: pg.GenerationOptions | None = None,
+    batch: int = 32,
+) -> Iterator[Rollout]:
+    """Every ticket in every cell of the grid, in that order."""
+    asked = (((key, *cell), request) for key, text in texts.items() for cell, request in pg.grid(request_of(key, JUDGE, text), cells).items())
+    for key, slot in pg.imap_keyed(pipe, asked, options, window=batch):
+        yield Rollout(*key, slot)
 
 
 def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P], list[P]]:
@@ -115,11 +110,11 @@ def reflection(route: pg.Route, cases: Mapping[str, str], budget: int) -> dict[s
     frame = pg.count_tokens(route, request_of("reflection", REFLECT, "")).unwrap()
     costs = [pg.count_tokens(route, {"prompt": case}).unwrap() for case in cases.values()]
     kept, left = pack(cases, costs, budget - frame)
-    asked = fitting(route, request_of("reflection", REFLECT, "".join(cases[key] for key in kept)), budget)
-    (slot,) = pg.run(route, [asked], pg.GenerationOptions(max_new_tokens=256))
+    asked = request_of("reflection", REFLECT, "".join(cases[key] for key in kept))
+    (slot,) = pg.run(route, [asked], pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget))
     told = {"kind": "reflection", "packed": kept, "left_out": left}
     if not pg.is_ok(slot):
-        return {**told, "ok": False, "error": error_to_plain(slot.failure())}
+        return {**told, "ok": False, "error": pg.error_to_plain(slot.failure())}
     return {**told, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
 
 
@@ -132,15 +127,20 @@ def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str
     return {key: f"Ticket {key}: {texts[key]}\nVotes: {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n" for key in split_first}
 
 
+def is_dropped(rollout: Rollout) -> bool:
+    """Whether its ticket is too long to be judged at all."""
+    return not pg.is_ok(rollout.slot) and isinstance(rollout.slot.failure(), pg.PromptTooLong)
+
+
 def line_of(rollout: Rollout) -> dict[str, Any]:
     told = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
     if not pg.is_ok(rollout.slot):
-        return {**told, "ok": False, "error": error_to_plain(rollout.slot.failure())}
+        return {**told, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
     return {**told, "ok": True, **asdict(rollout.slot.unwrap())}
 
 
 def say(line: Mapping[str, Any]) -> None:
-    print(strict_json.dump(line), flush=True)
+    print(pg.strict_json.dump(line), flush=True)
 
 
 @app.command(help=__doc__)
@@ -155,25 +155,30 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
 ) -> None:
     try:
-        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
-        lines = [strict_json.load(line) for line in tickets.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [pg.strict_json.load(line) for line in tickets.read_text(encoding="utf-8").splitlines() if line.strip()]
+        route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+        pipe = judging(route)
     except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
         raise typer.BadParameter(str(refusal)) from None
-    texts = {str(line["id"]): str(line["text"]) for line in lines}
+    texts, cells = {str(line["id"]): str(line["text"]) for line in lines}, cells_of(samples, seed)
+    options = pg.GenerationOptions(max_new_tokens=96, max_prompt_tokens=max_prompt_tokens, decode=pg.DecodeOptions(strip_whitespace=True))
+    console = Console(stderr=True)
+    dropped: set[str] = set()
+    made: list[Rollout] = []
     with route:
-        slots = {key: fitting(route, request_of(key, JUDGE, text), max_prompt_tokens) for key, text in texts.items()}
-        for key, slot in slots.items():
-            if not pg.is_ok(slot):
-                say({"kind": "dropped", "ticket": key, "error": error_to_plain(slot.failure())})
-                print(f"dropped {key}: {slot.failure().message}", file=sys.stderr)
-        made = []
-        for rollout in rollouts(judging(route), [slot.unwrap() for slot in slots.values() if pg.is_ok(slot)], samples, seed, batch):
-            say(line_of(rollout))
-            made.append(rollout)
+        total = len(texts) * len(cells)
+        for rollout in track(rollouts(pipe, texts, cells, options, batch), "rollouts", total, console=console, disable=not console.is_terminal):
+            if not is_dropped(rollout):
+                say(line_of(rollout))
+                made.append(rollout)
+            elif rollout.ticket not in dropped:  # once, and not for every cell
+                dropped.add(rollout.ticket)
+                say({"kind": "dropped", "ticket": rollout.ticket, "error": pg.error_to_plain(rollout.slot.failure())})
+                print(f"dropped {rollout.ticket}: {rollout.slot.failure().message}", file=sys.stderr)
         if made:
             say(reflection(route, cases_of(texts, made), reflection_tokens))
     readable = sum(pg.is_ok(rollout.slot) for rollout in made)
-    print(f"{len(texts)} tickets, {sum(map(pg.is_ok, slots.values()))} judged: {len(made)} rollouts, {readable} of them verdicts", file=sys.stderr)
+    print(f"{len(texts)} tickets, {len(texts) - len(dropped)} judged: {len(made)} rollouts, {readable} of them verdicts", file=sys.stderr)
 
 
 if __name__ == "__main__":

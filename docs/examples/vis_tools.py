@@ -25,8 +25,6 @@ import typer
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 import pipegen as pg
-from pipegen import strict_json
-from pipegen.io import error_to_plain
 
 COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000")
 SIDE, MARGIN, LINE = 448, 12, 20
@@ -44,8 +42,11 @@ class Thing:
 
 def plugged(route: pg.Route, keys: Sequence[str]) -> pg.Slot[pg.Route]:
     """The route with both plugins, or why its engine takes them not; nothing is loaded."""
-    repeats = pg.plugins.forbid_repeated_objects(keys=keys)
-    return pg.attach(route, pg.plugins.balanced_json()).bind(lambda halting: pg.attach(halting, repeats))
+    return pg.attach(route, pg.plugins.balanced_json(), pg.plugins.forbid_repeated_objects(keys=keys))
+
+
+def request_of(picture: Path, prompt: str) -> pg.VlmGenerationRequest:
+    return pg.VlmGenerationRequest(messages=[{"role": "user", "content": prompt}], images=[picture])
 
 
 def things_of(text: str, width: int, height: int) -> list[Thing]:
@@ -55,7 +56,7 @@ def things_of(text: str, width: int, height: int) -> list[Thing]:
     [Thing(label='cat', box=(0.0, 25.0, 200.0, 50.0))]
     """
     begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=len(text))
-    value = strict_json.load(text[begin:])
+    value = pg.strict_json.load(text[begin:])
     items = next((entry for entry in value.values() if isinstance(entry, list)), [value]) if isinstance(value, dict) else value
     boxes = [_scaled(item, width, height) for item in items]
     return [Thing(_label(item), box) for item, box in zip(items, boxes, strict=True)]
@@ -106,7 +107,7 @@ def drawn(picture: Image.Image, truth: Sequence[Thing], seen: Sequence[Thing], n
 def looked_at(line: dict[str, Any], folder: Path, slot: pg.Slot[pg.GenerationResult], png: Path) -> dict[str, Any]:
     """Draw one answer into `png`, and give the line that tells of it. A failed slot is not drawn."""
     if not pg.is_ok(slot):
-        return {"image": line["image"], "ok": False, "error": error_to_plain(slot.failure())}
+        return {"image": line["image"], "ok": False, "error": pg.error_to_plain(slot.failure())}
     result = slot.unwrap()
     picture = ImageOps.exif_transpose(Image.open(folder / line["image"]))
     truth = [Thing(_label(thing), tuple(thing["box"])) for thing in line["objects"]]
@@ -132,21 +133,20 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Pictures in one batch.")] = 32,
 ) -> None:
     try:
-        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+        route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         attached = plugged(route, key or ["bbox_2d"])
-        lines = [strict_json.load(line) for line in truth.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
         raise typer.BadParameter(str(refusal)) from None
     if not pg.is_ok(attached):
         raise typer.BadParameter(f"{attached.failure().message}: {attached.failure().hint}", param_hint="--backend")
     out.mkdir(parents=True, exist_ok=True)
-    requests = [pg.VlmGenerationRequest(messages=[{"role": "user", "content": prompt}], images=[truth.parent / line["image"]]) for line in lines]
     failed = 0
     with attached.unwrap() as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
-        slots = pg.imap(ready, requests, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch)
-        for number, (line, slot) in enumerate(zip(lines, slots, strict=True)):
+        asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
+        for number, (line, slot) in enumerate(pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch)):
             told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
-            results.write(strict_json.dump(told) + "\n")
+            results.write(pg.strict_json.dump(told) + "\n")
             failed += not told["ok"]
     print(f"{len(lines)} pictures: {len(lines) - failed} drawn with what was seen, {failed} broken or unreadable", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)

@@ -126,7 +126,9 @@ def vllm_server(
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route that a configuration describes; with `fallback_backend`, the fallback from it for pictures that the first engine does not take.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it.
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where plugins are to
+    be attached, take `route_of`, which gives a route with one engine. The checkpoint's configuration is read here, but no weights: what is wrong with the
+    model's name is an OSError or a ValueError at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
@@ -136,6 +138,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     from pipegen.pipe import fallback
 
     first = route_of(config)
+    _ = first.engine.capabilities
     if config.fallback_backend is None:
         return first
     if config.fallback_backend == config.backend:

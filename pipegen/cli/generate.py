@@ -6,22 +6,21 @@ import contextlib
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from pipegen.backends.extras import MissingExtra
-from pipegen.cli.inputs import SUFFIXES, Item, Place, from_folder, from_lines, pictures_in
+from pipegen.cli.inputs import Item, from_folder, from_lines
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
 from pipegen.cli.progress import is_shown, progress
 from pipegen.cli.usage import open_routes, refuse
-from pipegen.drive import imap
 from pipegen.fields import record
+from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
 from pipegen.records import ModelLoadConfig
-from pipegen.requests import GenerationRequest, ImagePolicy
-from pipegen.slots import Slot
+from pipegen.requests import ImagePolicy
+from pipegen.windows import imap_keyed
 
 __all__ = ["Files", "run_generate"]
 
@@ -51,7 +50,7 @@ class Files:
 
 
 def run_generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy) -> int:
-    """Run it and give back the exit code: 0 all good, 1 some requests failed or their results could not be written; 130 and 141 as shells have it."""
+    """Run it and give back the exit code: 0 all good, 1 requests or samples failed or results could not be written; 130 and 141 as shells have it."""
     _check(files, options)
     began = time.monotonic()
     tally = Tally()
@@ -71,10 +70,9 @@ def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | 
         route = stack.enter_context(open_routes(load))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        waiting = deque[Place]()
+        requests = ((item.place, item.slot) for item in items)
         try:
-            for slot in imap(route, _handed(items, waiting), options, window=files.window, images=images):
-                place = waiting.popleft()
+            for place, slot in imap_keyed(route, requests, options, window=files.window, images=images):
                 kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
                 tally.count(kept, place.id)
                 if out is not None:
@@ -85,14 +83,7 @@ def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | 
                 moved(place.read, f"{tally.succeeded} done, {tally.failed} failed, {tally.completion_tokens} tokens")
         except MissingExtra as missing:
             refuse(str(missing), "--model")
-    return 1 if tally.failed else 0
-
-
-def _handed(items: Iterator[Item], waiting: deque[Place]) -> Iterator[Slot[GenerationRequest]]:
-    """Hand requests to the driver and note, for those on their way, where their answers belong."""
-    for slot, place in items:
-        waiting.append(place)
-        yield slot
+    return 1 if tally.failed or tally.lost_samples else 0
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -70,6 +70,8 @@ class Tally:
     completion_tokens: int = 0
     fell_back: int = 0
     """How many succeeded on another route than the first."""
+    lost_samples: int = 0
+    """Samples that failed in requests of which others came through."""
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
@@ -85,6 +87,7 @@ class Tally:
             result = slot.unwrap()
             self.succeeded += 1
             self.fell_back += bool(result.tried)
+            self.lost_samples += len(result.failed_samples)
             self.prompt_tokens += result.prompt_tokens
             self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
             return
@@ -102,6 +105,7 @@ class Tally:
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
+        outcome += f"; {self.lost_samples} samples failed in requests of which others came through" if self.lost_samples else ""
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
         return "\n".join(lines)

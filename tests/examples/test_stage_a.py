@@ -58,6 +58,24 @@ def test_pictures_come_back_in_their_groups_and_a_broken_one_marks_itself_alone(
     assert done.returncode == 1
 
 
+def test_a_group_holds_the_pictures_of_its_subfolders_too_in_the_order_in_which_people_count(stage_a: Any, tmp_path: Path, draw_scene: Draw) -> None:
+    (tmp_path / "2").mkdir()
+    for number, name in enumerate(("10.png", "9.PNG", "2/1.png")):
+        draw_scene(tmp_path / name, number)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pg.backends, "load", lambda config: pg.route(FakeEngine("seen")))
+        done = CliRunner().invoke(stage_a.app, ["--model", "m", str(tmp_path)])
+    (line,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert [picture["picture"] for picture in line["pictures"]] == ["2/1.png", "9.PNG", "10.png"]
+
+
+def test_a_model_that_is_not_there_is_bad_usage(stage_a: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = CliRunner().invoke(stage_a.app, ["--model", str(tmp_path / "nowhere"), str(tmp_path)])
+    assert done.exit_code == 2
+    assert "nowhere" in done.output.replace("\n", "")
+
+
 def test_ranks_share_the_groups_without_remainder_or_overlap(stage_a: Any) -> None:
     work = list("abcdefg")
     for world_size in range(1, 10):
@@ -80,10 +98,10 @@ def test_batches_are_full_across_groups(stage_a: Any, tmp_path: Path) -> None:
         paths = tuple(tmp_path / f"{number}-{n}.png" for n in range(number))  # the first group is empty
         for path in paths:
             path.write_bytes(b"broken" if path.name == "3-1.png" else path.name.encode())
-        groups.append(stage_a.Group(f"group {number}", paths))
+        groups.append(stage_a.Group(tmp_path, paths))
     engine = FakeEngine(lambda encoded: str(encoded.request.id).rsplit("/", 1)[-1])
-    requests = [stage_a.request_of(picture, "system", "prompt") for group in groups for picture in group.pictures]
-    lines = list(stage_a.regroup(groups, pg.imap(pg.route(engine), requests, window=4)))
+    asked = [(picture, stage_a.request_of(picture, "system", "prompt")) for group in groups for picture in group.pictures]
+    lines = list(stage_a.regroup(groups, pg.imap_keyed(pg.route(engine), asked, window=4)))
     assert [len(call) for call in engine.calls] == [4, 3, 2]  # ten pictures, of which one is broken
     assert [[picture["picture"] for picture in line["pictures"]] for line in lines] == [[path.name for path in group.pictures] for group in groups]
     assert all(picture.get("summary", "3-1.png") == picture["picture"] for line in lines for picture in line["pictures"])
@@ -91,15 +109,15 @@ def test_batches_are_full_across_groups(stage_a: Any, tmp_path: Path) -> None:
 
 
 def test_a_group_is_written_before_the_next_is_begun(stage_a: Any, tmp_path: Path) -> None:
-    groups = [stage_a.Group("first", (tmp_path / "a.png",)), stage_a.Group("second", (tmp_path / "b.png",))]
+    groups = [stage_a.Group(tmp_path, (tmp_path / name,)) for name in ("first", "second")]
     taken = []
 
-    def slots() -> Any:
+    def answers() -> Any:
         for name in ("first", "second"):
             taken.append(name)
-            yield from pg.run(pg.route(FakeEngine(name)), [{"prompt": name}])
+            yield from pg.imap_keyed(pg.route(FakeEngine(name)), [(tmp_path / name, {"prompt": name})])
 
-    assert next(stage_a.regroup(groups, slots()))["pictures"][0]["summary"] == "first"
+    assert next(stage_a.regroup(groups, answers()))["pictures"][0]["summary"] == "first"
     assert taken == ["first"]
 
 

@@ -61,8 +61,7 @@ def test_every_ticket_runs_under_every_setting_with_every_seed_and_one_bad_answe
         return "no verdict" if encoded.options.seed == 6 and encoded.request.id == "T-2" else GOOD
 
     engine = FakeEngine(script)
-    tickets = [stage_b.request_of(key, "system", key) for key in ("T-1", "T-2")]
-    made = list(stage_b.rollouts(stage_b.judging(pg.route(engine)), tickets, samples=2, seed=5, batch=4))
+    made = list(stage_b.rollouts(stage_b.judging(pg.route(engine)), {"T-1": "a", "T-2": "b"}, stage_b.cells_of(samples=2, seed=5), batch=4))
     cells = [(ticket, setting, seed) for ticket in ("T-1", "T-2") for setting in ("cool", "warm", "hot") for seed in (5, 6)]
     assert [(one.ticket, one.setting, one.seed) for one in made] == cells
     assert [len(call) for call in engine.calls] == [4, 4, 4]
@@ -100,13 +99,14 @@ def test_the_reflection_keeps_to_its_tokens_and_counts_each_case_once(stage_b: A
     assert told["prompt_tokens"] <= frame + 600
     assert told["left_out"]
     assert told["packed"] + told["left_out"] == list(cases)
+    assert engine.calls[0][0].options.max_prompt_tokens == frame + 600
     assert [case for case in counted if case] == list(cases.values())
     assert len(engine.calls) == 1
 
 
 def test_tickets_that_split_the_rollouts_come_first(stage_b: Any) -> None:
     def rollout(ticket: str, word: str) -> Any:
-        return stage_b.Rollout(ticket, "cool", 1, stage_b.Success(stage_b.Verdict(word, "So.")))
+        return stage_b.Rollout(ticket, "cool", 1, pg.Success(stage_b.Verdict(word, "So.")))
 
     made = [rollout("a", "pass"), rollout("a", "pass"), rollout("b", "pass"), rollout("b", "fail")]
     assert list(stage_b.cases_of({"a": "A", "b": "B"}, made)) == ["b", "a"]
@@ -119,8 +119,9 @@ def test_the_program_runs_and_names_what_it_drops(tmp_path: Path, shell: Shell) 
     done = shell("stage_b", "--model", "embedded", "--samples", 2, "--max-prompt-tokens", 300, tmp_path / "tickets.jsonl")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == ["dropped", *["rollout"] * 12, "reflection"]
-    assert (lines[0]["ticket"], lines[0]["error"]["type"], lines[0]["error"]["limit"]) == ("long", "PromptTooLong", 300)
-    assert "dropped long: the prompt has" in done.stderr
-    assert [line["ticket"] for line in lines[1:-1]] == ["short"] * 6 + ["T-3"] * 6
+    assert [line["kind"] for line in lines] == [*["rollout"] * 6, "dropped", *["rollout"] * 6, "reflection"]
+    assert (lines[6]["ticket"], lines[6]["error"]["type"], lines[6]["error"]["limit"]) == ("long", "PromptTooLong", 300)
+    assert done.stderr.count("dropped long: the prompt has") == 1
+    assert [line["ticket"] for line in lines if line["kind"] == "rollout"] == ["short"] * 6 + ["T-3"] * 6
+    assert "3 tickets, 2 judged: 12 rollouts" in done.stderr
     assert sorted(lines[-1]["packed"]) == ["T-3", "short"]

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_type
 
-from returns.result import Failure, Result, Success
-
 import pipegen as pg
 
 # Requests, options and routes.
@@ -33,8 +31,8 @@ with pg.backends.hf("embedded") as fast, pg.backends.hf("embedded", dtype="float
 
 
 # A stage of one's own, and a pipeline of it.
-def as_number(result: pg.GenerationResult) -> Result[int, pg.GenerationError]:
-    return Success(int(result.text)) if result.text.isdecimal() else Failure(pg.StageFailed(f"{result.text!r} is no number", stage="as_number"))
+def as_number(result: pg.GenerationResult) -> pg.Slot[int]:
+    return pg.Success(int(result.text)) if result.text.isdecimal() else pg.Failure(pg.StageFailed(f"{result.text!r} is no number", stage="as_number"))
 
 
 def half(number: int) -> float:
@@ -71,6 +69,15 @@ for number in pg.imap(numbers, endless(), window=8):
     assert_type(number, pg.Slot[int])
     break
 
+for ticket, verdict in pg.imap_keyed(numbers, [("T-1", requests[0]), ("T-2", {"prompt": "Hi"})]):
+    assert_type(ticket, str)
+    assert_type(verdict, pg.Slot[int])
+settings = pg.grid(requests[0], {("hot", 1): pg.GenerationOptions(temperature=1.0, seed=1)})
+assert_type(settings, dict[tuple[str, int], pg.GenerationRequest])
+assert_type(pg.grid(requests[0], [options, {"temperature": 1.0}]), tuple[pg.GenerationRequest, ...])
+drawn = pg.run(route, requests, pg.GenerationOptions(samples=4))[0].map(lambda result: result.completions)
+assert_type(drawn, pg.Slot[pg.Batch[pg.GenerationResult]])
+
 for event in pg.stream(route, requests):
     if isinstance(event, pg.Delta):
         print(event.index, event.text)
@@ -93,7 +100,7 @@ async def all_at_once() -> list[str]:
 with_json = pg.attach(fast, pg.plugins.balanced_json())
 assert_type(with_json, pg.Slot[pg.Route])
 shout = pg.Plugin(name="shout", trim=str.upper)
-loud = pg.attach(fast, shout).unwrap()
+loud = pg.attach(fast, shout, pg.plugins.strip_prefix(["Answer:"])).unwrap()
 assert_type(loud, pg.Route)
 
 # The object for code that wants one.
