@@ -155,7 +155,7 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
 ) -> None:
     try:
-        lines = [pg.strict_json.load(line) for line in tickets.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [pg.strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         pipe = judging(route)
     except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint

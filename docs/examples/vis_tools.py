@@ -135,7 +135,7 @@ def main(
     try:
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         attached = plugged(route, key or ["bbox_2d"])
-        lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
         raise typer.BadParameter(str(refusal)) from None
     if not pg.is_ok(attached):
