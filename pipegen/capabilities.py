@@ -21,6 +21,8 @@ Capability = str
 FEATURES: Mapping[Capability, str] = {
     "images": "takes pictures",
     "stream": "yields text as it comes",
+    "token_ids": "takes and gives token ids, so that prompt, text and finish are pipegen's own",
+    "repeatable": "a seeded row comes out the same again, in any company",
     "watch": "can be halted by an engine-neutral plugin at the very token",
     "stopping_criteria": "takes Hugging Face StoppingCriteria",
     "logits_processor": "takes Hugging Face LogitsProcessors",
@@ -43,10 +45,21 @@ class Capabilities:
     """Why pictures are not taken, for the error message."""
 
 
+_NOT_HF: frozenset[Capability] = frozenset({"no_repeat_ngram_size", "stopping_criteria", "logits_processor"})
+# Where the server renders, what is promised of prompts, ids and pixels does not hold.
+_CHAT: frozenset[Capability] = frozenset({"images", "stream", "max_new_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
+_CHAT |= {"samples", "stop", "strip_whitespace"}
+_CHAT_MORE: frozenset[Capability] = frozenset({"top_k", "min_p", "repetition_penalty", "min_new_tokens", "stop_token_ids", "ignore_eos"})
+_CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "continue_final_message", "add_generation_prompt"}
+
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": _OPTIONS | frozenset(FEATURES),
-    "vllm": (_OPTIONS | frozenset(FEATURES)) - {"no_repeat_ngram_size", "stopping_criteria", "logits_processor"},
-    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - {"no_repeat_ngram_size", "stopping_criteria", "logits_processor"},
+    "vllm": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
+    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
+    "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - {"repeatable", "repetition_penalty"},
+    "vllm_chat": _CHAT | _CHAT_MORE,
+    "sglang_chat": _CHAT | _CHAT_MORE,
+    "openai_chat": _CHAT,
 }
 """What each engine honours at best; a text-only model takes `images` away. `images` also needs a vision model."""
 

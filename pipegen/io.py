@@ -22,7 +22,7 @@ from returns.result import Failure, Success
 from pipegen import errors, strict_json
 from pipegen.drive import request_from
 from pipegen.errors import GenerationError, InvalidRequest
-from pipegen.fields import InvalidField, nearest
+from pipegen.fields import InvalidField, freeze, nearest
 from pipegen.options import GenerationOptions, flat_values, options_from
 from pipegen.records import Finish, GenerationResult, TokenLogprob
 from pipegen.requests import GenerationRequest
@@ -128,6 +128,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "prompt_token_ids": tuple,
     "token_ids": tuple,
     "image_digests": tuple,
+    "tool_calls": freeze,
 }
 """How fields that JSON has no type for are read back."""
 

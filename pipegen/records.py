@@ -164,6 +164,10 @@ class GenerationResult:
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
+    reasoning: str | None = None
+    """What the model thought before it answered, where a server tells it apart from the text."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
     image_grid_thw: tuple[Grid | None, ...] = ()
     image_digests: tuple[str, ...] = ()
     options: GenerationOptions

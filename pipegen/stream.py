@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipegen.backends.base import RowDone, TokensMade
+from pipegen.backends.base import RowDone, TextMade, TokensMade
 from pipegen.drive import Request, admit, advance, answers_of, failed
 from pipegen.errors import CallFailed, ContractError
 from pipegen.fields import record
@@ -30,6 +30,8 @@ class Delta:
     index: int
     text: str
     sample: int = 0
+    reasoning: str = ""
+    """New reasoning, where a server tells it apart; it is no part of the text."""
 
 
 @record
@@ -54,18 +56,25 @@ class _Deltas:
         self.wanted = Call(wanted.backend, tuple(wanted.inputs[place] for place in fresh), tuple(wanted.rows[place] for place in fresh))
         engine: Any = wanted.backend
         follows = self.keeps_text and not any(plugin.trim is not None for plugin in getattr(engine, "plugins", ()))
+        self.shows, by_ids = follows, follows and getattr(engine, "tokenizer", None) is not None
         self.followers = [
-            Follower(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if follows else None for encoded in self.wanted.inputs
+            Follower(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if by_ids else None for encoded in self.wanted.inputs
         ]
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
 
-    def see(self, event: TokensMade | RowDone) -> Iterator[Delta]:
+    def see(self, event: TokensMade | TextMade | RowDone) -> Iterator[Delta]:
         """The deltas that an engine's event brings."""
         if isinstance(event, RowDone):
             self.slots[event.row] = event.slot
             return
         follower, row = self.followers[event.row], self.wanted.rows[event.row]
+        if isinstance(event, TextMade):
+            text = event.text if self.shows else ""
+            if text or event.reasoning:
+                self.shown[row] = self.shown.get(row, "") + text
+                yield Delta(index=row[0], sample=row[1], text=text, reasoning=event.reasoning)
+            return
         if follower is None:
             return
         text = "".join(follower.feed(token_id) for token_id in event.token_ids if follower.finish is None)
@@ -135,7 +144,7 @@ def stream(
         at_work.close()
 
 
-def _events(wanted: Call) -> Generator[TokensMade | RowDone, None, None]:
+def _events(wanted: Call) -> Generator[TokensMade | TextMade | RowDone, None, None]:
     if not wanted.inputs:
         return
     streams = getattr(wanted.backend, "stream", None)
@@ -177,7 +186,7 @@ async def astream(
         at_work.close()
 
 
-async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | RowDone]:
+async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | TextMade | RowDone]:
     astreams = getattr(wanted.backend, "astream", None)
     if astreams is not None and wanted.inputs:
         async for event in astreams(wanted.inputs):

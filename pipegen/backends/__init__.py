@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["BACKENDS", "hf", "load", "route_of", "vllm", "vllm_server"]
+__all__ = ["BACKENDS", "hf", "load", "openai_server", "route_of", "sglang_server", "vllm", "vllm_server"]
 
 BACKENDS = ("hf", "vllm")
 """The names that `ModelLoadConfig.backend` takes."""
@@ -120,6 +120,69 @@ def vllm_server(
     load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
     return pipegen.backends.online.token_server(
         VLLM, model, base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
+    )
+
+
+def sglang_server(
+    model: str,
+    *,
+    base_url: str | None = None,
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    timeout: float = 600.0,
+    max_in_flight: int = 256,
+    retries: int = 3,
+    batch_budget: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    variant: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Route:
+    """A route through an SGLang server that runs already, token ids in and out (`http://localhost:30000` unless `base_url` says otherwise).
+
+    As `vllm_server`; the key is else that of `SGLANG_API_KEY`. A seed is passed on, and makes rows repeatable only where the server was started for that.
+
+    >>> route = sglang_server("Qwen/Qwen3-4B")  # doctest: +SKIP
+    """
+    from pipegen.backends.online.sglang import SGLANG
+
+    said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
+    load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
+    return pipegen.backends.online.token_server(
+        SGLANG, model, base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
+    )
+
+
+def openai_server(
+    model: str,
+    *,
+    base_url: str | None = None,
+    dialect: str = "plain",
+    separate_reasoning: bool | None = None,
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    timeout: float = 600.0,
+    max_in_flight: int = 256,
+    retries: int = 3,
+    batch_budget: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Route:
+    """A route through the chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text.
+
+    `dialect` (`vllm`, `sglang` or `plain`) says which fields beyond OpenAI's own it knows (`separate_reasoning` is SGLang's), and `model` is its name
+    there. What pipegen promises of ids and prompts does not hold here, and `Capabilities` say so. The key is else that of `VLLM_API_KEY`,
+    `SGLANG_API_KEY` or `OPENAI_API_KEY`. Raises as `vllm_server` does, and `InvalidField` for another dialect.
+
+    >>> route = openai_server("tiny", base_url="http://localhost:8000/v1", dialect="vllm")  # doctest: +SKIP
+    """
+    from pipegen.backends.online.openai import wire_of
+
+    extra = dict(extra_body or {}) | ({} if separate_reasoning is None else {"separate_reasoning": separate_reasoning})
+    said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra}
+    return pipegen.backends.online.chat_server(
+        wire_of(dialect), model, base_url=base_url, api_key=api_key, headers=headers, settings={**said, "served_model_name": served_model_name}
     )
 
 

@@ -21,7 +21,7 @@ from pipegen.records import Encoded, PreparedImage, Raw
 from pipegen.slots import Slot
 from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["AwaitedBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TokensMade"]
+__all__ = ["AwaitedBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TextMade", "TokensMade"]
 
 
 @record
@@ -38,6 +38,15 @@ class RowDone:
 
     row: int
     slot: Slot[Raw]
+
+
+@record
+class TextMade:
+    """While a call streams, on an engine that decodes by itself: row `row` brought this text, which is final, and this reasoning."""
+
+    row: int
+    text: str
+    reasoning: str = ""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from immutabledict import immutabledict
 
 from pipegen.backends.extras import need
-from pipegen.errors import ContractError, InvalidRequest
+from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
@@ -217,6 +217,24 @@ class Checkpoint:
         if marks == wanted:
             return None
         return InvalidRequest(f"the prompt holds {marks} picture tokens (id {self.image_token_id}), and its {len(prompt.images)} pictures take {wanted}")
+
+    def resized_again(self, prompt: Prompt) -> GenerationError | None:
+        """What is wrong where a server that applies the model's own processor would give a picture another size than it was prepared to.
+
+        Such a server cannot be told another pixel budget, nor to leave the size alone.
+        """
+        from pipegen.stages.image_sizes import fit
+
+        spec = self.image_spec if prompt.images else None
+        if spec is None or spec.kind != "grid":
+            return None
+        for position, image in enumerate(prompt.images):
+            size = fit(image.width, image.height, factor=spec.factor, min_pixels=spec.min_pixels, max_pixels=spec.max_pixels)
+            if size != (image.width, image.height):
+                words = f"picture {position} was prepared to {image.width}x{image.height} pixels, and the server's processor would make it {size[0]}x{size[1]}"
+                least = image.width * image.height < spec.min_pixels
+                return UnsupportedOption(words, option="max_pixels" if least else "min_pixels", hint="keep within the checkpoint's own pixel budget")
+        return None
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""

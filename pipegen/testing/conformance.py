@@ -140,6 +140,8 @@ def seeds_make_rows_repeatable(route: Route) -> None:
     if not honours(route, "seed"):
         refuses(route, greedy(temperature=1.0, seed=1), "seed")
         return
+    if not honours(route, "repeatable"):
+        return
     hot = [chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
     results = answers(run(route, hot))
     for row in (0, 3, 4):

@@ -11,7 +11,7 @@ from returns.result import Failure, Success
 from pipegen.errors import BadImage
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
-from pipegen.records import PreparedImage
+from pipegen.records import PreparedImage, Prompt
 from pipegen.slots import Slot
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
@@ -30,6 +30,9 @@ class ToyModel:
         self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
         self.generation_config: immutabledict[str, Any] = immutabledict()
         self.no_images_because = "" if sees else "the toy model is text-only"
+
+    def resized_again(self, prompt: Prompt) -> None:
+        """The toy pictures have one size."""
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """Any bytes are a picture, unless they begin with `broken`."""

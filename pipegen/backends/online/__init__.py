@@ -13,7 +13,10 @@ from pipegen.backends.online.wire import Ask, AsyncBackend, Completion, Facts, W
 if TYPE_CHECKING:
     from pipegen.route import Route
 
-__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest", "token_server"]
+__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
+
+
+NEEDED = ("aiohttp", "tenacity")
 
 
 def token_server(
@@ -39,8 +42,29 @@ def token_server(
     from pipegen.records import ModelLoadConfig
     from pipegen.route import route
 
-    for package in ("aiohttp", "tenacity"):
+    for package in NEEDED:
         need(package, "online", "asking a server")
     access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
     checkpoint = Checkpoint(ModelLoadConfig(model=model, backend=wire.name, **(load or {})))
     return route(ServerEngine(wire, checkpoint, access, ServerSettings(**(settings or {})), model))
+
+
+def chat_server(
+    wire: Wire,
+    model: str,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Route:
+    """A route through a server that takes messages and gives text: what `openai_server` is made with. Raises as `token_server` does."""
+    from pipegen.backends.extras import need
+    from pipegen.backends.online.access import access_to
+    from pipegen.backends.online.chat import ChatEngine, chat_route
+    from pipegen.backends.online.settings import ServerSettings
+
+    for package in NEEDED:
+        need(package, "online", "asking a server")
+    access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
+    return chat_route(ChatEngine(wire, access, ServerSettings(**(settings or {})), model))

@@ -20,6 +20,8 @@ KEPT_SECONDS = 300.0
 PAUSE_SECONDS = 2.0
 """How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
 LOOK_UP_SECONDS = 10.0
+ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len")
+"""What is kept of a server's page of facts, which may hold more than it should."""
 
 
 def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
@@ -71,7 +73,10 @@ class Directory:
             self._facts, self._stale_at = None, time.monotonic() + PAUSE_SECONDS
             return
         about = await self._get(self._about) if self._about is not None else None
-        self._facts, self._stale_at = Facts(models=models_of(models), about=about or {}), time.monotonic() + KEPT_SECONDS
+        self._facts, self._stale_at = (
+            Facts(models=models_of(models), about={name: about[name] for name in ABOUT if name in about} if about else {}),
+            time.monotonic() + KEPT_SECONDS,
+        )
 
     async def _get(self, path: str) -> Mapping[str, Any] | None:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
@@ -80,7 +85,7 @@ class Directory:
         except (Refused, Trouble):
             return None
         read = json_of(reply.body)
-        return read.unwrap() if is_ok(read) else None
+        return read.unwrap() if is_ok(read) and isinstance(read.unwrap(), dict) else None
 
     def close(self) -> None:
         self._turns.close()

@@ -43,8 +43,8 @@ def malformed(words: str) -> Failure[Any]:
     return Failure(MalformedResponse(words))
 
 
-def json_of(data: bytes, what: str = "the answer") -> Slot[dict[str, Any]]:
-    """The JSON object in these bytes.
+def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
+    """The JSON object (or array) in these bytes.
 
     >>> json_of(b'{"choices": [').failure().message
     'the answer (13 bytes) is not JSON: Expecting value at character 13'
@@ -59,7 +59,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[dict[str, Any]]:
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     except ValueError:  # a whole number of thousands of digits
         return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
-    return Success(value) if isinstance(value, dict) else malformed(f"{what} is {type(value).__name__}, not an object")
+    return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
 
 
 def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
@@ -14,14 +14,14 @@ from returns.result import Failure, Success
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
 from pipegen.backends.online.facts import Directory
-from pipegen.backends.online.reading import json_of
+from pipegen.backends.online.reading import json_of, malformed
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Transport, Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Make", "Sender"]
+__all__ = ["Make", "Sender", "stream_rows"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -74,8 +74,10 @@ class Sender:
         except Trouble as trouble:
             return Failure(trouble.error)
 
-    async def pieces(self, make: Make, take: Callable[[Completion], bool], deadline: float | None) -> GenerationError | None:
-        """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more.
+    async def pieces(
+        self, make: Make, take: Callable[[Completion], bool], deadline: float | None, *, ended: Callable[[], bool] = lambda: False
+    ) -> GenerationError | None:
+        """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more before `ended` says so.
 
         Sent again is only what has brought no piece yet.
         """
@@ -99,7 +101,7 @@ class Sender:
                                 if piece.finish is None:  # the row ended by a rule of pipegen's own
                                     await self._abort(request.rid)
                                 return Success(None)
-                return Failure(MalformedResponse(f"{self.access.root} ended its stream before the row had ended"))
+                return Success(None) if ended() else malformed(f"{self.access.root} ended its stream before the row had ended")
 
             try:
                 return _held(await self._once(make, follow, stream=True))
@@ -112,9 +114,9 @@ class Sender:
             return trouble.error
         return None
 
-    def _pieces(self, value: dict[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    def _pieces(self, value: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
-        if value.get("error") is None and value.get("object") != "error":
+        if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
             return self.wire.from_event(value, ask, seen)
         held = value["error"] if isinstance(value.get("error"), dict) else value
         code = held.get("code")
@@ -168,6 +170,29 @@ class Sender:
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
             await self.transport.abort(self.wire.abort(rid))
+
+
+async def stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:
+    """The events that `one` tells of, for every row, as many at a time as may be in flight. Leaving early cancels the rows."""
+    events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def work() -> None:
+        try:
+            await sender.each(inputs, lambda position, row: one(position, row, events.put_nowait))
+        finally:
+            events.put_nowait(_END)
+
+    at_work = asyncio.create_task(work())
+    try:
+        while (event := await events.get()) is not _END:
+            yield event
+        await at_work
+    finally:
+        at_work.cancel()
+        await asyncio.gather(at_work, return_exceptions=True)
+
+
+_END = object()
 
 
 def _held(slot: Slot[R]) -> Slot[R]:

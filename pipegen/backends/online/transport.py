@@ -124,7 +124,7 @@ class Transport:
             ends = asyncio.get_running_loop().time() + pause
             return state.attempt_number > self.retries or pause > self.timeout or (deadline is not None and ends >= deadline)
 
-        jitter = tenacity.wait_exponential_jitter(initial=FIRST_WAIT, max=LONGEST_WAIT, jitter=FIRST_WAIT)
+        jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
         allowed = tenacity.retry_if_exception(lambda error: isinstance(error, Trouble) and error.again)
         async for trial in tenacity.AsyncRetrying(retry=allowed, stop=stop, wait=wait, reraise=True):
             with trial:

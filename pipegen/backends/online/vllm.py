@@ -25,6 +25,7 @@ __all__ = ["VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 LEAST_TEMPERATURE = 0.01
 """vLLM raises a temperature above 0 to at least this, with a warning only."""
+MOST_TEMPERATURE = 2.0
 MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
 
@@ -75,6 +76,8 @@ def unsupported(ask: Ask) -> UnsupportedOption | None:
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
         words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
+    if options.temperature and options.temperature > MOST_TEMPERATURE:
+        return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
     if (_logprobs_asked(ask) or 0) > MOST_LOGPROBS:
         words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
         return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
@@ -84,9 +87,10 @@ def unsupported(ask: Ask) -> UnsupportedOption | None:
     return None
 
 
-def halts(options: GenerationOptions) -> bool:
-    """Whether vLLM may halt at stop strings: not where it would hold back the end token to keep `min_new_tokens`, which `ignore_eos` does not want."""
-    return not (options.min_new_tokens and options.stop is not None and options.stop.ignore_eos)
+def halts(options: GenerationOptions) -> frozenset[str]:
+    """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back for `min_new_tokens` though `ignore_eos` is asked."""
+    holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
+    return frozenset({"ids"} if holds_back else {"ids", "stops"})
 
 
 def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
@@ -113,7 +117,7 @@ def _request(path: str, body: dict[str, Any], ask: Ask, *, lacks: str = "") -> W
     return WireRequest(path=path, body=merged(said, ask.extra_body) if ask.extra_body else said, stream=ask.stream, rid=ask.rid, lacks=lacks)
 
 
-def from_wire(answer: Mapping[str, Any], ask: Ask) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint."""
     return _completions(answer, ask, 0).bind(lambda found: _all_there(found, ask))
 
@@ -127,13 +131,13 @@ def _all_there(found: tuple[Completion, ...], ask: Ask) -> Slot[tuple[Completion
     return Success(ordered)
 
 
-def from_event(event: Mapping[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
     return _completions(event, ask, seen)
 
 
-def _completions(answer: Mapping[str, Any], ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
-    choices = answer.get("choices")
+def _completions(answer: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
     out: list[Completion] = []

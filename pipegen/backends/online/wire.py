@@ -114,8 +114,8 @@ def _lacks_nothing(reply: WireReply, request: WireRequest) -> str:
     return ""
 
 
-def _always(options: GenerationOptions) -> bool:
-    return True
+def _all(options: GenerationOptions) -> frozenset[str]:
+    return frozenset({"ids", "stops"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +130,16 @@ class Wire:
     """The environment variable that holds the key."""
     to_wire: Callable[[Ask, Facts], Slot[WireRequest]]
     """The request, or why this engine cannot be asked this."""
-    from_wire: Callable[[Mapping[str, Any], Ask], Slot[tuple[Completion, ...]]]
+    from_wire: Callable[[Any, Ask], Slot[tuple[Completion, ...]]]
     """The completions of an answer with status 200, in the order of their indices."""
-    from_event: Callable[[Mapping[str, Any], Ask, int], Slot[tuple[Completion, ...]]]
+    from_event: Callable[[Any, Ask, int], Slot[tuple[Completion, ...]]]
     """What one event of a stream brings, given how many tokens came before."""
     classify: Callable[[WireReply, Ask], GenerationError]
     """The error that an answer with another status, or an error in a stream, stands for."""
     lacking: Callable[[WireReply, WireRequest], str] = _lacks_nothing
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
-    halts: Callable[[GenerationOptions], bool] = _always
-    """Whether the server's own stop strings may be used as an early exit with these options; otherwise pipegen follows the stream, and closes it."""
+    halts: Callable[[GenerationOptions], frozenset[str]] = _all
+    """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
     abort: Callable[[str], WireRequest] | None = None
     """The request that ends another by its `rid`; None where closing the connection does."""
     about: str | None = None

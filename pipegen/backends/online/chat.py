@@ -1,0 +1,173 @@
+"""The engine behind the chat route: the server renders, tokenises and decodes; the text is cut here, by the same `cut` as everywhere."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.backends.base import TextMade
+from pipegen.backends.online.collect import ChatRow, Made, Said, result_of
+from pipegen.backends.online.sending import Make
+from pipegen.backends.online.served import Served
+from pipegen.backends.online.wire import Ask, Completion, Facts
+from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.errors import InvalidRequest, MalformedResponse, UnsupportedOption
+from pipegen.fields import InvalidField
+from pipegen.messages import ImagePart, Message, TextPart, plain_messages
+from pipegen.options import resolve
+from pipegen.pipe import call, each
+from pipegen.records import GenerationResult, Job
+from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.route import Route
+from pipegen.samples import samples
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.images import open_picture
+from pipegen.stages.preflight import check_support
+
+__all__ = ["ChatEngine", "chat_route"]
+
+
+class ChatEngine(Served[Job, Said]):
+    """An engine that is asked in messages and answers in text. It has no tokenizer: what pipegen promises of ids does not hold here."""
+
+    generation_config: immutabledict[str, Any] = immutabledict()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is honoured; the context length is the server's, and unknown before it was asked."""
+        return Capabilities(engine=self.name, honours=ENGINES[self.name], context_length=self.limit_of(self.sender.directory.known))
+
+    def events(self, position: int, brought: Made) -> TextMade:
+        return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
+
+    async def row(self, asked: Job, deadline: float | None) -> Slot[Said]:
+        if self._cuts_away(asked):
+            # Such a server cuts the stop away and does not name it: the stream is cut here instead, and closed.
+            return await self.followed(asked, deadline, None)
+        return await self.sender.whole(self.make(asked, stream=False), lambda found: self.answer(asked, found), deadline)
+
+    async def followed(self, asked: Job, deadline: float | None, tell: Callable[[Made], None] | None) -> Slot[Said]:
+        row = ChatRow(asked)
+
+        def take(piece: Completion) -> bool:
+            made = row.take(piece)
+            if tell is not None and (made.text or made.reasoning):
+                tell(made)
+            return row.cut_short
+
+        error = await self.sender.pieces(self.make(asked, stream=True), take, deadline, ended=lambda: row.ended)
+        return row.slot() if error is None else Failure(error)
+
+    def _cuts_away(self, job: Job) -> bool:
+        return self.name == "openai_chat" and bool(_stops(job))
+
+    def make(self, asked: Job, *, stream: bool) -> Make:
+        def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+            return messages_of(asked.request).map(
+                lambda messages: Ask(
+                    messages=messages,
+                    tools=tuple(asked.request.tools),
+                    options=asked.options,
+                    stops=() if self._cuts_away(asked) else _stops(asked),
+                    model=model,
+                    rid=rid,
+                    stream=stream,
+                    extra_body=self.sender.settings.extra_body,
+                )
+            )
+
+        return ask
+
+    def answer(self, asked: Job, completions: tuple[Completion, ...]) -> Slot[Said]:
+        if len(completions) != 1:
+            return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
+        row = ChatRow(asked)
+        row.take(completions[0])
+        return row.slot()
+
+
+def _stops(job: Job) -> tuple[str, ...]:
+    return (job.options.stop.stop or ()) if job.options.stop is not None else ()
+
+
+def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
+    """The messages as the server takes them, pictures as data URLs (of the upright RGB picture, losslessly); a plain prompt is one user turn."""
+    if request.prompt_token_ids is not None:
+        return Failure(InvalidRequest("a chat server takes messages, not token ids", hint="use vllm_server or sglang_server"))
+    messages = request.messages or (Message(role="user", content=request.prompt or ""),)
+    out: list[Mapping[str, Any]] = []
+    for message, plain in zip(messages, plain_messages(messages), strict=True):
+        parts = [_part(part) for part in message.content] if isinstance(message.content, tuple) else []
+        for made in parts:
+            if not is_ok(made):
+                return Failure(made.failure())
+        out.append({**plain, "content": [made.unwrap() for made in parts]} if parts else plain)
+    try:
+        json.dumps([out, [dict(tool) for tool in request.tools]], ensure_ascii=False, default=dict).encode()
+    except UnicodeEncodeError:
+        return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    return Success(tuple(out))
+
+
+def _part(part: TextPart | ImagePart) -> Slot[dict[str, Any]]:
+    if isinstance(part, TextPart):
+        return Success({"type": "text", "text": part.text})
+    source = part.source
+    if source is None or source.data is None:
+        return Failure(InvalidRequest("a picture of the messages was not loaded"))
+    policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
+
+    def written(picture: Any) -> dict[str, Any]:
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG", compress_level=1)
+        return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")}}
+
+    return open_picture(source.data, policy).map(written)
+
+
+def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
+    """The request with its effective options, or the promise that does not hold when a server renders."""
+    said = request.options
+    for name, asked, words in (
+        ("use_generation_config", said is not None and said.use_generation_config, "the checkpoint's generation settings are not known here"),
+        ("on_overflow", said is not None and said.on_overflow == "clip", "the prompt's length is not known before the server has it"),
+    ):
+        if asked:
+            return Failure(UnsupportedOption(f"{engine.name} does not honour {name}: {words}", option=name))
+    try:
+        options = resolve(said)
+    except InvalidField as refusal:
+        return Failure(InvalidRequest(f"options: {refusal}"))
+    if options.min_new_tokens and options.stop is not None and options.stop.stop:
+        words = f"{engine.name} does not honour min_new_tokens with stop strings: where a token ends in the text is not known here"
+        return Failure(UnsupportedOption(words, option="min_new_tokens"))
+    chat = options.chat
+    if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
+        return Failure(UnsupportedOption(f"{engine.name} always opens the assistant's turn", option="add_generation_prompt"))
+    if engine.name == "openai_chat" and options.decode is not None and options.decode.skip_special_tokens is False:
+        return Failure(UnsupportedOption(f"{engine.name} does not honour skip_special_tokens=False", option="skip_special_tokens"))
+    return Success(Job(request=request, options=options))
+
+
+def chat_route(engine: ChatEngine) -> Route:
+    """The route through a chat server: resolve >> support >> call >> result."""
+
+    def supported(job: Job) -> Slot[Job]:
+        return check_support(job, engine.capabilities, engine.plugins)
+
+    def finished(said: Said) -> Slot[GenerationResult]:
+        return result_of(said, engine.name, engine.plugins)
+
+    def resolved(request: GenerationRequest) -> Slot[Job]:
+        return _resolved(request, engine)
+
+    whole = samples(each("resolve", resolved) >> each("support", supported) >> call(engine) >> each("result", finished))
+    # The engine of a chat route has no tokenizer: `token_ids` is not among its capabilities.
+    return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=cast(Any, engine))

@@ -1,0 +1,160 @@
+"""What a chat server says, collected: text, reasoning and tool calls of one row, whole or in pieces, and the result that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.wire import Completion
+from pipegen.errors import GenerationError, MalformedResponse
+from pipegen.fields import freeze, record
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Decoded, Encoded, Finish, GenerationResult, Job, Prompt, Raw
+from pipegen.slots import Slot
+from pipegen.stages.scan import StopScanner
+from pipegen.stages.trim import Stripper, trim
+
+__all__ = ["ChatRow", "Made", "Said", "result_of"]
+
+ENDED = ("stop", "eos", "tool_calls", "function_call")
+"""What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
+
+
+@record
+class Said:
+    """What a chat server said in one row: `raw_text` as it came, `text` cut before the stop."""
+
+    job: Job
+    text: str
+    raw_text: str
+    reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish: Finish
+    stop: str | int | None = None
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    usage: Mapping[str, int]
+
+
+class Made(NamedTuple):
+    """What a piece brought: text that is final, and reasoning."""
+
+    text: str
+    reasoning: str
+
+
+class ChatRow:
+    """One row that is collected piece by piece; a whole answer is one piece.
+
+    >>> from pipegen.options import GenerationOptions, resolve
+    >>> from pipegen.requests import TextGenerationRequest
+    >>> row = ChatRow(Job(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(stop=("END",)))))
+    >>> [row.take(Completion(text=text)).text for text in ("a E", "N", "D b")], row.cut_short, row.slot().unwrap().stop
+    (['a ', '', ''], True, 'END')
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        stop = job.options.stop
+        self._scanner = StopScanner((stop.stop if stop is not None else None) or ())
+        self._stripper = Stripper() if job.options.decode is not None and job.options.decode.strip_whitespace else None
+        self._raw: list[str] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._ids: list[int] = []
+        self._prompt_ids: tuple[int, ...] = ()
+        self._finish: str | None = None
+        self._stop: int | str | None = None
+        self._usage: Mapping[str, int] = {}
+        self._error: GenerationError | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether nothing more is wanted: a stop completed in the text, or a piece was malformed."""
+        return self._error is not None or self._scanner.stop is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the row ended, by the server's word or by pipegen's."""
+        return self.cut_short or self._finish is not None
+
+    def take(self, piece: Completion) -> Made:
+        """Take a piece; what of it is final."""
+        final = ""
+        if piece.text and self._scanner.stop is None:
+            self._raw.append(piece.text)
+            final = self._scanner.feed(piece.text).text
+        if piece.finish is not None:
+            final += self._scanner.finish() if self._scanner.stop is None else ""
+            self._finish, self._stop = piece.finish, piece.stop
+        self._text.append(final)
+        if piece.reasoning:
+            self._reasoning.append(piece.reasoning)
+        for place, call in enumerate(piece.tool_calls):
+            self._add(call, place)
+        self._ids += piece.token_ids or ()
+        self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
+        self._usage = piece.usage or self._usage
+        return Made(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
+
+    def _add(self, call: Mapping[str, Any], place: int) -> None:
+        """Add a tool call, or a piece of one: strings of arguments are joined, everything else is said once."""
+        index = call.get("index", place)
+        if type(index) is not int:
+            self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
+            return
+        held = self._calls.setdefault(index, {})
+        for name, value in call.items():
+            if name == "function" and isinstance(value, Mapping):
+                before = held.setdefault("function", {})
+                before.update({key: entry for key, entry in value.items() if key != "arguments" and entry is not None})
+                if isinstance(value.get("arguments"), str):
+                    before["arguments"] = before.get("arguments", "") + value["arguments"]
+            elif name != "index" and value is not None:
+                held[name] = value
+
+    def slot(self) -> Slot[Said]:
+        """The finished row's answer."""
+        if self._error is not None:
+            return Failure(self._error)
+        finish, stop = self._ending()
+        said = Said(
+            job=self._job,
+            text="".join(self._text),
+            raw_text="".join(self._raw),
+            reasoning="".join(self._reasoning) if self._reasoning else None,
+            tool_calls=tuple(freeze(self._calls[index]) for index in sorted(self._calls)),
+            finish=finish,
+            stop=stop,
+            token_ids=tuple(self._ids),
+            prompt_token_ids=self._prompt_ids,
+            usage=freeze(self._usage),
+        )
+        return Success(said)
+
+    def _ending(self) -> tuple[Finish, str | int | None]:
+        if self._scanner.stop is not None:
+            return Finish.STOP_STRING, self._scanner.stop
+        if self._finish == "length":
+            return Finish.LENGTH, None
+        if self._finish not in ENDED:
+            return Finish.ABORTED, None
+        asked = self._job.options.stop
+        if asked is not None and self._stop in (asked.stop_token_ids or ()):
+            return Finish.STOP_TOKEN, self._stop
+        # A stop within the reasoning, which is not cut.
+        return (Finish.STOP_STRING, self._stop) if asked is not None and self._stop in (asked.stop or ()) else (Finish.EOS, None)
+
+
+def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+    """The result: stripped and trimmed as on every route, with the counts that the server reports."""
+    prompt = Prompt(token_ids=said.prompt_token_ids, compact_token_ids=said.prompt_token_ids)
+    raw = Raw(encoded=Encoded(request=said.job.request, options=said.job.options, prompt=prompt), token_ids=said.token_ids)
+    decoded = Decoded(raw=raw, text=said.text, raw_text=said.raw_text, text_ends=(), raw_ends=(), finish=said.finish, stop=said.stop)
+    counts = {"prompt_tokens": said.usage.get("prompt_tokens", 0), "completion_tokens": said.usage.get("completion_tokens", len(said.token_ids))}
+    more = {"reasoning": said.reasoning, "tool_calls": said.tool_calls}
+    return trim(decoded, route, plugins).map(lambda result: dataclasses.replace(result, **counts, **more))

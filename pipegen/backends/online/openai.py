@@ -1,0 +1,223 @@
+"""Chat completions on the wire, where the server renders, tokenises and decodes: `/v1/chat/completions` of vLLM, of SGLang, and of anything like OpenAI's.
+
+Pure functions; a dialect says which fields beyond OpenAI's own a server knows, and where they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online import sglang, vllm
+from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
+from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
+from pipegen.fields import InvalidField, freeze, nearest
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
+
+PATH = "/v1/chat/completions"
+_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "plain": "the server"}
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "separate_reasoning": ("sglang",),
+    "stream_reasoning": ("sglang",),
+    "no_stop_trim": ("sglang",),
+    "stop_regex": ("sglang",),
+    "ebnf": ("sglang",),
+    "regex": ("sglang",),
+    "include_reasoning": ("vllm",),
+    "include_stop_str_in_output": ("vllm",),
+    "mm_processor_kwargs": ("vllm",),
+    "return_tokens_as_token_ids": ("vllm",),
+    "structured_outputs": ("vllm",),
+    "return_token_ids": ("vllm", "sglang"),
+    "chat_template_kwargs": ("vllm", "sglang"),
+    "enable_thinking": ("vllm", "sglang"),
+    "ignore_eos": ("vllm", "sglang"),
+    "min_p": ("vllm", "sglang"),
+    "min_tokens": ("vllm", "sglang"),
+    "repetition_penalty": ("vllm", "sglang"),
+    "stop_token_ids": ("vllm", "sglang"),
+    "top_k": ("vllm", "sglang"),
+}
+"""Fields of `extra_body` that only some dialects have; any other field is sent as it is."""
+
+
+def misplaced(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
+    """The field of `extra_body` that this dialect does not have, and another has.
+
+    >>> misplaced({"separate_reasoning": True}, "vllm").option
+    'separate_reasoning'
+    >>> misplaced({"separate_reasoning": True}, "sglang") is None
+    True
+    """
+    for name, value in extra_body.items():
+        if value is not None and dialect not in ONLY.get(name, (dialect,)):
+            words = f"extra_body.{name} is a field of {' and '.join(_SERVERS[other] for other in ONLY[name])}, and the dialect is {dialect!r}"
+            return UnsupportedOption(words, option=name, hint="leave it out, or say the server's own dialect")
+    return None
+
+
+def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
+    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent."""
+    options, chat = ask.options, ask.options.chat
+    own = {
+        "model": ask.model,
+        "messages": [dict(message) for message in ask.messages],
+        "tools": list(ask.tools) or None,
+        "max_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "seed": options.seed,
+        "n": ask.n if ask.n > 1 else None,
+        "stream": ask.stream or None,
+        "stream_options": {"include_usage": True} if ask.stream else None,
+    }
+    extra = dict(ask.extra_body)
+    more: dict[str, Any] = {}
+    if dialect != "plain" and chat is not None:
+        thinking = {"enable_thinking": extra.pop("enable_thinking", None)} if extra.get("enable_thinking") is not None else {}
+        more = {
+            "top_k": options.top_k or (0 if dialect == "vllm" else -1),
+            "min_p": options.min_p,
+            "repetition_penalty": options.repetition_penalty,
+            "min_tokens": options.min_new_tokens,
+            "stop": list(ask.stops) or None,
+            "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
+            "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
+            "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+            "spaces_between_special_tokens": False if dialect == "vllm" else None,
+            "chat_template_kwargs": {"enable_thinking": bool(chat.enable_thinking), **(chat.template_kwargs or {}), **thinking},
+            "continue_final_message": True if chat.continue_final_message else None,
+            "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
+            "include_stop_str_in_output": True if dialect == "vllm" and ask.stops else None,
+            "no_stop_trim": True if dialect == "sglang" and ask.stops else None,
+            "return_token_ids": True if dialect == "vllm" else None,
+        }
+        if dialect == "sglang" and ask.rid:
+            more["rid"] = ask.rid
+    return merged({name: value for name, value in {**own, **more}.items() if value is not None}, extra)
+
+
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer."""
+    read = _read(answer, ask, "message")
+    if not is_ok(read):
+        return read
+    found = tuple(sorted(read.unwrap(), key=lambda completion: completion.index))
+    if [completion.index for completion in found] != list(range(ask.n)):
+        return malformed(f"the answer holds choices {[completion.index for completion in found]}, and {ask.n} were asked")
+    if any(completion.finish is None for completion in found):
+        return malformed("a choice of the answer has no finish_reason")
+    return Success(found)
+
+
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
+    return _read(event, ask, "delta").map(lambda found: found or (Completion(usage=_usage(event)),))
+
+
+def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
+    said = answer.get("usage")
+    return {name: value for name, value in said.items() if type(value) is int} if isinstance(said, Mapping) else {}
+
+
+def _read(answer: Any, ask: Ask, holder: str) -> Slot[tuple[Completion, ...]]:
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list):
+        return malformed(f"choices is {type(choices).__name__}, not a list")
+    out: list[Completion] = []
+    for position, choice in enumerate(choices):
+        read = _completion(choice, answer, holder, position)
+        if not is_ok(read):
+            return Failure(read.failure())
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def _completion(choice: Any, answer: Mapping[str, Any], holder: str, position: int) -> Slot[Completion]:
+    place = f"choices[{position}]"
+    said = choice.get(holder) if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(said, Mapping):
+        return malformed(f"{place}.{holder} is {type(said).__name__}, not an object")
+    reasoning = said.get("reasoning_content") if said.get("reasoning_content") is not None else said.get("reasoning")
+    calls, finish, index = said.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
+    for name, value in (("content", said.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
+        if value is not None and not isinstance(value, str):
+            return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
+        return malformed(f"{place}.tool_calls is not a list of objects, or its index no number")
+    stop = next((choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None), None)
+    prompt, ids = answer.get("prompt_token_ids", choice.get("prompt_token_ids")), choice.get("token_ids")
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+    made = ids_of(ids, f"{place}.token_ids") if ids is not None else Success(None)
+    return known.bind(
+        lambda prompt_ids: made.map(
+            lambda token_ids: Completion(
+                token_ids=token_ids,
+                prompt_token_ids=prompt_ids,
+                finish=finish,
+                stop=stop if isinstance(stop, (int, str)) else None,
+                text=said.get("content"),
+                reasoning=reasoning,
+                tool_calls=tuple(freeze(call) for call in calls),
+                usage=_usage(answer),
+                index=index,
+            )
+        )
+    )
+
+
+def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
+    message, holder = error_message(reply)
+    lengths = vllm.too_long(message) or sglang.too_long(message)
+    if lengths is not None:
+        return PromptTooLong(*lengths)
+    if holder.get("code") == "context_length_exceeded":
+        return PromptTooLong(0, 0, message=f"{server} says that the prompt is too long: {message}")
+    return refusal_of(server, reply, message)
+
+
+def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
+    def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+        refusal = misplaced(ask.extra_body, dialect)
+        if refusal is not None:
+            return Failure(refusal)
+        return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))
+
+    return Wire(
+        name=name,
+        default_url=default_url,
+        key_variable=key_variable,
+        to_wire=to_wire,
+        from_wire=from_wire,
+        from_event=from_event,
+        classify=lambda reply, ask: _classify(_SERVERS[dialect], reply, ask),
+        abort=sglang.abort if dialect == "sglang" else None,
+        about=about,
+    )
+
+
+DIALECTS: Mapping[str, Wire] = {
+    "vllm": _wire("vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about),
+    "sglang": _wire("sglang", "sglang_chat", sglang.SGLANG.default_url, sglang.SGLANG.key_variable, sglang.SGLANG.about),
+    "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
+}
+"""The wires of chat servers, by dialect; each is named after its row in the capability table."""
+
+
+def wire_of(dialect: str) -> Wire:
+    """The wire of a dialect. Raises `InvalidField` for one that is not there, with the nearest.
+
+    >>> wire_of("sglang").name
+    'sglang_chat'
+    """
+    if dialect not in DIALECTS:
+        raise InvalidField(f"dialect takes one of {', '.join(DIALECTS)}, not {dialect!r}{nearest(str(dialect), DIALECTS)}")
+    return DIALECTS[dialect]

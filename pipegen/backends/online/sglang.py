@@ -1,0 +1,241 @@
+"""SGLang on the wire, ids in and ids out: `/generate`.
+
+Pure functions; the facts are those of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.pictures import data_url
+from pipegen.backends.online.reading import error_message, ids_of, logprob, malformed, merged
+from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
+from pipegen.options import GenerationOptions
+from pipegen.records import TokenLogprob
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
+
+LEAST_TEMPERATURE = 1e-6
+"""Below this SGLang decodes greedily."""
+MOST_STOPS = 32
+"""Stop strings that SGLang takes in one request."""
+
+
+def sampling_params(ask: Ask) -> dict[str, Any]:
+    """SGLang's `sampling_params` for these options, everything said; `None` is not sent.
+
+    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `halts`).
+    """
+    options = ask.options
+    ignores_eos = _ignores_eos(options)
+    said = {
+        "n": ask.n if ask.n > 1 else None,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "sampling_seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+        # With nothing to hold back it would only hold back the end token, which ends nothing here.
+        "min_new_tokens": options.min_new_tokens if ask.ending_ids else 0,
+        "stop": list(ask.stops) or None,
+        "stop_token_ids": list(ask.ending_ids) or None,
+        "ignore_eos": ignores_eos,
+        "no_stop_trim": True,
+        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "spaces_between_special_tokens": False,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _ignores_eos(options: GenerationOptions) -> bool:
+    return bool(options.stop is not None and options.stop.ignore_eos)
+
+
+def halts(options: GenerationOptions) -> frozenset[str]:
+    """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop strings where they must not count at first."""
+    many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS
+    stops = frozenset() if options.min_new_tokens or many else frozenset({"stops"})
+    return stops if _ignores_eos(options) else stops | {"ids"}
+
+
+def unsupported(ask: Ask) -> UnsupportedOption | None:
+    """The option that this server would change or cannot carry out, if there is one."""
+    options = ask.options
+    if options.temperature and options.temperature < LEAST_TEMPERATURE:
+        words = f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below {LEAST_TEMPERATURE:g}"
+        return UnsupportedOption(words, option="temperature", hint="take temperature 0 (greedy), or more")
+    if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
+        words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
+        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
+    if options.logprobs and changed:
+        words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"
+        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or take temperature 0 or 1 without penalties and min_new_tokens")
+    return None
+
+
+_NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
+    "temperature": (0.0, 1.0),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_new_tokens": (0,),
+}
+"""The values with which SGLang's logprobs are the model's own."""
+
+
+def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+    """The request."""
+    refusal = unsupported(ask)
+    if refusal is not None:
+        return Failure(refusal)
+    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": sampling_params(ask)}
+    if ask.rid:
+        body["rid"] = ask.rid
+    if ask.stream:
+        body["stream"] = True
+    if ask.images:
+        body |= {"image_data": [data_url(image) for image in ask.images], "return_prompt_token_ids": True}
+    if ask.options.logprobs:
+        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": ask.options.top_logprobs or 0}
+    return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
+
+
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer: an object, or an array of them where several were asked."""
+    items = answer if isinstance(answer, list) else [answer]
+    if len(items) != ask.n:
+        return malformed(f"the answer holds {len(items)} completions, and {ask.n} were asked")
+    out: list[Completion] = []
+    for index, item in enumerate(items):
+        read = _completion(item, ask, 0, index)
+        if not is_ok(read):
+            return Failure(read.failure())
+        if read.unwrap().finish is None:
+            return malformed("meta_info holds no finish_reason")
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only the new ones: `completion_tokens` tells which."""
+    return _completion(event, ask, seen, 0).map(lambda piece: (piece,))
+
+
+def _completion(item: Any, ask: Ask, seen: int, index: int) -> Slot[Completion]:
+    meta = item.get("meta_info") if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
+        return malformed("the answer holds no meta_info")
+    reason = meta.get("finish_reason")
+    if not (reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))):
+        return malformed(f"meta_info.finish_reason is {reason!r:.80}")
+    finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
+    if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
+        return malformed("SGLang's logits were not numbers")
+    prompt, routed = item.get("prompt_token_ids"), meta.get("routed_experts")
+
+    def new_of(ids: tuple[int, ...]) -> Slot[Completion]:
+        total = meta.get("completion_tokens")
+        if not ask.stream or type(total) is not int or total == len(ids):
+            new = ids[seen:]
+        elif total == seen + len(ids):
+            new = ids
+        else:
+            return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
+        noted = _logprobs(meta, new, ask, seen, len(ids)) if ask.options.logprobs else Success(None)
+        known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+        return noted.bind(
+            lambda logprobs: known.map(
+                lambda prompt_ids: Completion(
+                    token_ids=new,
+                    logprobs=logprobs,
+                    finish=finish,
+                    stop=stop if isinstance(stop, (int, str)) else None,
+                    prompt_token_ids=prompt_ids,
+                    index=index,
+                    routed_experts=routed,
+                )
+            )
+        )
+
+    ids = item.get("output_ids")
+    return ids_of([] if ids is None and (ask.stream or finish == "abort") else ids, "output_ids").bind(new_of)
+
+
+def _logprobs(meta: Mapping[str, Any], new: tuple[int, ...], ask: Ask, seen: int, ids: int) -> Slot[tuple[TokenLogprob, ...] | None]:
+    """The logprobs of the new tokens, from lists of all so far or of the new ones alone."""
+    said, tops = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
+    said, tops = said if isinstance(said, list) else [], tops if isinstance(tops, list) else []
+    first = seen if len(said) == seen + len(new) and seen else 0
+    if len(said) - first > len(new):
+        return malformed(f"the answer has logprobs of {len(said)} tokens, and generated {seen + len(new)}")
+    out: list[TokenLogprob] = []
+    for place, token_id in enumerate(new):
+        own = _pair(said[first + place]) if first + place < len(said) else None
+        table = tops[first + place] if first + place < len(tops) else None
+        entries = [_pair(entry) or (None, None) for entry in table] if isinstance(table, list) else []
+        read = logprob(token_id, seen + place, own, entries, ask.options.top_logprobs or 0)
+        if not is_ok(read):
+            return Failure(read.failure())
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def _pair(entry: Any) -> tuple[Any, Any] | None:
+    """(id, logprob) from SGLang's [logprob, id, text]."""
+    return (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else None
+
+
+_TOO_LONG = (
+    re.compile(r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)"),
+    re.compile(r"maximum context length of (?P<limit>\d+) tokens.*?: (?P<prompt>\d+) tokens from the input", re.DOTALL),
+    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)"),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None where it is about something else.
+
+    >>> too_long("The input (3000 tokens) is longer than the model's context length (2048 tokens).")
+    (3000, 2048)
+    """
+    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
+    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+
+
+def classify(reply: WireReply, ask: Ask) -> GenerationError:
+    """The error that a refusal stands for, in any of the five shapes; over-long prompts are `PromptTooLong` whatever the status."""
+    message, _ = error_message(reply)
+    lengths = too_long(message)
+    return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1]) if lengths is not None else refusal_of("SGLang", reply, message)
+
+
+def abort(rid: str) -> WireRequest:
+    """The request that ends another by its name."""
+    return WireRequest(path="/abort_request", body={"rid": rid})
+
+
+SGLANG = Wire(
+    name="sglang_server",
+    default_url="http://localhost:30000",
+    key_variable="SGLANG_API_KEY",
+    to_wire=to_wire,
+    from_wire=from_wire,
+    from_event=from_event,
+    classify=classify,
+    halts=halts,
+    abort=abort,
+    about="/server_info",
+)
+"""SGLang's wire."""

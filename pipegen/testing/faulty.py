@@ -1,0 +1,224 @@
+"""A server that fails on demand: loopback only, seeded, speaking just enough of vLLM, SGLang and chat completions.
+
+What it answers to a prompt is the prompt's ids backwards, so that everybody can tell whose answer is whose. Which call fails, and how, depends on the
+seed, the prompt and how often that prompt has been asked, not on the order in which requests come.
+
+    with FaultyServer(share=0.2, seed=1) as server:
+        route = pg.backends.vllm_server("embedded", base_url=server.url)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+__all__ = ["FAULTS", "SAFE", "FaultyServer"]
+
+FAULTS = ("reset", "stall", "slow", "429", "500", "503", "cut", "short", "choices", "garbage", "noise")
+"""How a call may fail: a reset, silence, a slow first byte, a status, JSON or a stream that is cut off, a body shorter than announced, a wrong number of
+choices, an answer that is no JSON, and one that is no HTTP."""
+SAFE = ("reset", "429", "503", "cut", "short", "choices", "garbage", "noise", "slow")
+"""Those that a client may ask again after without waiting for a timeout; `slow` answers in the end."""
+EOS = 257
+
+
+class FaultyServer:
+    """The server; as a context manager it runs in a thread of its own. `url` is its address.
+
+    `share` of the calls fail, in one of the ways of `kinds`. `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
+    faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
+    `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False.
+    """
+
+    def __init__(
+        self,
+        *,
+        share: float = 0.0,
+        seed: int = 0,
+        kinds: Sequence[str] = FAULTS,
+        reply: Callable[[Sequence[int]], Sequence[int]] = lambda ids: [*reversed(ids), EOS],
+        limit: int = 4096,
+    ) -> None:
+        self.share, self.seed, self.kinds, self.reply, self.limit = share, seed, tuple(kinds), reply, limit
+        self.models = True
+        self.url = ""
+        self.asked: Counter[tuple[int, ...]] = Counter()
+        self.answered: Counter[tuple[int, ...]] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
+        self.bodies: list[Mapping[str, Any]] = []
+        self.keeps_bodies = False
+        self.left = 0
+        self.aborted: list[str] = []
+        self.open = 0
+        self._stop: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name="faulty-server", daemon=True)
+        self._thread.start()
+        started.wait()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+        self._thread.join()
+
+    async def _serve(self, started: threading.Event) -> None:
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = loop.create_task(self._connection(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1024)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._stop = lambda: loop.call_soon_threadsafe(ended.set)
+        started.set()
+        await ended.wait()
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            while await self._call(reader, writer):
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.open -= 1
+            with contextlib.suppress(ConnectionError):
+                writer.close()
+
+    async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request and its answer; whether the connection stays."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        path = head[0].split(" ")[1]
+        length = next((int(line.split(":")[1]) for line in head if line.lower().startswith("content-length:")), 0)
+        body = json.loads(await reader.readexactly(length)) if length else {}
+        self.paths[path] += 1
+        if path not in _GENERATING:
+            status, answer = self._fact(path, body)
+            writer.write(_http(status, json.dumps(answer).encode()))
+            return True
+        if self.keeps_bodies:
+            self.bodies.append(body)
+        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or [ord(mark) for mark in body["messages"][-1]["content"]])
+        self.asked[prompt] += 1
+        fault = self._fault(prompt, self.asked[prompt])
+        if fault:
+            self.failed[fault] += 1
+        return await self._respond(fault, path, body, prompt, reader, writer)
+
+    def _fact(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+        if path == "/abort_request":
+            self.aborted.append(str(body.get("rid")))
+            return 200, {}
+        if path == "/v1/models" and self.models:
+            return 200, {"data": [{"id": "toy", "max_model_len": self.limit}]}
+        return (200, {"version": "0"}) if path in ("/version", "/server_info") else (503, {"detail": "not here"})
+
+    def _fault(self, prompt: tuple[int, ...], attempt: int) -> str:
+        drawn = hashlib.sha256(f"{self.seed}/{prompt}/{attempt}".encode()).digest()
+        if int.from_bytes(drawn[:4], "big") / 2**32 >= self.share:
+            return ""
+        return self.kinds[drawn[4] % len(self.kinds)]
+
+    async def _respond(
+        self, fault: str, path: str, body: Mapping[str, Any], prompt: tuple[int, ...], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if fault == "reset":
+            writer.transport.abort()
+            return False
+        if fault == "stall":
+            return await self._gone(reader)
+        if fault == "slow":
+            await asyncio.sleep(0.05)
+        if fault == "noise":
+            writer.write(b"\x00\x01 this is no HTTP \xff\r\n\r\n")
+            return False
+        if fault.isdigit():
+            writer.write(_http(int(fault), b'{"error":{"message":"out of order"}}', "Retry-After: 0\r\n" if fault != "500" else ""))
+            return True
+        params = body.get("sampling_params", body)
+        most = params.get("max_tokens") or params.get("max_new_tokens") or 16
+        made = list(self.reply(prompt))
+        ids, finish = (made[:most], "length") if len(made) > most else (made, "stop")
+        if body.get("stream"):
+            return await self._stream(fault, path, ids, finish, prompt, writer)
+        whole = json.dumps(_answer(path, ids, finish, wrong=fault == "choices")).encode()
+        if fault == "garbage":
+            whole = b"<html>" + bytes(range(128, 200))
+        if fault in ("cut", "short"):
+            writer.write(_http(200, whole, length=len(whole) if fault == "short" else len(whole) // 2)[: -len(whole) // 2])
+            return False
+        if fault in ("", "slow"):
+            self.answered[prompt] += 1
+        writer.write(_http(200, whole))
+        return True
+
+    async def _gone(self, reader: asyncio.StreamReader) -> bool:
+        """Say nothing until the client goes away."""
+        await reader.read()
+        self.left += 1
+        return False
+
+    async def _stream(self, fault: str, path: str, ids: list[int], finish: str, prompt: tuple[int, ...], writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        if fault == "garbage":
+            writer.write(b"data: {garbage\n\n")
+            return False
+        if fault == "choices":
+            writer.write(b'data: {"choices": 7}\n\n')
+            return False
+        for count in range(1, len(ids) + 1):
+            if fault in ("cut", "short") and count * 2 >= len(ids):
+                writer.write(b'data: {"choi' if fault == "cut" else b"")
+                return False
+            writer.write(b"data: " + json.dumps(_event(path, ids[:count], finish if count == len(ids) else None)).encode() + b"\n\n")
+            await writer.drain()
+        writer.write(b"data: [DONE]\n\n")
+        self.answered[prompt] += 1
+        return False
+
+
+_GENERATING = ("/inference/v1/generate", "/generate", "/v1/completions", "/v1/chat/completions")
+
+
+def _http(status: int, body: bytes, more: str = "", *, length: int | None = None) -> bytes:
+    head = f"HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\nContent-Length: {len(body) if length is None else length}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def _text(ids: Sequence[int]) -> str:
+    return "".join(chr(number) for number in ids if number != EOS)
+
+
+def _answer(path: str, ids: Sequence[int], finish: str, *, wrong: bool) -> Any:
+    """A whole answer; a wrong one has one completion too many."""
+    if path == "/generate":
+        one = _event(path, ids, finish)
+        return [one, one] if wrong else one
+    message = {"message": {"content": _text(ids)}} if path.endswith("chat/completions") else {"token_ids": ids}
+    choices = [{"index": index, "finish_reason": finish, **message} for index in range(2 if wrong else 1)]
+    return {"choices": choices, "usage": {"prompt_tokens": len(ids), "completion_tokens": len(ids)}}
+
+
+def _event(path: str, ids: Sequence[int], finish: str | None) -> Any:
+    """One event of a stream, for the last of these ids; SGLang's hold all of them."""
+    if path == "/generate":
+        reason = None if finish is None else {"type": finish, "matched": ids[-1]} if finish == "stop" else {"type": finish, "length": len(ids)}
+        return {"output_ids": list(ids), "meta_info": {"finish_reason": reason, "completion_tokens": len(ids)}}
+    delta = {"delta": {"content": _text(ids[-1:])}} if path.endswith("chat/completions") else {"token_ids": list(ids[-1:])}
+    return {"choices": [{"index": 0, "finish_reason": finish, **delta}]}

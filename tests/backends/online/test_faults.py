@@ -1,0 +1,183 @@
+"""Against a server that fails on a fifth of its calls: every request keeps its slot, and what is lost is said."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.backends.online.access import access_to
+from pipegen.testing.faulty import FAULTS, SAFE, FaultyServer
+from pipegen.testing.served import ToyModel
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("tenacity")
+
+COUNT = int(os.environ.get("PIPEGEN_FAULTY_REQUESTS", "300"))
+TYPED = (pg.BackendFailed, pg.MalformedResponse, pg.RateLimited, pg.Timeout)
+OPTIONS = pg.GenerationOptions(max_new_tokens=64)
+
+
+def route_to(server: FaultyServer, wire: str = "vllm", **settings: Any) -> pg.Route:
+    from pipegen.backends.online.server import ServerEngine
+    from pipegen.backends.online.settings import ServerSettings
+    from pipegen.backends.online.sglang import SGLANG
+    from pipegen.backends.online.vllm import VLLM
+
+    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
+    return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(), access, ServerSettings(**settings), "toy"))
+
+
+def prompts(count: int) -> list[dict[str, str]]:
+    return [{"prompt": f"request {number:05}"} for number in range(count)]
+
+
+def mine(number: int) -> str:
+    """What the server answers to that request."""
+    return f"request {number:05}"[::-1]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until it holds: what it waits for happens in the server's thread."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def faulty() -> Iterator[FaultyServer]:
+    with FaultyServer(share=0.2, seed=7) as server:
+        yield server
+
+
+def check(slots: Any, server: FaultyServer, count: int) -> int:
+    """Each slot holds its own answer or a typed error; how many hold one."""
+    assert len(slots) == count
+    good = 0
+    for number, slot in enumerate(slots):
+        if pg.is_ok(slot):
+            assert slot.unwrap().text == mine(number)
+            assert slot.unwrap().finish is pg.Finish.EOS
+            good += 1
+        else:
+            assert isinstance(slot.failure(), TYPED)
+    return good
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_every_request_keeps_its_slot(wire: str, faulty: FaultyServer) -> None:
+    with route_to(faulty, wire, timeout=3.0, retries=4, max_in_flight=64) as route:
+        slots = pg.run(route, prompts(COUNT), OPTIONS)
+    good = check(slots, faulty, COUNT)
+    assert good >= COUNT * 0.9  # lost are those that meet a 500, which is not asked again
+    assert set(faulty.failed) == set(FAULTS)
+    failures = [slot.failure() for slot in slots if not pg.is_ok(slot)]
+    assert len(failures) <= faulty.failed["500"] + faulty.failed["stall"]
+
+
+def test_nobody_is_answered_twice() -> None:
+    """But after a timeout, which could come while the answer is on its way: so none of the kinds here takes one."""
+    with FaultyServer(share=0.2, seed=11, kinds=SAFE) as server, route_to(server, timeout=60.0, retries=8, max_in_flight=64) as route:
+        slots = pg.run(route, prompts(COUNT), OPTIONS)
+    assert check(slots, server, COUNT) == COUNT
+    assert set(server.answered.values()) == {1}
+    assert len(server.answered) == COUNT
+
+
+def test_streams_of_a_faulty_server_give_the_batch_or_a_typed_error() -> None:
+    with FaultyServer(share=0.2, seed=5, kinds=SAFE) as server, route_to(server, timeout=60.0, retries=8, max_in_flight=16) as route:
+        joined, done = dict[int, str](), dict[int, Any]()
+        for event in pg.stream(route, prompts(60), OPTIONS):
+            if isinstance(event, pg.Delta):
+                joined[event.index] = joined.get(event.index, "") + event.text
+            else:
+                done[event.index] = event.slot
+    good = check([done[number] for number in range(60)], server, 60)
+    assert good >= 40  # a stream that broke after its first token is not asked again
+    assert all(joined[number] == mine(number) for number in range(60) if pg.is_ok(done[number]))
+
+
+def test_a_spent_budget_is_a_timeout_in_every_slot_that_is_left() -> None:
+    with FaultyServer(share=1.0, kinds=("stall",)) as server, route_to(server, timeout=60.0, batch_budget=0.5, max_in_flight=4) as route:
+        slots = pg.run(route, prompts(20), OPTIONS)
+    assert [type(slot.failure()) for slot in slots] == [pg.Timeout] * 20
+
+
+@pytest.mark.parametrize(("wire", "seed"), [("vllm", 1), ("vllm", 2), ("sglang", 3)])
+def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: int, faulty: FaultyServer) -> None:
+    drawn = random.Random(seed)
+
+    async def cancelled() -> int:
+        with route_to(faulty, wire, timeout=30.0, max_in_flight=32) as route:
+            at_work = asyncio.create_task(pg.arun(route, prompts(COUNT), OPTIONS))
+            moment = drawn.randrange(1, COUNT // 2)
+            await until(lambda: sum(faulty.asked.values()) >= moment or at_work.done())
+            at_work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await at_work
+            return len(asyncio.all_tasks()) - 1
+
+    assert asyncio.run(cancelled()) <= 1  # at most the one that closes the connections
+
+
+# H12
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_cancellation_reaches_the_server(wire: str) -> None:
+    async def cancelled(server: FaultyServer) -> None:
+        route = route_to(server, wire, timeout=30.0)
+        at_work = asyncio.create_task(pg.arun(route, prompts(3), OPTIONS))
+        await until(lambda: sum(server.asked.values()) == 3)
+        at_work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await at_work
+        await until(lambda: server.left == 3)
+
+    with FaultyServer(share=1.0, kinds=("stall",)) as server:
+        server.keeps_bodies = True
+        asyncio.run(cancelled(server))
+        assert server.left == 3
+        if wire == "sglang":
+            assert sorted(server.aborted) == sorted(body["rid"] for body in server.bodies)
+
+
+def test_memory_stays_flat_and_no_thread_is_left(faulty: FaultyServer) -> None:
+    before = threading.active_count()
+    with route_to(faulty, timeout=3.0, retries=2, max_in_flight=32) as route:
+        held = []
+        for _ in range(3):
+            pg.run(route, prompts(60), OPTIONS)
+            gc.collect()
+            held.append(len(gc.get_objects()))
+    assert threading.active_count() == before
+    assert held[2] - held[1] < 400, held
+
+
+# H4
+def test_a_prompt_beyond_the_servers_limit_is_refused_and_not_sent() -> None:
+    with FaultyServer(limit=4) as server, route_to(server) as route:
+        slot = pg.run(route, [{"prompt": "0123456789"}], pg.GenerationOptions(max_new_tokens=1))[0]
+        error = slot.failure()
+        assert isinstance(error, pg.PromptTooLong)
+        assert (error.prompt_tokens, error.limit) == (10, 4)
+        pg.run(route, prompts(5), OPTIONS)
+        assert server.paths["/v1/models"] == 1
+        assert not server.asked
+
+
+def test_a_failed_look_up_is_tried_again_and_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends.online import facts
+
+    monkeypatch.setattr(facts, "PAUSE_SECONDS", 0.0)
+    with FaultyServer(limit=4) as server, route_to(server) as route:
+        server.models = False
+        assert pg.is_ok(pg.run(route, prompts(1), OPTIONS)[0])
+        assert route.engine.capabilities.context_length is None
+        server.models = True
+        assert isinstance(pg.run(route, prompts(1), OPTIONS)[0].failure(), pg.PromptTooLong)
+        assert route.engine.capabilities.context_length == 4

@@ -1,0 +1,201 @@
+"""SGLang's wire records, without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from pipegen.backends.online import sglang
+from pipegen.backends.online.wire import Facts, WireReply
+from pipegen.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
+from pipegen.options import StopOptions
+from pipegen.records import PreparedImage
+from pipegen.slots import is_ok
+
+PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
+
+
+# H2
+def test_the_body_is_said_in_full(ask: Any) -> None:
+    said = ask(ending_ids=(99,), rid="r1", temperature=0.3, max_new_tokens=7, min_new_tokens=2, seed=5, stop=StopOptions(stop_token_ids=(99,)))
+    request = sglang.to_wire(said, Facts()).unwrap()
+    assert (request.method, request.path, request.rid) == ("POST", "/generate", "r1")
+    assert request.body == {
+        "input_ids": [1, 2, 3],
+        "rid": "r1",
+        "sampling_params": {
+            "temperature": 0.3,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "sampling_seed": 5,
+            "max_new_tokens": 7,
+            "min_new_tokens": 2,
+            "stop_token_ids": [99],
+            "ignore_eos": False,
+            "no_stop_trim": True,
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": False,
+        },
+    }
+
+
+def test_pictures_logprobs_and_streams_are_asked_for(ask: Any) -> None:
+    body = sglang.to_wire(ask(images=(PICTURE,), stream=True, logprobs=True, top_logprobs=3), Facts()).unwrap().body
+    assert len(body["image_data"]) == 1
+    assert body["image_data"][0].startswith("data:image/png;base64,")
+    assert body["return_prompt_token_ids"] is True
+    assert (body["stream"], body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (True, True, -1, 3)
+
+
+def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
+    assert sglang.halts(ask().options) == {"ids", "stops"}
+    assert sglang.halts(ask(stop=StopOptions(ignore_eos=True)).options) == {"stops"}
+    assert sglang.halts(ask(min_new_tokens=2).options) == {"ids"}
+    assert sglang.halts(ask(stop=tuple(map(str, range(33)))).options) == {"ids"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": 1e-7}, "temperature"),
+        ({"min_new_tokens": 2, "stop": StopOptions(ignore_eos=True)}, "min_new_tokens"),
+        ({"logprobs": True, "temperature": 0.5}, "logprobs"),
+        ({"logprobs": True, "presence_penalty": 0.5}, "logprobs"),
+        ({"logprobs": True, "min_new_tokens": 2}, "logprobs"),
+    ],
+)
+def test_what_the_server_would_change_is_refused_by_name(ask: Any, options: Any, name: str) -> None:
+    error = sglang.to_wire(ask(ending_ids=(5,), **options), Facts()).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert error.option == name
+
+
+def answer(*, ids: Any = (5, 6), reason: Any = None, **meta: Any) -> dict[str, Any]:
+    return {"output_ids": list(ids), "meta_info": {"finish_reason": reason or {"type": "length", "length": 2}, **meta}}
+
+
+def test_an_answer_is_read(ask: Any) -> None:
+    said = {**answer(reason={"type": "stop", "matched": 6}), "prompt_token_ids": [1, 2, 3]}
+    (completion,) = sglang.from_wire(said, ask()).unwrap()
+    assert (completion.token_ids, completion.finish, completion.stop, completion.prompt_token_ids) == ((5, 6), "stop", 6, (1, 2, 3))
+
+
+# H11
+def test_two_completions_come_as_an_array(ask: Any) -> None:
+    first, second = sglang.from_wire([answer(), answer(ids=(7,), routed_experts="AA==")], ask(n=2)).unwrap()
+    assert (first.token_ids, second.token_ids, second.routed_experts) == ((5, 6), (7,), "AA==")
+    assert sglang.to_wire(ask(n=2), Facts()).unwrap().body["sampling_params"]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        [],
+        "text",
+        [answer(), answer()],
+        {"output_ids": [1]},
+        {"output_ids": [1], "meta_info": {"finish_reason": "stop"}},
+        {"output_ids": [1], "meta_info": {}},
+        answer(ids=(True,)),
+        {**answer(), "output_ids": "x"},
+        {**answer(), "output_ids": None},
+        {**answer(), "prompt_token_ids": 3},
+        answer(reason={"type": "stop", "matched": "NaN happened"}),
+    ],
+)
+def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, said: Any) -> None:
+    assert isinstance(sglang.from_wire(said, ask()).failure(), MalformedResponse)
+
+
+# H3
+@pytest.mark.parametrize("value", [None, "-0.5", True, math.nan, math.inf, -9999.0])
+def test_a_logprob_that_is_no_number_is_malformed_and_named(ask: Any, value: Any) -> None:
+    said = answer(output_token_logprobs=[[-0.5, 5, None], [value, 6, None]])
+    assert "token 1" in sglang.from_wire(said, ask(logprobs=True)).failure().message
+
+
+@pytest.mark.parametrize(("entries", "index"), [(None, 0), ([], 0), ([[-0.5, 5, None]], 1), ([[-0.5, 5], [-0.5, 7]], 1), (["x", [-0.5, 6]], 0)])
+def test_logprobs_that_are_missing_or_of_other_tokens_are_malformed_and_named(ask: Any, entries: Any, index: int) -> None:
+    assert f"token {index}" in sglang.from_wire(answer(output_token_logprobs=entries), ask(logprobs=True)).failure().message
+
+
+def test_logprobs_and_the_likeliest_are_read(ask: Any) -> None:
+    said = answer(output_token_logprobs=[[0.0, 5, None], [-1.0, 6, None]], output_top_logprobs=[[[0.0, 5, None]], [[-1.0, 6, None]]])
+    (completion,) = sglang.from_wire(said, ask(logprobs=True, top_logprobs=1)).unwrap()
+    assert [(one.token_id, one.logprob, one.top) for one in completion.logprobs] == [(5, 0.0, ((5, 0.0),)), (6, -1.0, ((6, -1.0),))]
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_events_hold_all_ids_or_the_new_ones_and_either_is_understood(ask: Any, cumulative: bool) -> None:
+    follows, seen, got = ask(stream=True, logprobs=True), 0, []
+    for count in (1, 3, 4):
+        ids = list(range(10, 10 + count)) if cumulative else list(range(10 + seen, 10 + count))
+        meta = {"finish_reason": None, "completion_tokens": count, "output_token_logprobs": [[-0.5, number, None] for number in ids]}
+        (piece,) = sglang.from_event({"output_ids": ids, "meta_info": meta}, follows, seen).unwrap()
+        assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
+        got += piece.token_ids
+        seen = len(got)
+    assert got == [10, 11, 12, 13]
+    wrong = {"output_ids": [1, 2], "meta_info": {"finish_reason": None, "completion_tokens": 9}}
+    assert isinstance(sglang.from_event(wrong, follows, 4).failure(), MalformedResponse)
+
+
+SHAPES = [
+    lambda words: {"error": {"message": words}},
+    lambda words: {"error": words},
+    lambda words: {"object": "error", "message": words, "type": "BadRequestError", "param": None, "code": 400},
+    lambda words: {"error": {"message": words, "type": "invalid_request_error", "code": 400, "retryable": False}},
+    lambda words: {"detail": words},
+]
+WORDINGS = [
+    ("The input (3000 tokens) is longer than the model's context length (2048 tokens).", 3000, 2048),
+    (
+        (
+            "Requested token count exceeds the model's maximum context length of 2048 tokens. You requested a total of 2053 tokens: 2047 tokens from the "
+            "input messages and 6 tokens for the completion. Please reduce the number of tokens in the input messages or the completion to fit."
+        ),
+        2047,
+        2048,
+    ),
+    ("Input length (2042 tokens) exceeds the maximum allowed length (2042 tokens). Use a shorter input or enable --allow-auto-truncate.", 2042, 2042),
+]
+
+
+# H5
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("message", "length", "limit"), WORDINGS)
+def test_an_over_long_prompt_is_known_in_each_wording_and_shape(ask: Any, status: int, shape: Any, message: str, length: int, limit: int) -> None:
+    error = sglang.classify(WireReply(status=status, body=json.dumps(shape(message)).encode()), ask(tuple(range(length))))
+    assert isinstance(error, PromptTooLong)
+    assert (error.prompt_tokens, error.limit) == (length, limit)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, lambda words: words])
+@pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (500, BackendFailed), (503, RateLimited)])
+def test_other_refusals_keep_their_words_in_any_shape(ask: Any, shape: Any, status: int, kind: type) -> None:
+    error = sglang.classify(WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask())
+    assert type(error) is kind
+    assert "at most 32 stop strings" in error.message
+
+
+def test_a_request_is_aborted_by_its_name() -> None:
+    request = sglang.abort("r1")
+    assert (request.path, request.body) == ("/abort_request", {"rid": "r1"})
+
+
+def test_extra_body_is_merged_deeply(ask: Any) -> None:
+    extra = {"sampling_params": {"custom_params": {"a": 1}}, "cache_salt": "s"}
+    body = sglang.to_wire(ask(extra_body=extra), Facts()).unwrap().body
+    assert body["sampling_params"]["custom_params"] == {"a": 1}
+    assert body["sampling_params"]["max_new_tokens"] == 512
+    assert body["cache_salt"] == "s"
+    assert is_ok(sglang.to_wire(ask(), Facts()))
