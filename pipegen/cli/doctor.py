@@ -14,9 +14,13 @@ from pipegen.options import option_names
 
 __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
 
-ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm"}
+_SERVERS = ("vllm_server", "sglang_server", "vllm_chat", "sglang_chat", "openai_chat")
+ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm", **dict.fromkeys(_SERVERS, "online")}
 """The extra that each engine comes with: `pip install "pipegen[hf]"`."""
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "tenacity"),
+    *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
+)
 """Whose versions are told, in this order."""
 
 
@@ -30,7 +34,7 @@ def examine() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
         "engines": engines,
-        "extras": {name: _missing(name) for name in ("hf", "peft") if _missing(name)},
+        "extras": {name: _missing(name) for name in ("hf", "peft", "online") if _missing(name)},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
     }
@@ -128,4 +132,5 @@ def _show(seen: dict[str, Any]) -> None:
         table.add_row(f"{name} [dim]({feature['what']})[/]", *("yes" if engine in feature["engines"] else "-" for engine in ENGINES))
     for name, engines in seen["options"].items():
         table.add_row(name, *("yes" if engine in engines else "-" for engine in ENGINES))
-    console.print(table)
+    # One row for one line, however narrow the terminal: it is what people search with grep.
+    Console(file=sys.stdout, highlight=False, width=max(console.width, 180)).print(table)
