@@ -12,9 +12,10 @@ from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, nearest
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
+from pipegen.parallel import parallel
 from pipegen.pipe import Call, Pipe, Steps
 from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
-from pipegen.slots import Batch, Slot
+from pipegen.slots import Batch, Slot, is_ok
 
 __all__ = ["Request", "admit", "arun", "request_from", "run"]
 
@@ -66,10 +67,15 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
     A request's own options win over those of the run.
     """
-    return tuple(_admit(request, options, images or ImagePolicy()) for request in requests)
+    batch = [_admit(request, options) for request in requests]
+    sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
+    policy = images or ImagePolicy()
+    for place, loaded in zip(sourced, parallel(lambda place: load_sources(batch[place].unwrap(), policy), sourced), strict=True):
+        batch[place] = loaded
+    return tuple(batch)
 
 
-def _admit(request: Request, options: GenerationOptions | None, images: ImagePolicy) -> Slot[GenerationRequest]:
+def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
     made = request if isinstance(request, Result) else Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
@@ -79,7 +85,7 @@ def _admit(request: Request, options: GenerationOptions | None, images: ImagePol
             return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
 
     admitted: Slot[GenerationRequest] = made if options is None else made.bind(with_options)
-    return admitted.bind(lambda valid: load_sources(valid, images) if valid.sources else Success(valid))
+    return admitted
 
 
 def answers_of(wanted: Call, answers: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:

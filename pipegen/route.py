@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +20,9 @@ from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
 from pipegen.errors import BadImage, InvalidRequest, UnsupportedPlugin
 from pipegen.fields import InvalidField
+from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
+from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Decoded, Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
@@ -105,7 +107,7 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
 
     def steps(batch: Batch[Job]) -> Steps[Encoded]:
         prompts: dict[Hashable, Slot[Prompt]] = {}
-        pictures: dict[Hashable, Slot[PreparedImage]] = {}
+        pictures = _pictures([slot.unwrap() for slot in batch if is_ok(slot)], engine)
 
         def encoded(job: Job) -> Slot[Encoded]:
             request, options = job.request, job.options
@@ -120,14 +122,23 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
     return Pipe("encode", steps)
 
 
-def _prompt(job: Job, engine: Engine, pictures: dict[Hashable, Slot[PreparedImage]]) -> Slot[Prompt]:
-    preprocess = job.options.preprocess or VlmPreprocessOptions()
+_Picture = tuple[ImageSource, VlmPreprocessOptions]
+
+
+def _pictures(jobs: Sequence[Job], engine: Engine) -> dict[_Picture, Slot[PreparedImage]]:
+    """Every picture of the jobs, prepared once for each of the settings that are asked for."""
+    wanted = {(source, _preprocess(job)): index for job in jobs for index, source in enumerate(job.request.sources)}
+    return dict(zip(wanted, parallel(lambda item: engine.prepare_image(*item[0], item[1]), [*wanted.items()]), strict=True))
+
+
+def _preprocess(job: Job) -> VlmPreprocessOptions:
+    return job.options.preprocess or VlmPreprocessOptions()
+
+
+def _prompt(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedImage]]) -> Slot[Prompt]:
     prepared: list[PreparedImage] = []
     for index, source in enumerate(job.request.sources):
-        key = (source, preprocess)
-        if key not in pictures:
-            pictures[key] = engine.prepare_image(source, preprocess, index)
-        picture = pictures[key]
+        picture = pictures[source, _preprocess(job)]
         if not is_ok(picture):
             error = picture.failure()
             return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,23 @@ import transformers  # noqa: E402
 from returns.result import Success  # noqa: E402
 
 from pipegen.backends.hf.engine import HFEngine  # noqa: E402
-from pipegen.backends.hf.plan import halves, plan  # noqa: E402
+from pipegen.backends.hf.plan import SPARE, Cost, order, plan, restored  # noqa: E402
 from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: E402
-from pipegen.options import GenerationOptions, StopOptions, resolve  # noqa: E402
+from pipegen.messages import ImageSource  # noqa: E402
+from pipegen.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
 from pipegen.records import Encoded, ModelLoadConfig  # noqa: E402
-from pipegen.testing.models import FAMILIES, encoded, write_model  # noqa: E402
+from pipegen.testing.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
+from pipegen.testing.pictures import picture  # noqa: E402
 
 FEW = settings(max_examples=max(5, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
 
 
 @functools.cache
-def engine(family: str) -> Any:
+def engine(family: str, batch_size: int | None = None) -> Any:
     with tempfile.TemporaryDirectory() as root:
-        made = HFEngine(ModelLoadConfig(model=str(write_model(Path(root) / family, family)), dtype="float32"))
-        _ = made._weights.model(), made.eos_token_ids, made.tokenizer
+        made = HFEngine(ModelLoadConfig(model=str(write_model(Path(root) / family, family)), dtype="float32", batch_size=batch_size))
+        _ = made._weights.model(), made.eos_token_ids, made.tokenizer, made.image_placeholder and made._checkpoint.image_spec
     return made
 
 
@@ -56,28 +59,40 @@ def rows(draw_one: st.DrawFn) -> Encoded:
 
 # --- the plan ------------------------------------------------------------------------------------------------------------------------------------------
 
-
-@given(st.lists(st.integers(1, 30)), st.integers(1, 7))
-def test_a_plan_holds_every_position_exactly_once_in_groups_that_fit(lengths: list[int], batch_size: int) -> None:
-    groups = plan(lengths, batch_size)
-    assert sorted(position for group in groups for position in group) == list(range(len(lengths)))
-    assert all(1 <= len(group) <= batch_size for group in groups)
-    assert len(groups) == -(-len(lengths) // batch_size)
+COSTS = st.lists(st.builds(Cost, prompt=st.integers(1, 300), patches=st.sampled_from([0, 0, 4, 64]), answer=st.integers(1, 4)), max_size=20)
 
 
-@given(st.lists(st.integers(1, 30)), st.integers(1, 7))
-def test_answers_in_the_order_of_a_plan_go_back_to_their_positions(lengths: list[int], batch_size: int) -> None:
-    order = [position for group in plan(lengths, batch_size) for position in group]
-    answers = {position: lengths[position] for position in order}
-    assert [answers[position] for position in range(len(lengths))] == lengths
-    assert [lengths[position] for position in order] == sorted(lengths, reverse=True)
+@given(COSTS, st.integers(1, 7), st.none() | st.integers(1, 900))
+def test_a_plan_holds_every_position_exactly_once_in_groups_that_fit(costs: list[Cost], rows: int, tokens: int | None) -> None:
+    groups = plan(costs, rows, tokens)
+    assert [position for group in groups for position in group] == list(order(costs))
+    assert sorted(order(costs)) == list(range(len(costs)))
+    for group in groups:
+        prompts = [costs[position].prompt for position in group]
+        assert 1 <= len(group) <= rows
+        assert tokens is None or len(group) == 1 or len(group) * max(prompts) <= tokens
+        assert len(group) * max(prompts) - sum(prompts) <= max(SPARE, sum(prompts) // 4)
 
 
-@given(st.lists(st.integers(), min_size=1))
-def test_halves_are_the_group_in_two_parts_and_the_smaller_is_no_less_than_half(group: list[int]) -> None:
-    parts = halves(group)
-    assert [position for part in parts for position in part] == group
-    assert max(map(len, parts)) <= (len(group) + 1) // 2
+@given(COSTS, st.integers(1, 7))
+def test_a_group_ends_only_where_one_more_row_would_not_do(costs: list[Cost], rows: int) -> None:
+    groups = plan(costs, rows)
+    for group, after in itertools.pairwise(groups):
+        prompts = [costs[position].prompt for position in (*group, after[0])]
+        assert len(group) == rows or len(prompts) * max(prompts) - sum(prompts) > max(SPARE, sum(prompts[:-1]) // 4)
+
+
+@given(COSTS)
+def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_pictures(costs: list[Cost]) -> None:
+    keys = [(costs[position].answer, costs[position].prompt + costs[position].patches, -position) for position in order(costs)]
+    assert keys == sorted(keys, reverse=True)
+
+
+@given(COSTS)
+def test_answers_in_the_order_of_a_plan_go_back_to_their_positions(costs: list[Cost]) -> None:
+    way = [position for group in plan(costs, 3) for position in group]
+    assert restored(way, [costs[position] for position in way]) == costs
+    assert restored(way, way) == list(range(len(costs)))
 
 
 # --- sampling ------------------------------------------------------------------------------------------------------------------------------------------
@@ -129,28 +144,71 @@ def test_a_token_is_drawn_where_the_summed_probabilities_pass_the_number(weights
 # --- the engine ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-@FEW
-@given(prompts=st.lists(st.lists(st.integers(3, 400), min_size=1, max_size=24), min_size=1, max_size=5), count=st.integers(1, 16))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_ids_are_those_of_generate_at_batch_1(family: str, prompts: list[list[int]], count: int) -> None:  # B7
-    own = engine(family)
-    answers = own.generate([encoded(prompt, max_new_tokens=count) for prompt in prompts])
-    model = own._weights.model()
-    for prompt, slot in zip(prompts, answers, strict=True):
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, eos_token_id=list(own.eos_token_ids), pad_token_id=0
+@st.composite
+def mixes(choose: st.DrawFn) -> list[Encoded]:
+    """Greedy rows of any lengths, some with the same prompt, some with a stop that their model may meet."""
+    prompts = choose(st.lists(st.lists(st.integers(3, 400), min_size=1, max_size=24), min_size=1, max_size=4))
+    return [
+        encoded(
+            choose(st.sampled_from(prompts)),
+            max_new_tokens=choose(st.integers(1, 16)),
+            stop=StopOptions(stop=choose(st.sampled_from([(), ("e",), ("th", "a b")])), stop_token_ids=choose(st.sampled_from([(), tuple(range(3, 40))]))),
         )
-        assert slot.unwrap().token_ids == tuple(whole[0, len(prompt) :].tolist())
+        for _ in range(choose(st.integers(1, 9)))
+    ]
 
 
 @FEW
-@given(batch=st.lists(rows(), min_size=2, max_size=6), data=st.data())
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, batch: list[Encoded], data: st.DataObject) -> None:  # B6, B7, B8
-    own = engine(family)
-    order = data.draw(st.permutations(range(len(batch))))
-    together = own.generate([batch[at] for at in order])
-    for at, slot in zip(order, together, strict=True):
+@given(inputs=mixes(), size=st.integers(1, 4))
+@pytest.mark.parametrize("family", [*FAMILIES, *HYBRIDS])
+def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(family: str, inputs: list[Encoded], size: int) -> None:  # B7
+    own = engine(family, size)
+    before = own.work
+    answers = own.generate(inputs)
+    model = own._weights.model()
+    for row, slot in zip(inputs, answers, strict=True):
+        ids = torch.tensor([row.prompt.token_ids])
+        settings_ = {"do_sample": False, "max_new_tokens": row.options.max_new_tokens, "eos_token_id": list(own.eos_token_ids), "pad_token_id": 0}
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), **settings_)
+        made = slot.unwrap().token_ids
+        assert made == tuple(whole[0, ids.shape[1] :].tolist())[: len(made)]
+        assert len(made) == whole.shape[1] - ids.shape[1] or row.options.stop != StopOptions(stop=(), stop_token_ids=())
+    work = own.work
+    needed = sum(len(slot.unwrap().token_ids) - 1 for slot in answers)  # the first token of a row comes out of reading its prompt
+    assert work.row_steps - before.row_steps == work.needed_row_steps - before.needed_row_steps == needed
+    assert work.prompt_tokens - before.prompt_tokens == sum(map(len, {row.prompt.token_ids for row in inputs}))
+
+
+@FEW
+@given(batch=st.lists(rows(), min_size=2, max_size=6), size=st.integers(1, 4), data=st.data())
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
+def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, batch: list[Encoded], size: int, data: st.DataObject) -> None:  # B6, B7, B8
+    own = engine(family, size)
+    shuffled = data.draw(st.permutations(range(len(batch))))
+    together = own.generate([batch[at] for at in shuffled])
+    for at, slot in zip(shuffled, together, strict=True):
         assert slot == own.generate([batch[at]])[0]
         assert isinstance(slot, Success)
+
+
+@functools.cache
+def pictures() -> tuple[Any, ...]:
+    sizes = ((32, 32), (64, 40), (100, 60))
+    sources = [ImageSource(data=picture(width=width, height=height)) for width, height in sizes]
+    return tuple(engine("qwen3_vl", 3).prepare_image(source, DEFAULTS.preprocess, 0).unwrap() for source in sources)
+
+
+@FEW
+@given(data=st.data(), size=st.integers(1, 4))
+def test_rows_with_pictures_come_and_go_too(data: st.DataObject, size: int) -> None:
+    own = engine("qwen3_vl", size)
+    mark = own._checkpoint.image_token_id
+
+    def row() -> Encoded:
+        images = data.draw(st.lists(st.sampled_from(pictures()), max_size=2))
+        before = data.draw(st.lists(st.integers(60, 90), min_size=1, max_size=9))
+        ids = [*before, *(token for image in images for token in (*[mark] * image.tokens, 70))]
+        return encoded(ids, images=images, max_new_tokens=data.draw(st.integers(1, 12)))
+
+    inputs = [row() for _ in range(data.draw(st.integers(2, 7)))]
+    assert own.generate(inputs) == [own.generate([one])[0] for one in inputs]

@@ -16,7 +16,7 @@ from pipegen.records import Encoded, PreparedImage, Prompt
 from pipegen.requests import TextGenerationRequest
 from pipegen.testing.prompts import chatml_tokenizer, instruct_tokenizer
 
-__all__ = ["FAMILIES", "encoded", "write_model"]
+__all__ = ["FAMILIES", "HYBRIDS", "encoded", "write_model"]
 
 
 def _hf() -> Any:
@@ -63,6 +63,27 @@ def _gemma3(head_dim: int) -> tuple[Any, Any]:
     return tokenizer, _hf().Gemma3ForCausalLM(config)
 
 
+def _lfm2(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    sizes = {name: size for name, size in _text_sizes(tokenizer, head_dim).items() if name != "head_dim"}
+    config = _hf().Lfm2Config(**sizes, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False, conv_bias=True)
+    return tokenizer, _hf().Lfm2ForCausalLM(config)
+
+
+def _qwen3_next(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = chatml_tokenizer()
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    experts = {"num_experts": 0, "mlp_only_layers": [0, 1]}
+    config = _hf().Qwen3NextConfig(**_text_sizes(tokenizer, head_dim), **linear, **experts, layer_types=["linear_attention", "full_attention"])
+    return tokenizer, _hf().Qwen3NextForCausalLM(config)
+
+
+def _falcon_h1(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_chunk_size": 8}
+    return tokenizer, _hf().FalconH1ForCausalLM(_hf().FalconH1Config(**_text_sizes(tokenizer, head_dim), **mamba))
+
+
 def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
     ids = tokenizer.get_vocab()
@@ -107,9 +128,19 @@ _IMAGE_PROCESSOR: Mapping[str, Any] = {
     "merge_size": 2,
 }
 
-_MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"qwen3": _qwen3, "llama": _llama, "mistral": _mistral, "gemma3": _gemma3, "qwen3_vl": _qwen3_vl}
-FAMILIES = tuple(_MAKERS)
+_ATTENTION: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
+    "qwen3": _qwen3,
+    "llama": _llama,
+    "mistral": _mistral,
+    "gemma3": _gemma3,
+    "qwen3_vl": _qwen3_vl,
+}
+_HYBRID: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"lfm2": _lfm2, "qwen3_next": _qwen3_next, "falcon_h1": _falcon_h1}
+_MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID}
+FAMILIES = tuple(_ATTENTION)
 """`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes pictures."""
+HYBRIDS = tuple(_HYBRID)
+"""Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`)."""
 
 
 def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, **generation: Any) -> Path:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
-from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.load import Weights
-from pipegen.backends.hf.loop import begin
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
-from pipegen.backends.hf.plan import halves, plan
 from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.schedule import Found, Schedule, Work
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import BackendFailed, CallFailed
 from pipegen.records import Encoded, ModelLoadConfig
@@ -43,6 +42,7 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig) -> None:
         super().__init__(load)
         self._weights = Weights(self._checkpoint)
+        self._found = Found()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -54,6 +54,11 @@ class HFEngine(CheckpointEngine):
     def loaded(self) -> bool:
         """Whether the weights are in memory."""
         return self._weights.loaded
+
+    @property
+    def work(self) -> Work:
+        """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
+        return dataclasses.replace(self._found.work)
 
     def close(self) -> None:
         self._weights.close()
@@ -69,20 +74,13 @@ class HFEngine(CheckpointEngine):
             row.error = row.error or self._checkpoint.misplaced(row.encoded.prompt)
         yield from _newly_done(rows)
         live = [row for row in rows if not row.done]
-        groups = plan([len(row.prompt_ids) for row in live], self._checkpoint.load.batch_size or ROWS)
-        waiting = [[live[position] for position in group] for group in reversed(groups)]
-        model = self._loaded() if waiting else None
-        while waiting:
-            batch = waiting.pop()
-            full = yield from self._advance(model, batch)
-            if full is None:
-                continue
-            release()
-            if len(batch) == 1:
-                batch[0].error = _failure(full, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
-            yield from _newly_done(batch)
-            left = [row for row in batch if not row.done]
-            waiting += [[left[at] for at in half] for half in reversed(halves(range(len(left))))]
+        if not live:
+            return
+        schedule = Schedule(self._loaded(), self._checkpoint, live, self._checkpoint.load.batch_size or ROWS, self._found)
+        while not schedule.finished:
+            advanced = self._step(schedule)
+            yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced or () if row.error is None)
+            yield from _newly_done(live if advanced is None else advanced)
 
     def _loaded(self) -> Any:
         try:
@@ -94,25 +92,21 @@ class HFEngine(CheckpointEngine):
                 ) from error
             raise
 
-    def _advance(self, model: Any, batch: Sequence[Row]) -> Generator[TokensMade | RowDone, None, str | None]:
-        """Run a batch to its end. Gives None, or torch's words where the memory was full; the rows then keep what they have made."""
-        steps: Iterator[list[Row]] | None = None
-        while True:
-            try:
-                with self._weights.lock, torch.no_grad():
-                    if steps is None:
-                        steps = begin(model, batch, batch_inputs(batch, model, self._checkpoint), self._checkpoint.pad_token_id)
-                    advanced = next(steps, None)
-            except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
-                if is_out_of_memory(error):
-                    return str(error)
-                if is_device_failure(error):
-                    raise CallFailed(_failure(str(error), "batch")) from error
+    def _step(self, schedule: Schedule) -> list[Row] | None:
+        """One step of the schedule: the rows that went on; None where the memory was full, and the rows wait again with what they have made."""
+        try:
+            with self._weights.lock, torch.no_grad():
+                return schedule.step()
+        except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
+            if is_device_failure(error) and not is_out_of_memory(error):
+                raise CallFailed(_failure(str(error), "batch")) from error
+            if not is_out_of_memory(error):
                 raise
-            if advanced is None:
-                return None
-            yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced if row.error is None)
-            yield from _newly_done(batch)
+            words = str(error)
+        for row in schedule.give_up():
+            row.error = _failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
+        release()
+        return None
 
 
 def _newly_done(rows: Sequence[Row]) -> Iterator[RowDone]:

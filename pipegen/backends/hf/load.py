@@ -12,6 +12,7 @@ import transformers
 
 from pipegen.backends.checkpoint import EMBEDDED, Checkpoint
 from pipegen.backends.extras import need
+from pipegen.backends.hf.attention import use_grouped
 from pipegen.backends.hf.memory import release
 
 __all__ = ["Weights", "load_model", "pick_device"]
@@ -62,6 +63,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
             model.load_adapter(load.adapter)
         if load.device_map is None:
             model.to(pick_device(load.device))
+        if load.attn_implementation is None:
+            use_grouped(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
     return model.eval()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import torch
 
-__all__ = ["is_device_failure", "is_out_of_memory", "release"]
+from pipegen.backends.hf.cache import size_of
+
+__all__ = ["is_device_failure", "is_out_of_memory", "release", "room_for"]
 
 _WORDS = ("out of memory", "not enough memory", "can't allocate memory")
 """How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
@@ -39,3 +42,23 @@ def release() -> None:
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()
+
+
+def room_for(cache: Any, tokens: int, device: torch.device) -> int | None:
+    """How many tokens the caches of a model may hold together, from one that holds `tokens`: half of the free memory is left for the passes themselves.
+
+    None where the device does not tell what is free.
+    """
+    free, each = _free(device), size_of(cache) / tokens
+    return None if free is None or not each else tokens + int(free / 2 / each)
+
+
+def _free(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held_back
+    if device.type == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    return None

@@ -5,13 +5,15 @@ A row outlives the batch that it rides in: when a batch has to be split, its row
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from returns.result import Failure, Success
 
+from pipegen.backends.hf.plan import Cost
 from pipegen.errors import GenerationError, PluginFailed
 from pipegen.plugins.plugin import Plugin, RowContext
 from pipegen.records import Encoded, Finish, Raw, TokenLogprob
@@ -44,6 +46,8 @@ class Row:
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
+        self._ids: torch.Tensor | None = None
+        self._there = 0  # so many generated ids are on the device
         self._processors: list[tuple[Plugin, Any]] = []
         self._criteria: list[tuple[Plugin, Any]] = []
         context = RowContext(prompt_length=len(self.prompt_ids), tokenizer=tokenizer)
@@ -63,9 +67,25 @@ class Row:
         return (*self.prompt_ids, *self.token_ids)
 
     @property
+    def length(self) -> int:
+        """How many tokens prompt and answer have together so far."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
     def left(self) -> int:
         """How many tokens the row may still make."""
         return (self.options.max_new_tokens or 0) - len(self.token_ids)
+
+    @property
+    def cost(self) -> Cost:
+        """What is left to do for the row."""
+        patches = sum(math.prod(image.grid) if image.grid is not None else image.tokens for image in self.encoded.prompt.images)
+        return Cost(prompt=self.length, patches=patches, answer=self.left)
+
+    @property
+    def source(self) -> Hashable:
+        """What the row's next token hangs on, sampling apart: rows of one source are read once."""
+        return self.sequence, tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
 
     @property
     def must_go_on(self) -> bool:
@@ -80,10 +100,10 @@ class Row:
     def has_processors(self) -> bool:
         return bool(self._processors)
 
-    def process(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The scores (1, vocabulary) after the plugins' logits processors, which see this row's `ids` (1, length) without padding."""
+    def process(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores (1, vocabulary) after the plugins' logits processors, which see this row's ids without padding."""
         for plugin, processor in self._processors:
-            answer = self._ask(plugin, processor, ids, scores)
+            answer = self._ask(plugin, processor, self.ids(scores.device), scores)
             if self.error is not None:
                 return scores
             if not isinstance(answer, torch.Tensor) or answer.shape != scores.shape:
@@ -97,8 +117,20 @@ class Row:
                 return scores
         return scores
 
-    def accept(self, token_id: int, logprob: TokenLogprob | None, ids: Callable[[], torch.Tensor]) -> None:
-        """Take the next token. `ids()` gives the row's sequence (1, length), that token included, without padding."""
+    def ids(self, device: torch.device) -> torch.Tensor:
+        """Prompt and generated ids, shape (1, length). They are kept on the device, and only new ones are brought there."""
+        made, before = len(self.token_ids), len(self.prompt_ids)
+        if self._ids is None or self._ids.device != device:
+            self._ids = torch.zeros((1, self.length + self.left), dtype=torch.long, device=device)
+            self._ids[0, :before] = torch.tensor(self.prompt_ids)
+            self._there = 0
+        if self._there < made:
+            self._ids[0, before + self._there : before + made] = torch.tensor(self.token_ids[self._there :])
+            self._there = made
+        return self._ids[:, : before + made]
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None, device: torch.device) -> None:
+        """Take the next token. Hooks of plugins see the row's ids on that device."""
         self.token_ids.append(token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
@@ -106,7 +138,7 @@ class Row:
         self._follower.feed(token_id)
         self.error = self._follower.failure
         if self._criteria and self._follower.finish in (None, Finish.LENGTH):
-            self._halt(ids())
+            self._halt(self.ids(device))
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:

@@ -8,7 +8,7 @@ answer alone. Logprobs come from the logits as the model gave them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -87,38 +87,40 @@ class Sampler:
     """Chooses tokens for the rows of one batch, and keeps the history that penalties need (only where some row has one)."""
 
     def __init__(self, rows: Sequence[Row], vocabulary: int, device: torch.device) -> None:
-        self._device = device
+        self._device, self._vocabulary = device, vocabulary
+        self._rows: list[Row] = []
         self._seen: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
-        if any(_penalised(row.options) for row in rows):
-            self._seen = torch.zeros((len(rows), vocabulary), dtype=torch.bool, device=device)
-            self._counts = torch.zeros((len(rows), vocabulary), device=device)
-            for at, row in enumerate(rows):
-                sequence = torch.tensor(row.sequence)
-                self._seen[at, sequence[sequence < vocabulary].to(device)] = True
-                self._counts[at] = torch.bincount(torch.tensor(row.token_ids, dtype=torch.long), minlength=vocabulary).to(self._counts)
-        self._use(rows)
+        self.use(rows)
 
-    def _use(self, rows: Sequence[Row]) -> None:
-        self._rows = list(rows)
+    def use(self, rows: Sequence[Row]) -> None:
+        """Go on with these rows: some of those before, and new ones."""
+        before, self._rows = {id(row): at for at, row in enumerate(self._rows)}, list(rows)
         self._options = [row.options for row in rows]
         self._sampled = [at for at, option in enumerate(self._options) if option.temperature]
+        self._least = [at for at, row in enumerate(rows) if row.ending_ids]
+        self._special = [at for at, row in enumerate(rows) if row.has_processors or row.options.no_repeat_ngram_size]
         asked = [option for option in self._options if option.logprobs]
         self._top = max((option.top_logprobs or 0 for option in asked), default=0)
         self._logprobs = bool(asked)
+        seen, counts, self._seen, self._counts = self._seen, self._counts, None, None
+        if any(_penalised(option) for option in self._options):
+            self._seen = torch.zeros((len(rows), self._vocabulary), dtype=torch.bool, device=self._device)
+            self._counts = torch.zeros((len(rows), self._vocabulary), device=self._device)
+            for at, row in enumerate(rows):
+                if seen is not None and counts is not None and id(row) in before:
+                    self._seen[at], self._counts[at] = seen[before[id(row)]], counts[before[id(row)]]
+                else:
+                    sequence = torch.tensor(row.sequence)
+                    self._seen[at, sequence[sequence < self._vocabulary].to(self._device)] = True
+                    self._counts[at] = torch.bincount(torch.tensor(row.token_ids, dtype=torch.long), minlength=self._vocabulary).to(self._counts)
 
-    def select(self, kept: Sequence[int], index: torch.Tensor) -> None:
-        """Go on with the rows at these places only."""
-        if self._seen is not None and self._counts is not None:
-            self._seen, self._counts = self._seen[index], self._counts[index]
-        self._use([self._rows[at] for at in kept])
-
-    def choose(self, logits: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, list[Choice]]:
-        """The next token of each row, on the device with shape (rows, 1), and on the host. `ids_of(row)` gives a row's sequence, shape (1, length).
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[Choice]]:
+        """The next token of each row, on the device with shape (rows, 1), and on the host.
 
         `logits` are the model's own, in float32. There is one transfer from the device; a row whose scores are no numbers fails.
         """
-        scores = self._processed(logits, ids_of)
+        scores = self._processed(logits)
         peaks, tokens = scores.max(-1, keepdim=True)
         if self._sampled:
             rows = torch.tensor(self._sampled, device=self._device)
@@ -130,23 +132,23 @@ class Sampler:
             self._counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=self._counts.dtype))
         return tokens, self._reported(logits, tokens, peaks)
 
-    def _processed(self, logits: torch.Tensor, ids_of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    def _processed(self, logits: torch.Tensor) -> torch.Tensor:
         scores = logits
         if self._seen is not None and self._counts is not None:
             scores = penalise(scores, self._seen, self._counts, self._options)
-        blocked = [(at, token) for at, row in enumerate(self._rows) if row.must_go_on for token in row.ending_ids]
-        special = [at for at, row in enumerate(self._rows) if not row.done and (row.has_processors or row.options.no_repeat_ngram_size)]
+        blocked = [(at, token) for at in self._least if self._rows[at].must_go_on for token in self._rows[at].ending_ids]
+        special = [at for at in self._special if not self._rows[at].done]
         if scores is logits and (blocked or special):
             scores = scores.clone()
         if blocked:
             at, token = torch.tensor(blocked, device=self._device).T
             scores[at, token] = -torch.inf
         for at in special:
-            row, ids, own = self._rows[at], ids_of(at), scores[at : at + 1]
+            row, own = self._rows[at], scores[at : at + 1]
             if row.options.no_repeat_ngram_size:
                 ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)  # annotated for subclasses of Tensor that nothing makes
-                own = ban(ids, own)
-            scores[at] = row.process(ids, own)[0]
+                own = ban(row.ids(self._device), own)
+            scores[at] = row.process(own)[0]
         return scores
 
     def _reported(self, logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> list[Choice]:

@@ -152,11 +152,13 @@ def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
 
 
 def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.hf import loop
+    from pipegen.backends.hf import lane
+    from pipegen.backends.hf.schedule import Found
 
     inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
     expected = engine.generate(inputs)
-    monkeypatch.setattr(loop, "_can_drop_rows", lambda state: False)
+    monkeypatch.setattr(lane, "_can_drop_rows", lambda state: False)
+    monkeypatch.setattr(engine, "_found", Found())
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
     assert set(sizes) == {4}

@@ -1,0 +1,61 @@
+"""Attention of one new token for each row, where several query heads share a key head, without copies of keys and values.
+
+transformers' `sdpa` repeats keys and values for every query head as soon as there is a mask, at every step. The query heads that share a key head can
+stand beside each other as if they were that many queries of one head: the same sums, over keys and values as they lie in the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+__all__ = ["NAME", "grouped_sdpa", "use_grouped"]
+
+NAME = "pipegen_grouped_sdpa"
+"""What transformers calls it in `attn_implementation`."""
+
+_hf: Any = transformers  # its own annotations are partial
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' `sdpa`, with its arguments and answer; a single query of each row takes the way without copies.
+
+    `query` has the shape (rows, heads, queries, size), `key` and `value` have (rows, key heads, columns, size).
+    """
+    rows, heads, queries, size = query.shape
+    one_for_all_heads = attention_mask is None or (attention_mask.dim() == 4 and attention_mask.shape[1] == 1)
+    if queries != 1 or heads == key.shape[1] or not one_for_all_heads or position_bias is not None or more.get("cache") is not None:
+        whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, position_bias=position_bias, **more
+        )
+        return whole
+    beside = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    out = torch.nn.functional.scaled_dot_product_attention(beside, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling)
+    return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+_hf.AttentionInterface.register(NAME, grouped_sdpa)
+_hf.AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def use_grouped(model: Any) -> None:
+    """Let a model's language part work so, where it works by `sdpa` through transformers' interface; any other is left as it is."""
+    text = model.config.get_text_config()
+    if text._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return
+    part = next((name for name in model.config.sub_configs if getattr(model.config, name) is text), None)
+    model.set_attn_implementation(NAME if part is None else {part: NAME})
