@@ -127,7 +127,10 @@ _Picture = tuple[ImageSource, VlmPreprocessOptions]
 
 def _pictures(jobs: Sequence[Job], engine: Engine) -> dict[_Picture, Slot[PreparedImage]]:
     """Every picture of the jobs, prepared once for each of the settings that are asked for."""
-    wanted = {(source, _preprocess(job)): index for job in jobs for index, source in enumerate(job.request.sources)}
+    wanted: dict[_Picture, int] = {}
+    for job in jobs:
+        for index, source in enumerate(job.request.sources):
+            wanted.setdefault((source, _preprocess(job)), index)
     return dict(zip(wanted, parallel(lambda item: engine.prepare_image(*item[0], item[1]), [*wanted.items()]), strict=True))
 
 

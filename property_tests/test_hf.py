@@ -159,7 +159,7 @@ def mixes(choose: st.DrawFn) -> list[Encoded]:
 
 
 @FEW
-@given(inputs=mixes(), size=st.integers(1, 4))
+@given(inputs=mixes(), size=st.sampled_from([2, 4]))
 @pytest.mark.parametrize("family", [*FAMILIES, *HYBRIDS])
 def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(family: str, inputs: list[Encoded], size: int) -> None:  # B7
     own = engine(family, size)
@@ -180,7 +180,7 @@ def test_greedy_ids_are_those_of_generate_at_batch_1_whoever_comes_and_goes(fami
 
 
 @FEW
-@given(batch=st.lists(rows(), min_size=2, max_size=6), size=st.integers(1, 4), data=st.data())
+@given(batch=st.lists(rows(), min_size=2, max_size=6), size=st.sampled_from([2, 4]), data=st.data())
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
 def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, batch: list[Encoded], size: int, data: st.DataObject) -> None:  # B6, B7, B8
     own = engine(family, size)
@@ -195,11 +195,11 @@ def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, b
 def pictures() -> tuple[Any, ...]:
     sizes = ((32, 32), (64, 40), (100, 60))
     sources = [ImageSource(data=picture(width=width, height=height)) for width, height in sizes]
-    return tuple(engine("qwen3_vl", 3).prepare_image(source, DEFAULTS.preprocess, 0).unwrap() for source in sources)
+    return tuple(engine("qwen3_vl", 2).prepare_image(source, DEFAULTS.preprocess, 0).unwrap() for source in sources)
 
 
 @FEW
-@given(data=st.data(), size=st.integers(1, 4))
+@given(data=st.data(), size=st.sampled_from([2, 4]))
 def test_rows_with_pictures_come_and_go_too(data: st.DataObject, size: int) -> None:
     own = engine("qwen3_vl", size)
     mark = own._checkpoint.image_token_id

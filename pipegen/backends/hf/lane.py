@@ -48,7 +48,7 @@ def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], pictures: Seq
     outputs = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state), return_dict=True)
     logits = _last(outputs, input_ids)
     state = model._update_model_kwargs_for_generation(outputs, state)
-    state = {name: value for name, value in state.items() if name not in pictures}
+    state = {name: value for name, value in state.items() if name not in (*pictures, "mm_encoder_outputs")}
     rope = getattr(model.base_model, "rope_deltas", None)
     kind = Lane if _can_drop_rows(state) else FixedLane
     return kind(input_ids, lengths, rope, state), logits

@@ -32,8 +32,10 @@ def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], Any]:
 
 @pytest.fixture
 def engine(engine_of: Callable[[str], Any]) -> Iterator[Any]:
-    """The Qwen3-like engine."""
-    return engine_of("qwen3")
+    """The Qwen3-like engine, which remembers no trouble with its memory."""
+    made = engine_of("qwen3")
+    made._found.room = None
+    return made
 
 
 @pytest.fixture

@@ -52,12 +52,16 @@ def test_keys_and_values_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(one is key, other is value) for one, other in seen] == [(True, True)]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl"])
 def test_models_take_it_in_their_language_part(family: str, engine_of: Callable[[str], Any]) -> None:
     model = engine_of(family)._weights.model()
     assert model.config.get_text_config()._attn_implementation == NAME
     if family == "qwen3_vl":
         assert model.config.vision_config._attn_implementation == "sdpa"
+
+
+def test_models_that_do_not_say_they_take_another_keep_theirs(engine_of: Callable[[str], Any]) -> None:
+    assert engine_of("qwen3_next")._weights.model().config._attn_implementation == "sdpa"
 
 
 def test_what_the_caller_asks_for_stays(folder_of: Callable[[str], Any]) -> None:

@@ -102,8 +102,10 @@ def test_rows_of_one_length_get_no_mask_and_others_do(of_size: Callable[..., HFE
 def test_columns_that_no_row_needs_any_more_are_cut_off(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = of_size(2)
     seen = passes(engine, monkeypatch)
-    engine.generate([row(40, 3), row(4, 6), row(5, 6, 70)])
-    assert [given["past_key_values"].get_seq_length() for given in seen][-1] < 20
+    engine.generate([row(40, 6), row(4, 9)])
+    widths = [given["past_key_values"].get_seq_length() for given in seen]
+    assert max(widths) == 45
+    assert widths[-1] == 12
 
 
 def test_prompts_that_wait_are_read_ahead_in_one_pass(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
