@@ -64,10 +64,10 @@ class HFEngine(CheckpointEngine):
         self._weights.close()
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Each token as it is made, and one `RowDone` for each row; the rows of one batch advance together.
+        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows that ride together advance together.
 
-        A batch that does not fit into memory is split in halves, down to single rows, which go on from where they were; a row that does not fit alone
-        fails. Raises as `generate` does.
+        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
+        `generate` does.
         """
         rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
         for row in rows:
