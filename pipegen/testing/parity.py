@@ -1,0 +1,92 @@
+"""Whether two routes over one checkpoint give the same: seeded requests of every kind, and a line that says where the answers part.
+
+    requests = mixed_requests("my engine", 60)
+    line, equal = report(requests, run(safe, requests), run(mine, requests))
+
+Needs Pillow, for the pictures.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pipegen.diff import Compared, compare, summary
+from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, merge
+from pipegen.records import GenerationResult
+from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.slots import Slot, is_ok
+from pipegen.testing.pictures import picture
+
+__all__ = ["SIZES", "chat_requests", "mixed_requests", "report"]
+
+SIZES = ((64, 64), (48, 32), (100, 70), (33, 130), (160, 96))
+"""Width and height of the pictures."""
+_PLAIN = ("List", "the", "months", "Count from 1 to 12.", "Привет, мир", "日本語のテキスト", "שלום", "🎈🎉", "é à ü", "x = {1: [2]}")
+_HOSTILE = ("\n\n", "<think>", "[INST]", "<|im_end|>")
+_WORDS = (*_PLAIN[:9], _HOSTILE[0], _PLAIN[9], *_HOSTILE[1:])
+_STOPS = (",", ", ", "\n", "e", "a", "an", "the", "3", "Mar", "ch, A", "|", "🎈", "<|im_end|>", "</s>", " ")
+
+
+def mixed_requests(seed: str, count: int, *, pictures: bool = False) -> list[GenerationRequest]:
+    """Greedy requests: text, one and two pictures, stops of every kind, penalties, look-alikes of control tokens, many scripts and lengths.
+
+    >>> [type(request).__name__ for request in mixed_requests("a", 2)]
+    ['TextGenerationRequest', 'TextGenerationRequest']
+    """
+    draw = random.Random(seed)  # noqa: S311  # for tests
+    made: list[GenerationRequest] = []
+    for number in range(count):
+        text = " ".join(draw.choices(_WORDS, k=draw.choice((1, 2, 5, 20))))
+        options = GenerationOptions(
+            max_new_tokens=draw.choice((1, 2, 7, 24, 40)),
+            min_new_tokens=draw.choice((0, 0, 0, 1)),
+            repetition_penalty=draw.choice((1.0, 1.0, 1.0, 1.3)),
+            presence_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)),
+            frequency_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)),
+            stop=StopOptions(
+                stop=tuple(draw.sample(_STOPS, k=draw.choice((0, 0, 1, 3)))),
+                stop_token_ids=tuple(draw.sample(range(300), k=draw.choice((0, 0, 0, 20)))),
+                ignore_eos=draw.random() < 0.5,
+            ),
+            decode=DecodeOptions(skip_special_tokens=draw.random() < 0.7, strip_whitespace=draw.random() < 0.3),
+        )
+        how_many = draw.choice((0, 1, 2)) if pictures else 0
+        if number % 7 == 6:
+            made.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
+        else:
+            made.append(_asked(str(number), text, how_many, options, draw))
+    return made
+
+
+def chat_requests(seed: str, count: int, options: GenerationOptions, *, pictures: bool = False) -> list[GenerationRequest]:
+    """Conversations without look-alikes of control tokens, each with these options and a length of its own: what a server that renders can be asked too."""
+    draw = random.Random(seed)  # noqa: S311  # for tests
+    made: list[GenerationRequest] = []
+    for number in range(count):
+        text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
+        said = merge(GenerationOptions(max_new_tokens=draw.choice((1, 2, 7, 24, 40)), chat=ChatTemplateOptions(control_tokens="allow")), options)
+        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if pictures else 0, said or options, draw))
+    return made
+
+
+def _asked(name: str, text: str, pictures: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for _ in range(pictures):
+        width, height = draw.choice(SIZES)
+        parts.insert(draw.randrange(len(parts) + 1), {"type": "image", "image": picture(width=width, height=height)})
+    kind = VlmGenerationRequest if pictures else TextGenerationRequest
+    return kind(id=name, messages=[{"role": "user", "content": parts if pictures else text}], options=options)
+
+
+def report(
+    requests: Sequence[GenerationRequest], wanted: Sequence[Slot[GenerationResult]], found: Sequence[Slot[GenerationResult]]
+) -> tuple[dict[str, int], list[Compared], str]:
+    """How many are equal (see `pipegen.diff.summary`), those that are not, and how the wanted ones ended, in words."""
+    ids = [str(request.id) for request in requests]
+    compared = list(compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True))))
+    ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
+    failed = sum(not is_ok(slot) for slot in wanted)
+    words = f"finishes: {', '.join(ended)}" + (f"; failed on both: {failed}" if failed else "")
+    return summary(compared), [one for one in compared if one.difference is not None], words

@@ -1,0 +1,111 @@
+"""For tests on real servers: the models, one server at a time, and the same models on the Hugging Face engine, which they must agree with."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen import embedded
+from pipegen.testing.models import write_model
+
+# The tests of this folder are no package: what they share is loaded from where it lies.
+_spec = importlib.util.spec_from_file_location("launch", Path(__file__).with_name("launch.py"))
+assert _spec is not None
+assert _spec.loader is not None
+launch: ModuleType = importlib.util.module_from_spec(_spec)
+sys.modules["launch"] = launch
+_spec.loader.exec_module(launch)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One server after the other, each started once: the tests are put in the order of what they ask for."""
+    items.sort(key=lambda item: str(getattr(item, "callspec", None) and item.callspec.params.get("served", "")))
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The folder of a model: the embedded one, or a tiny random one of a family, with heads as large as vLLM's kernels for CPUs want them."""
+    root: Path = tmp_path_factory.mktemp("models")
+    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else write_model(root / name, name, head_dim=32)))
+
+
+KEY = "the-key-of-these-tests"
+"""What the servers want to be shown."""
+
+
+class Served:
+    """A running server: which engine and model, where it is, and where the model lies."""
+
+    def __init__(self, engine: str, model: str, url: str, folder: str) -> None:
+        self.engine, self.model, self.url, self.folder = engine, model, url, folder
+
+    def opened(self, **settings: Any) -> pg.Route:
+        """A route to it by token ids."""
+        make: Any = pg.backends.vllm_server if self.engine == "vllm" else pg.backends.sglang_server
+        return make(self.folder, **{"base_url": self.url, "api_key": KEY, **settings})
+
+    def chat(self, **settings: Any) -> pg.Route:
+        """A route to its chat completions."""
+        make: Any = pg.backends.openai_server
+        return make(self.folder, **{"base_url": self.url, "dialect": self.engine, "api_key": KEY, **settings})
+
+    def running(self) -> int:
+        """How many requests it works at, those that wait among them."""
+        if self.engine == "vllm":
+            text = launch.ask(self.url + "/metrics", key=KEY).text
+            return int(sum(float(count) for count in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)))
+        loads = json.loads(launch.ask(self.url + "/v1/loads", key=KEY).text)["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+    def until_idle(self, seconds: float = 60.0) -> None:
+        """Wait until it works at nothing; `TimeoutError` if it goes on."""
+        limit = time.monotonic() + seconds
+        while self.running():
+            if time.monotonic() > limit:
+                raise TimeoutError(f"{self.engine} still works at {self.running()} requests")
+
+
+@pytest.fixture(scope="session")
+def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], Served]]:
+    """Start the server `engine-model`, and stop the one before it."""
+    with ExitStack() as stack:
+        last: dict[str, Served] = {}
+
+        def started(name: str) -> Served:
+            if name not in last:
+                last.clear()
+                stack.close()
+                engine, _, model = name.partition("-")
+                if launch.PYTHONS[engine] not in os.environ:
+                    pytest.fail(f"{launch.PYTHONS[engine]} does not name the python of an environment with {engine}: run `nox -s servers`")
+                url = stack.enter_context(launch.server(engine, folder_of(model), model, "--api-key", KEY))
+                last[name] = Served(engine, model, url, folder_of(model))
+            return last[name]
+
+        yield started
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, serving: Callable[[str], Served]) -> Served:
+    """The server that the test's parameter names."""
+    return serving(request.param)
+
+
+@pytest.fixture(scope="session")
+def hf_of(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], pg.Route]]:
+    """A route through the Hugging Face engine on that model, in float32; loaded once."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda model: stack.enter_context(pg.backends.hf(folder_of(model), dtype="float32")))

@@ -1,0 +1,23 @@
+"""The conformance suite, through real servers by token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipegen.drive import run
+from pipegen.testing import conformance
+from pipegen.testing.ask import answers, chat, greedy
+
+SERVERS = ("vllm-embedded", "sglang-embedded", "vllm-qwen3", "sglang-qwen3")
+SENSIBLE = ("results_report_what_was_done", "a_stop_string_cuts_and_halts")
+"""Checks that decode a part of the answer again, which random bytes do not bear: see tests/engines/test_vllm.py."""
+CASES = [(served, check) for served in SERVERS for check in conformance.CHECKS if served.endswith("embedded") or check.__name__ not in SENSIBLE]
+
+
+@pytest.mark.parametrize(("served", "check"), CASES, indirect=["served"], ids=[f"{served}-{check.__name__}" for served, check in CASES])
+def test_a_server_conforms(served: Any, check: conformance.Check) -> None:
+    with served.opened() as route:
+        answers(run(route, [chat("Hi")], greedy(max_new_tokens=1)))  # its limits are known when it has been asked
+        check(route)
