@@ -70,12 +70,12 @@ class Served:
         loads = json.loads(launch.ask(self.url + "/v1/loads", key=KEY).text)["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
-    def until_idle(self, seconds: float = 60.0) -> None:
-        """Wait until it works at nothing; `TimeoutError` if it goes on."""
+    def wait_until(self, busy: bool, seconds: float = 60.0) -> None:
+        """Wait until it works at something, or at nothing; `TimeoutError` if that does not come."""
         limit = time.monotonic() + seconds
-        while self.running():
+        while (self.running() > 0) != busy:
             if time.monotonic() > limit:
-                raise TimeoutError(f"{self.engine} still works at {self.running()} requests")
+                raise TimeoutError(f"{self.engine} works at {self.running()} requests after {seconds:.0f} s")
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_a_stream_that_is_left_ends_its_request_at_the_server(served: Any) -> No
         for event in pg.stream(route, [chat("Count."), chat("List.")], LONG):
             assert isinstance(event, pg.Delta)
             break
-        served.until_idle()
+        served.wait_until(busy=False)
 
 
 @both
@@ -85,15 +85,14 @@ def test_a_cancelled_call_ends_its_requests_at_the_server(served: Any) -> None: 
     async def cancelled() -> set[str]:
         with served.opened() as route:
             work = asyncio.create_task(pg.arun(route, [chat("Count."), chat("List.")], LONG))
-            while not served.running():
-                await asyncio.sleep(0.05)
+            await asyncio.to_thread(served.wait_until, busy=True)
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
         return {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
 
     assert asyncio.run(cancelled()) == set()
-    served.until_idle()
+    served.wait_until(busy=False)
 
 
 @both
