@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from pipegen.plugins import Plugin, RowContext, balanced_json, forbid_repeated_objects
+from pipegen.plugins.json_objects import Reading, digest, read
 from pipegen.testing.plugin_suite import check_watch
 from pipegen.testing.toy import ToyTokenizer
 
@@ -64,9 +65,13 @@ class Row:
         self.tokenizer, self.ids = tokenizer, [0, 1]
         self.processor = plugin.logits_processor(RowContext(prompt_length=2, tokenizer=tokenizer))
 
-    def forbids(self, token_id: int) -> bool:
+    @property
+    def forbidden(self) -> set[int]:
         scores = self.processor(self.torch.tensor([self.ids]), self.torch.zeros(1, self.tokenizer.vocab_size))
-        return bool(scores[0, token_id] == -self.torch.inf)
+        return set((scores[0] == -self.torch.inf).nonzero()[:, 0].tolist())
+
+    def forbids(self, token_id: int) -> bool:
+        return token_id in self.forbidden
 
     @property
     def text(self) -> str:
@@ -116,6 +121,34 @@ def test_the_wanted_token_is_forbidden_exactly_when_it_completes_a_repeat(script
         if after >= first_repeat:
             return
         row.ids.append(token_id)
+
+
+nested = st.dictionaries(st.sampled_from("ab"), values | st.lists(objects, max_size=2), max_size=2)
+KEYS = st.sampled_from((None, ("a",), ("b", "a")))
+
+
+@given(items=st.lists(nested, min_size=1, max_size=3), keys=KEYS, repeats=st.booleans(), data=st.data())
+def test_of_all_tokens_exactly_those_that_complete_a_repeat_are_forbidden(
+    items: list[Any], keys: tuple[str, ...] | None, repeats: bool, data: st.DataObject
+) -> None:
+    text = "[" + ", ".join(data.draw(written(item)) for item in (items * 2 if repeats else items)) + "]"
+    tokenizer = data.draw(st.composite(lambda draw: tokenizer_for(draw, text))())
+    text = text[: data.draw(st.integers(0, len(text)))]
+    row = Row(forbid_repeated_objects(keys=keys, min_match=0), tokenizer)
+    row.ids += text.encode()
+
+    def marks(text: str) -> list[int]:
+        reading, found = Reading(), []
+        for char in text:
+            reading, mark = read(reading, char, None if keys is None else [digest(key) for key in keys])
+            found += [] if mark is None else [mark]
+        return found
+
+    before, forbidden = marks(text), row.forbidden
+    for token_id in range(tokenizer.vocab_size - len(tokenizer.special_tokens)):
+        more = tokenizer.decode([token_id])
+        after = marks(text + more)[len(before) :]
+        assert (token_id in forbidden) == any(mark in [*before, *after[:place]] for place, mark in enumerate(after)), more
 
 
 @given(script=scripts())

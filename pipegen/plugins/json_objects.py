@@ -20,11 +20,15 @@ from typing import NamedTuple
 
 from immutabledict import immutabledict
 
-__all__ = ["Reading", "digest", "read"]
+__all__ = ["ENDERS", "QUOTE", "Reading", "digest", "following", "needed", "read"]
 
 NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,9}))?")
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+ENDERS = '}],"\t\n\r '
+"""Characters that can complete the value of a member."""
+QUOTE, BRACE, STRUCTURE = frozenset('"'), frozenset("{"), frozenset('{}[]":, \t\r\n')
+STRUCTURE_OR_SCALAR = STRUCTURE.union("0123456789+-.eE", *LITERALS)
 VALUE_OR_CLOSE, VALUE, NAME_OR_CLOSE, NAME, COLON, COMMA_OR_CLOSE = range(6)
 
 
@@ -163,9 +167,12 @@ def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | N
 
 def _longer(string: int, text: str) -> int:
     """The digest of a string with more text, by UTF-16 units, since escapes write those."""
-    units = text.encode("utf-16-le", "surrogatepass")
-    for place in range(0, len(units), 2):
-        string = hash((string, units[place : place + 2]))
+    for char in text:
+        unit = ord(char)
+        if unit > 0xFFFF:
+            string = hash((string, 0xD7C0 + (unit >> 10)))
+            unit = 0xDC00 + (unit & 0x3FF)
+        string = hash((string, unit))
     return string
 
 
@@ -181,6 +188,37 @@ def _scalar(text: str) -> int | None:
     digits = (whole + fraction).strip("0")
     exponent = int(power or "0") - len(fraction) + len(whole + fraction) - len((whole + fraction).rstrip("0"))
     return hash(("number", sign, digits, str(exponent))) if digits else hash(("number", "0"))
+
+
+def following(reading: Reading) -> frozenset[str]:
+    """The characters with which JSON goes on after `reading`; any other leaves it. A string goes on with all, and `QUOTE` is what ends it.
+
+    >>> sorted(following(read(Reading(), "{")[0]) - following(Reading()))
+    ['\\t', '\\n', '\\r', ' ', '"', ',', ':', '[', ']', '}']
+    """
+    if reading.string is not None:
+        return QUOTE
+    if reading.top is None:
+        return BRACE
+    return STRUCTURE_OR_SCALAR if reading.scalar or reading.top.expected in (VALUE, VALUE_OR_CLOSE) else STRUCTURE
+
+
+def needed(reading: Reading, keys: Sequence[int] | None) -> str:
+    """Characters of which a text must hold one to make an object known that is open after `reading`; for `keys` see `read`.
+
+    >>> in_list, in_object = read(Reading(), "[")[0], read(Reading(), "{")[0]
+    >>> needed(in_list, (digest("a"),)), needed(in_object, (digest("a"),)), needed(in_object, None)
+    ('', ':', '}')
+    """
+    top = reading.top
+    if keys is None or top is None:
+        return "" if top is None else "}"
+    if top.is_list or not top.counts:  # it has to close before one around it can be known
+        return "" if top.outer is None else "]" if top.is_list else "}"
+    in_value = reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE)
+    if in_value and top.name in keys and all(key in top.members or key == top.name for key in keys):
+        return ENDERS
+    return ":" if top.outer is None or top.outer.outer is None else ":}"
 
 
 def digest(name: str) -> int:

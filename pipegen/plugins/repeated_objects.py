@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from pipegen.fields import InvalidField
-from pipegen.plugins.json_objects import Reading, digest, read
+from pipegen.plugins.json_objects import ENDERS, QUOTE, Reading, digest, following, needed, read
 from pipegen.plugins.plugin import Plugin, RowContext
 from pipegen.stages.detokenize import Detokenizer
 from pipegen.tokenizer import Tokenizer
@@ -62,11 +62,14 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int
     def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         known = next((vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None)
         if known is None:
-            known = Vocabulary(tokenizer, "}" if names is None else '}],"\t\n\r ')
+            known = Vocabulary(tokenizer, "}" if names is None else ENDERS)
             last_read[:] = [known]
         return known
 
     return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of))
+
+
+Branches = tuple[tuple[str, "Branch"], ...]
 
 
 class Branch:
@@ -75,6 +78,7 @@ class Branch:
     def __init__(self, tokens: Sequence[tuple[str, int]], depth: int) -> None:
         self._tokens = tokens  # sorted
         self._depth = depth
+        self._chosen: dict[tuple[frozenset[str], str, str], Branches] = {}
 
     @property
     def token_ids(self) -> Iterator[int]:
@@ -86,10 +90,26 @@ class Branch:
         return frozenset().union(*(text[self._depth :] for text, _ in self._tokens))
 
     @cached_property
-    def longer(self) -> tuple[tuple[str, Branch], ...]:
+    def _longer(self) -> Branches:
         """The branches that are longer by one character, with that character."""
         tokens = (token for token in self._tokens if len(token[0]) > self._depth)
         return tuple((char, Branch(list(group), self._depth + 1)) for char, group in groupby(tokens, key=lambda token: token[0][self._depth]))
+
+    def after(self, reading: Reading, keys: Sequence[int] | None) -> Branches:
+        """The longer branches that may make an object known after `reading`: all but those of which that can be told without reading them."""
+        wanted = following(reading), needed(reading, keys), "}" if keys is None else ":"
+        chosen = self._chosen.get(wanted)
+        if chosen is None:
+            chosen = self._chosen[wanted] = tuple((char, branch) for char, branch in self._longer if branch.fits(char, *wanted))
+        return chosen
+
+    def fits(self, char: str, goes_on_with: frozenset[str], needs: str, inner: str) -> bool:
+        """Whether this branch, which begins with `char`, may end an object that is open, or hold a whole one, in which `inner` comes after the brace."""
+        whole = (char == "{" or "{" in self.ahead) and inner in self.ahead
+        if goes_on_with is QUOTE and char != '"' and '"' not in self.ahead:
+            return False  # the string does not end
+        goes_on = goes_on_with is QUOTE or char in goes_on_with
+        return whole or (goes_on and (char in needs or not self.ahead.isdisjoint(needs)))
 
 
 class Vocabulary:
@@ -102,7 +122,6 @@ class Vocabulary:
         start = len(tokenizer.decode(before))
         texts = ((tokenizer.decode((*before, token_id))[start:], token_id) for token_id in range(tokenizer.vocab_size) if token_id not in self.special)
         tokens = sorted((text, token_id) for text, token_id in texts if not set(enders).isdisjoint(text))
-        self.enders = frozenset(enders)
         self.root = Branch(tokens, 0)
         self.partial = frozenset(token_id for text, token_id in tokens if text.startswith(INCOMPLETE))
         """Tokens that may complete a character begun by the ones before."""
@@ -147,6 +166,8 @@ class RepeatedObjects:
         if not self._written and "{" not in vocabulary.root.ahead:
             return set()  # no token can hold an object and its repeat
         self._recent = self._recent[-CONTEXT:]
+        if not self._detokenizer.waits:
+            return set(self._search(vocabulary, self._reading))
         shown = self._tokenizer.decode(self._recent)
         held = shown[len(shown.rstrip(INCOMPLETE)) :]
         reading = self._reading
@@ -164,24 +185,18 @@ class RepeatedObjects:
         paths = [(vocabulary.root, reading, frozenset[int]())]
         while paths:
             branch, before, made = paths.pop()
-            for char, longer in branch.longer:
+            for char, longer in branch.after(before, self._keys):
                 after, mark = read(before, char, self._keys, self._min_size)
                 if mark is not None and (mark in self._written or mark in made):
                     yield from longer.token_ids
-                elif not self._hopeless(before, after, longer.ahead, vocabulary.enders):
+                elif longer.ahead and not self._is_new(before, after, longer.ahead):
                     paths.append((longer, after, made if mark is None else made | {mark}))
 
-    def _hopeless(self, before: Reading, after: Reading, ahead: frozenset[str], enders: frozenset[str]) -> bool:
-        """Whether nothing that lies ahead can complete a repeat."""
-        if ahead.isdisjoint(enders) or (after.top is None and "{" not in ahead):
-            return True
-        if after.string is None:
-            return False
-        if '"' not in ahead:
-            return True
-        # An object with a string that the row has not written is new. An escape may write half a character, after which nothing is known.
+    def _is_new(self, before: Reading, after: Reading, ahead: frozenset[str]) -> bool:
+        """Whether a string is being written that the row has not, so that its object is new, and no other lies ahead."""
+        # An escape may write half a character, after which nothing is known.
         in_escape = before.escape or after.escape
-        return not in_escape and after.string not in self._strings and ahead.isdisjoint(":{")
+        return after.string is not None and not in_escape and after.string not in self._strings and ahead.isdisjoint(":{")
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""

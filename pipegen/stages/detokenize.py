@@ -65,6 +65,11 @@ class Detokenizer:
             self._given = max(0, len(self._decode(self._window)) - (len(text) - sure))
         return piece
 
+    @property
+    def waits(self) -> bool:
+        """Whether text of the last tokens may be held back."""
+        return len(self._window) > self._complete
+
     def finish(self) -> str:
         """What is still held: the output ends here, perhaps inside a character."""
         text = self._text()

@@ -80,6 +80,8 @@ def test_exactly_the_tokens_that_would_complete_a_repeat_are_forbidden(text: str
         ('[{"a": 1}, {"a": 1', {"}", "}, ", "}]", "},{}", ",", ", ", ', "b": ', "]", " ", "\n", "\t", "\r", " {}"}),
         ('[{"a": 1}, {"a": ', {"1}"}),
         ('[{"b": 1}, {"b": 1', set()),
+        ('[{"a": [{"b": 1}]}, {"a": [{"b": 1', {"}]"}),
+        ('[{"a": {"b": [1]}}, {"a": {"b": [1', set()),
     ],
 )
 def test_with_keys_the_last_of_their_values_is_kept_from_being_the_same(text: str, forbidden: set[str]) -> None:
