@@ -16,7 +16,13 @@ from pipegen.config.schema import field_words, schema
 from pipegen.options import DEFAULTS, GenerationOptions, flat_values
 
 PAGES = Path(__file__).parent
-NESTED = {"stop": "StopOptions", "decode": "DecodeOptions", "chat": "ChatTemplateOptions", "preprocess": "VlmPreprocessOptions"}
+NESTED = {
+    "stop": "StopOptions",
+    "decode": "DecodeOptions",
+    "chat": "ChatTemplateOptions",
+    "preprocess": "VlmPreprocessOptions",
+    "structured": "StructuredOptions",
+}
 
 
 def shown_type(hint: str) -> str:

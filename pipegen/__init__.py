@@ -31,7 +31,7 @@ from pipegen.fields import InvalidField, UnknownField
 from pipegen.folders import pictures_in
 from pipegen.io import error_to_plain, from_plain, to_plain
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart
-from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
+from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
 from pipegen.pipe import Pipe, call, each, fallback, identity, pure
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
@@ -41,6 +41,7 @@ from pipegen.samples import grid, samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.stop import cut
 from pipegen.stream import Delta, Done, astream, stream
+from pipegen.watched import Progress, watched
 from pipegen.windows import aimap, aimap_keyed, imap, imap_keyed
 
 __all__ = [
@@ -73,12 +74,14 @@ __all__ = [
     "Pipe",
     "Plugin",
     "PluginFailed",
+    "Progress",
     "PromptTooLong",
     "RateLimited",
     "Route",
     "Slot",
     "StageFailed",
     "StopOptions",
+    "StructuredOptions",
     "Success",
     "TemplateFailed",
     "TextGenerationRequest",
@@ -119,4 +122,5 @@ __all__ = [
     "stream",
     "strict_json",
     "to_plain",
+    "watched",
 ]

@@ -46,6 +46,7 @@ class Capabilities:
 
 
 _NOT_HF: frozenset[Capability] = frozenset({"no_repeat_ngram_size", "stopping_criteria", "logits_processor"})
+_STRUCTURED: frozenset[Capability] = frozenset({"json_schema", "regex", "choice"})
 # Where the server renders, what is promised of prompts, ids and pixels does not hold.
 _CHAT: frozenset[Capability] = frozenset({"images", "stream", "max_new_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
 _CHAT |= {"samples", "stop", "strip_whitespace"}
@@ -53,10 +54,10 @@ _CHAT_MORE: frozenset[Capability] = frozenset({"top_k", "min_p", "repetition_pen
 _CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "continue_final_message", "add_generation_prompt"}
 
 ENGINES: Mapping[str, frozenset[Capability]] = {
-    "hf": _OPTIONS | frozenset(FEATURES),
+    "hf": (_OPTIONS | frozenset(FEATURES)) - _STRUCTURED,
     "vllm": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
-    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
-    "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - {"repeatable", "repetition_penalty"},
+    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - _STRUCTURED,
+    "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - _STRUCTURED - {"repeatable", "repetition_penalty"},
     "vllm_chat": _CHAT | _CHAT_MORE,
     "sglang_chat": _CHAT | _CHAT_MORE,
     "openai_chat": _CHAT,

@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from immutabledict import immutabledict
 
-from pipegen.fields import InvalidField, boolean, mapping, one_of, real, record, text, tuple_of, whole
+from pipegen import strict_json
+from pipegen.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, text, tuple_of, whole
 
-__all__ = ["DEFAULTS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "VlmPreprocessOptions"]
+__all__ = ["DEFAULTS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
 
 
 @record
@@ -76,6 +78,41 @@ class VlmPreprocessOptions:
             raise InvalidField(f"VlmPreprocessOptions takes min_pixels of at most max_pixels, not {self.min_pixels} > {self.max_pixels}")
 
 
+def _schema(value: Any) -> str:
+    """A JSON object, as JSON text: in a schema the order of the properties counts, as it does not between mappings."""
+    try:
+        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=dict))
+    except strict_json.NotStrict as refusal:
+        raise ValueError(f"a JSON Schema as a mapping or as JSON text ({refusal})") from None
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON Schema as a mapping or as JSON text")
+    return strict_json.dump(schema)
+
+
+def _choices(value: Any) -> Any:
+    kept = tuple_of(text)(value)
+    if not kept:
+        raise ValueError("at least one text to choose")
+    return kept
+
+
+@record
+class StructuredOptions:
+    """What form the answer must have: one of these at most, or none."""
+
+    json_schema: Annotated[Mapping[str, Any] | str | None, _schema] = None
+    """The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts."""
+    regex: Annotated[str | None, text] = None
+    """The whole answer matches this regular expression, in the dialect of the engine."""
+    choice: Annotated[tuple[str, ...] | None, _choices] = None
+    """The answer is one of these texts."""
+
+    def check_all(self) -> None:
+        said = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
+        if len(said) > 1:
+            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(said)}")
+
+
 def _nested(kind: type[Any], also: str = "") -> Any:
     """A check that takes the record itself or a mapping of its fields."""
 
@@ -136,6 +173,7 @@ class GenerationOptions:
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
     chat: Annotated[ChatTemplateOptions | None, _nested(ChatTemplateOptions)] = None
     preprocess: Annotated[VlmPreprocessOptions | None, _nested(VlmPreprocessOptions)] = None
+    structured: Annotated[StructuredOptions | None, _nested(StructuredOptions)] = None
 
     if TYPE_CHECKING:  # stops alone may be given for StopOptions
 
@@ -163,6 +201,7 @@ class GenerationOptions:
             decode: DecodeOptions | None = None,
             chat: ChatTemplateOptions | None = None,
             preprocess: VlmPreprocessOptions | None = None,
+            structured: StructuredOptions | None = None,
         ) -> None: ...
 
     def check_all(self) -> None:
@@ -193,5 +232,5 @@ DEFAULTS = GenerationOptions(
     chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", template_kwargs=immutabledict()),
     preprocess=VlmPreprocessOptions(do_resize=True),
 )
-"""pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, and no
-`max_prompt_tokens` that only the model's own limit counts."""
+"""pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, no
+`max_prompt_tokens` that only the model's own limit counts, and no `structured` that the answer is free."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from immutabledict import immutabledict
 
 from pipegen.fields import InvalidField, UnknownField, nearest
-from pipegen.option_records import DEFAULTS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
+from pipegen.option_records import DEFAULTS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
 
 __all__ = [
     "DEFAULTS",
@@ -29,6 +29,7 @@ __all__ = [
     "DecodeOptions",
     "GenerationOptions",
     "StopOptions",
+    "StructuredOptions",
     "VlmPreprocessOptions",
     "flat_values",
     "merge",
@@ -39,7 +40,13 @@ __all__ = [
 
 R = TypeVar("R")
 
-_NESTED: Mapping[str, type[Any]] = {"stop": StopOptions, "decode": DecodeOptions, "chat": ChatTemplateOptions, "preprocess": VlmPreprocessOptions}
+_NESTED: Mapping[str, type[Any]] = {
+    "stop": StopOptions,
+    "decode": DecodeOptions,
+    "chat": ChatTemplateOptions,
+    "preprocess": VlmPreprocessOptions,
+    "structured": StructuredOptions,
+}
 _FLAT: Mapping[str, str] = {f.name: group for group, kind in _NESTED.items() for f in dataclasses.fields(kind)}
 _PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in _NESTED)
 CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
@@ -62,6 +69,8 @@ def merge(first: R | None, second: R | None) -> R | None:
     if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
         # How the prompt ends is one setting, although it takes two switches: whoever says either has said both.
         said |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
+    if isinstance(first, StructuredOptions) and first != StructuredOptions():
+        return first  # the form of the answer is one setting: whoever says one says that it is no other
     if isinstance(first, GenerationOptions) and first.logprobs is False:
         said["top_logprobs"] = 0
     elif said.get("top_logprobs") and said["logprobs"] is False:
@@ -97,7 +106,8 @@ def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any]
     continues = bool(chat.continue_final_message)
     adds = not continues if chat.add_generation_prompt is None else chat.add_generation_prompt
     chat = dataclasses.replace(chat, add_generation_prompt=adds, continue_final_message=continues)
-    return dataclasses.replace(full, chat=chat, use_generation_config=False)
+    structured = full.structured if full.structured != StructuredOptions() else None
+    return dataclasses.replace(full, chat=chat, structured=structured, use_generation_config=False)
 
 
 def options_from(values: Mapping[str, Any], place: str = "options") -> GenerationOptions:

@@ -20,7 +20,7 @@ checkpoints = st.fixed_dictionaries({}, optional={"do_sample": st.booleans(), "t
 def test_resolving_says_everything_and_resolving_again_changes_nothing(options: pg.GenerationOptions, checkpoint: immutabledict[str, Any]) -> None:  # C8
     effective = resolve(options, checkpoint=checkpoint)
     unsaid = {name for name, value in flat_values(effective).items() if value is None}
-    assert unsaid <= {"seed", "max_prompt_tokens", "template", "min_pixels", "max_pixels"}
+    assert unsaid <= {"seed", "max_prompt_tokens", "template", "min_pixels", "max_pixels", "json_schema", "regex", "choice"}
     assert resolve(effective, checkpoint=checkpoint) == effective
     assert resolve(effective, options) == effective
 

@@ -17,6 +17,7 @@ from pipegen.options import (
     DecodeOptions,
     GenerationOptions,
     StopOptions,
+    StructuredOptions,
     VlmPreprocessOptions,
     flat_values,
     merge,
@@ -77,6 +78,45 @@ def test_the_position_of_a_bad_stop_is_named() -> None:  # A4
 def test_pixel_budgets_are_whole_and_positive(name: str, value: Any) -> None:  # P2
     with pytest.raises(InvalidField, match=name):
         VlmPreprocessOptions(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("json_schema", "{", "a JSON Schema as a mapping or as JSON text"),
+        ("json_schema", "[]", "a JSON Schema as a mapping or as JSON text"),
+        ("json_schema", {"a": float("nan")}, "NaN is no number"),
+        ("json_schema", {"a": object()}, "plain data"),
+        ("json_schema", True, "a JSON Schema"),
+        ("regex", "", "a string that is not empty"),
+        ("choice", "yes", "a tuple or a list"),
+        ("choice", (), "at least one text"),
+        ("choice", ("yes", ""), "at position 1"),
+    ],
+)
+def test_a_bad_form_is_refused(name: str, value: Any, takes: str) -> None:
+    with pytest.raises(InvalidField, match=f"StructuredOptions.{name} takes .*{takes}"):
+        StructuredOptions(**{name: value})
+
+
+def test_a_schema_is_kept_as_text_with_its_properties_in_order() -> None:
+    one, other = ({"properties": {name: {"type": "null"} for name in names}} for names in ("ab", "ba"))
+    assert StructuredOptions(json_schema=one) != StructuredOptions(json_schema=other)
+    kept = StructuredOptions(json_schema=one).json_schema
+    assert kept == '{"properties": {"a": {"type": "null"}, "b": {"type": "null"}}}'
+    assert StructuredOptions(json_schema=kept) == StructuredOptions(json_schema=one)
+    effective = [resolve(GenerationOptions(structured=StructuredOptions(json_schema=schema))).structured for schema in (one, other)]
+    assert effective[0] != effective[1]
+
+
+def test_the_form_of_the_answer_is_one_setting() -> None:
+    with pytest.raises(InvalidField, match="one of json_schema, regex and choice, not regex and choice"):
+        StructuredOptions(regex="a", choice=("b",))
+    with pytest.raises(InvalidField, match="one of json_schema, regex and choice"):
+        options_from({"regex": "a", "structured": {"json_schema": {}}})
+    request, of_run = GenerationOptions(structured=StructuredOptions(regex="a")), GenerationOptions(structured=StructuredOptions(choice=("b",)))
+    assert resolve(request, of_run).structured == StructuredOptions(regex="a")
+    assert resolve(GenerationOptions(structured=StructuredOptions()), of_run).structured == StructuredOptions(choice=("b",))
 
 
 def test_contradictions_are_refused_at_construction() -> None:  # P2, T10

@@ -111,6 +111,7 @@ def test_an_option_that_the_engine_does_not_honour_fails_its_slot_before_the_cal
     error = slots[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "no_repeat_ngram_size"
+    assert error.hint == "leave it out, or take an engine that honours it: hf"
     assert [pg.is_ok(slot) for slot in slots[1:]] == [True, True]
     assert len(engine.calls[0]) == 2
 

@@ -27,6 +27,9 @@ class CheckpointEngine(ABC):
     Raises `FileNotFoundError` where the checkpoint is a folder that is not there.
     """
 
+    generates_by_stream = True
+    """`generate` is `stream`, read to its end; so who wants to know how far a call is may read the stream."""
+
     def __init__(self, load: ModelLoadConfig) -> None:
         self._checkpoint = Checkpoint(load)
         self._plugins: tuple[Plugin, ...] = ()

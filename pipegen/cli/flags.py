@@ -16,7 +16,17 @@ import typer
 
 from pipegen import strict_json
 from pipegen.fields import InvalidField
-from pipegen.options import DEFAULTS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, flat_values, options_from
+from pipegen.options import (
+    DEFAULTS,
+    ChatTemplateOptions,
+    DecodeOptions,
+    GenerationOptions,
+    StopOptions,
+    StructuredOptions,
+    VlmPreprocessOptions,
+    flat_values,
+    options_from,
+)
 
 __all__ = ["HELP", "flag_of", "options_of_flags", "unescape", "with_option_flags"]
 
@@ -42,6 +52,9 @@ HELP: Mapping[str, tuple[str, str]] = {
     "skip_special_tokens": (TEXT, "Leave special tokens out of the text (raw_text keeps them)."),
     "strip_whitespace": (TEXT, "Strip whitespace from both ends of the text (raw_text keeps it)."),
     "max_prompt_tokens": (CHAT, "Fail a request whose prompt has more tokens than this, pictures counted in."),
+    "json_schema": (TEXT, "The answer is JSON that this JSON Schema describes."),
+    "regex": (TEXT, "The whole answer matches this regular expression."),
+    "choice": (TEXT, "The answer is this text, or another one given in the same way."),
     "on_overflow": (STOPS, "When prompt and answer do not fit: fail that request, or clip max_new_tokens."),
     "use_generation_config": (SAMPLING, "Take what is not said from the checkpoint's generation_config."),
     "add_generation_prompt": (CHAT, "Open the assistant's turn at the end of the prompt."),
@@ -77,7 +90,7 @@ def unescape(text: str) -> str:
 def _types() -> Mapping[str, Any]:
     """What each option takes, without `None` and checks."""
     hints = get_type_hints(GenerationOptions)
-    for group in (StopOptions, DecodeOptions, ChatTemplateOptions, VlmPreprocessOptions):
+    for group in (StopOptions, DecodeOptions, ChatTemplateOptions, VlmPreprocessOptions, StructuredOptions):
         hints |= get_type_hints(group)  # `stop` is a record in GenerationOptions, and here the strings in it
     return {name: next(part for part in get_args(hints[name]) if part is not type(None)) for name in HELP}
 

@@ -7,7 +7,7 @@ import functools
 
 from returns.result import Failure, Success
 
-from pipegen.capabilities import Capabilities, missing
+from pipegen.capabilities import ENGINES, Capabilities, missing
 from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
@@ -39,7 +39,9 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
         words = f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
         return Failure(UnsupportedMultimodal(words))
     for name in missing(_asked(job.options), capabilities):
-        return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name))
+        others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
+        hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
+        return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
         reason = plugin.refuses(job.request) if plugin.refuses is not None else None
         if reason is not None:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import re
 from collections.abc import Callable
+from typing import Any
 
 from pipegen.drive import arun, run
 from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal
-from pipegen.options import GenerationOptions, StopOptions
+from pipegen.options import GenerationOptions, StopOptions, StructuredOptions
 from pipegen.records import Finish
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.route import Route, count_tokens
@@ -60,6 +63,8 @@ def effective_options_sent_again_give_the_same(route: Route) -> None:
 def a_stop_string_cuts_and_halts(route: Route) -> None:
     """A5, A6, A12, A13: wherever the stop lies, the text is the cut of the free text, and the row ends at the token that completes it."""
     request, free = longest(route)
+    tokenizer = route.engine.tokenizer
+    hidden = set(tokenizer.special_tokens.values())
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
             stop = free.text[start : start + length]
@@ -69,7 +74,7 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
             expect(result.text == wanted.text, f"stop {stop!r}: text {result.text!r}, not {wanted.text!r}")
             expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop {stop!r} must be named, not {result.finish}, {result.stop!r}")
             expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
-            shorter = route.engine.tokenizer.decode(result.token_ids[:-1])
+            shorter = tokenizer.decode([token_id for token_id in result.token_ids[:-1] if token_id not in hidden])
             expect(cut(shorter, (stop,)).stop is None, "the row must end at the very token that completes the stop")
 
 
@@ -225,6 +230,23 @@ def pictures_are_taken_or_refused(route: Route) -> None:
     expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
 
 
+def answers_have_the_form_that_was_asked(route: Route) -> None:
+    """One of the choices, a match of the regular expression, JSON of the schema."""
+    words = ("yes", "no way")
+    forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
+        ("choice", words, lambda text: text in words),
+        ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
+        ("json_schema", {"enum": words}, lambda text: json.loads(text) in words),
+    )
+    for name, form, holds in forms:
+        options = greedy(structured=StructuredOptions(**{name: form}))
+        if not honours(route, name):
+            refuses(route, options, name)
+            continue
+        for result in answers(run(route, [chat(text) for text in PROMPTS], options)):
+            expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
+
+
 CHECKS: tuple[Check, ...] = (
     an_empty_batch_gives_an_empty_batch,
     results_report_what_was_done,
@@ -241,5 +263,6 @@ CHECKS: tuple[Check, ...] = (
     sync_and_async_agree,
     control_tokens_of_users_stay_text,
     pictures_are_taken_or_refused,
+    answers_have_the_form_that_was_asked,
 )
 """All checks, in the order to run them."""

@@ -143,10 +143,11 @@ HYBRIDS = tuple(_HYBRID)
 """Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`)."""
 
 
-def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, **generation: Any) -> Path:
+def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:
     """Write a model of that family with its tokenizer into a new folder, and give the folder back.
 
     `head_dim` is the size of an attention head: kernels of some engines take none below 32.
+    With `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that its answers are valid UTF-8.
     `generation` are entries of its generation_config.json, such as `eos_token_id=[1, 2]`.
     """
     import torch
@@ -155,6 +156,10 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
     torch.manual_seed(seed)
     tokenizer, model = _MAKERS[family](head_dim)
     torch.random.set_rng_state(state)
+    if whole_text:
+        pieces = [token_id for token_id in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token_id])]
+        with torch.no_grad():  # a logit of 0, and of the others some are always above
+            model.get_output_embeddings().weight[pieces] = 0
     model.generation_config = _hf().GenerationConfig(**{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **generation})
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

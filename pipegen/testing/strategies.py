@@ -15,7 +15,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen import errors as kinds
 from pipegen.errors import GenerationError
-from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, resolve
+from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
 from pipegen.records import Finish, GenerationResult, TokenLogprob
 from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 
@@ -53,6 +53,13 @@ def _preprocess_options() -> st.SearchStrategy[VlmPreprocessOptions]:
     return st.builds(VlmPreprocessOptions, min_pixels=_maybe(st.integers(1, 999)), max_pixels=_maybe(st.integers(1000, 10**6)), do_resize=_maybe(st.booleans()))
 
 
+def _structured_options() -> st.SearchStrategy[StructuredOptions]:
+    schemas = st.permutations(("b", "a")).map(lambda names: {"type": "object", "properties": {name: {"type": "integer"} for name in names}})
+    said = st.fixed_dictionaries({"json_schema": schemas}) | st.fixed_dictionaries({"regex": _WORDS})
+    said |= st.fixed_dictionaries({"choice": st.lists(_WORDS, min_size=1, max_size=3)}) | st.just({})
+    return said.map(lambda fields: StructuredOptions(**fields))
+
+
 def generation_options() -> st.SearchStrategy[GenerationOptions]:
     """Valid options, every field said or not."""
     return st.builds(
@@ -78,6 +85,7 @@ def generation_options() -> st.SearchStrategy[GenerationOptions]:
         decode=_maybe(st.builds(DecodeOptions, skip_special_tokens=_maybe(st.booleans()), strip_whitespace=_maybe(st.booleans()))),
         chat=_maybe(_chat_options()),
         preprocess=_maybe(_preprocess_options()),
+        structured=_maybe(_structured_options()),
     )
 
 

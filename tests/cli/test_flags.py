@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from pipegen.cli import main
 from pipegen.cli.flags import HELP, flag_of, options_of_flags, unescape
-from pipegen.options import DEFAULTS, StopOptions, flat_values, option_names, options_from
+from pipegen.options import DEFAULTS, StopOptions, StructuredOptions, flat_values, option_names, options_from
 
 
 def test_every_option_has_a_flag_and_every_flag_an_option() -> None:
@@ -29,6 +30,14 @@ def test_help_names_every_flag_in_whole(capsys: pytest.CaptureFixture[str], monk
 def test_flags_say_what_the_records_hold() -> None:
     values = {name: value for name, value in flat_values(DEFAULTS).items() if value is not None and name != "template_kwargs"}
     assert flat_values(options_of_flags(values)) == {**flat_values(options_from(values)), "template_kwargs": None}
+
+
+def test_a_schema_is_given_as_json() -> None:
+    assert options_of_flags({"json_schema": '{"type": "integer"}'}).structured == StructuredOptions(json_schema={"type": "integer"})
+    with pytest.raises(typer.BadParameter, match="takes a JSON Schema"):
+        options_of_flags({"json_schema": "integer"})
+    with pytest.raises(typer.BadParameter, match="one of json_schema, regex and choice"):
+        options_of_flags({"regex": "a", "choice": ["b"]})
 
 
 @pytest.mark.parametrize(

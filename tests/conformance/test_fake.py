@@ -55,6 +55,31 @@ def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Che
     check(pg.route(TalkingEngine(talk, honours=honours)))
 
 
+class Formal(TalkingEngine):
+    """Says that it gives answers of every form, and does."""
+
+    def __init__(self, script: Any) -> None:
+        super().__init__(script, honours=pg.ENGINES["vllm"])
+
+    def _made(self, encoded: Encoded) -> Any:
+        form = encoded.options.structured
+        if form is None or form == pg.StructuredOptions():
+            return super()._made(encoded)
+        text = "no way" if form.choice else "aba-09" if form.regex else '"yes"'
+        return Success(Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0])))
+
+
+def test_an_engine_that_forms_its_answers_passes() -> None:
+    conformance.answers_have_the_form_that_was_asked(pg.route(Formal(talk)))
+
+
+class Formless(Formal):
+    """Says that it gives answers of every form, and does not."""
+
+    def _made(self, encoded: Encoded) -> Any:
+        return TalkingEngine._made(self, encoded)
+
+
 class Drifting(TalkingEngine):
     """Says something else each time."""
 
@@ -97,6 +122,7 @@ class Stuttering(TalkingEngine):
         (Stuttering, conformance.streamed_text_is_the_batch_text),
         (Drifting, conformance.seeds_make_rows_repeatable),
         (TalkingEngine, conformance.logprobs_are_the_models_own),
+        (Formless, conformance.answers_have_the_form_that_was_asked),
     ],
 )
 def test_an_engine_that_breaks_a_promise_is_found_out(broken: type[TalkingEngine], check: conformance.Check) -> None:

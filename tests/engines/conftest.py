@@ -32,19 +32,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The model of that name: `embedded`, or a tiny one of a family, with heads as large as vLLM's kernels for CPUs want them."""
     root: Path = tmp_path_factory.mktemp("models")
-    return functools.cache(lambda name: name if name == "embedded" else str(write_model(root / name, name, head_dim=32)))
+
+    @functools.cache
+    def made(name: str, *, whole_text: bool = False) -> str:
+        return name if name == "embedded" else str(write_model(root / f"{name}-{whole_text}", name, head_dim=32, whole_text=whole_text))
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def vllm_of(model_of: Callable[[str], str]) -> Callable[..., Any]:
+def vllm_of(model_of: Callable[..., str]) -> Callable[..., Any]:
     """A route through vLLM on that model, as a context manager; there is one at a time."""
 
     @contextmanager
-    def opened(name: str, **settings: Any) -> Iterator[pg.Route]:
-        with pg.backends.vllm(model_of(name), **{**SMALL, **settings}) as route:
+    def opened(name: str, *, whole_text: bool = False, **settings: Any) -> Iterator[pg.Route]:
+        with pg.backends.vllm(model_of(name, whole_text=whole_text), **{**SMALL, **settings}) as route:
             yield route
 
     return opened

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,24 +18,21 @@ from pipegen.capabilities import ENGINES, FEATURES
 from pipegen.options import merge, option_names
 from pipegen.plugins.plugin import Plugin
 from pipegen.testing import conformance
-from pipegen.testing.ask import chat, greedy
+from pipegen.testing.ask import LENGTH, PROMPTS, chat, greedy
 from pipegen.testing.models import FAMILIES
 from pipegen.testing.pictures import picture
 
 MODELS = ("embedded", *FAMILIES)
-SENSIBLE = ("results_report_what_was_done", "a_stop_string_cuts_and_halts")
-"""Checks that decode a part of the answer again. Random models write bytes that are no UTF-8, whose text depends on where it is parted, on HF as here;
-for them the parity suite compares every text with HF's."""
-CASES = [(model, check) for model in MODELS for check in conformance.CHECKS if model == "embedded" or check.__name__ not in SENSIBLE]
 
 
 @pytest.fixture(scope="module")
 def route(request: pytest.FixtureRequest, vllm_of: Callable[..., Any]) -> Iterator[pg.Route]:
-    with vllm_of(request.param) as opened:
+    with vllm_of(request.param, whole_text=True) as opened:
         yield opened
 
 
-@pytest.mark.parametrize(("route", "check"), CASES, indirect=["route"], ids=[f"{model}-{check.__name__}" for model, check in CASES])
+@pytest.mark.parametrize("route", MODELS, indirect=True)
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_every_model_conforms(check: conformance.Check, route: pg.Route) -> None:
     check(route)
 
@@ -47,6 +47,20 @@ def test_a_plugin_halts_a_row_at_the_very_token(route: pg.Route) -> None:
     assert result.token_ids == free.token_ids[: result.completion_tokens]
     # Before it there was nothing to show: bytes that no character completes wait for the next ones.
     assert route.engine.tokenizer.decode(result.token_ids[:-1]).strip().strip("\ufffd") == ""
+
+
+@pytest.mark.parametrize("route", ["qwen3"], indirect=True)
+def test_calls_that_are_awaited_together_share_the_steps_of_the_engine(route: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [pg.run(route, [chat(text)], _on()) for text in PROMPTS]
+    engine = route.engine._core.running().engine  # type: ignore[attr-defined]
+    plain, steps = engine.step, itertools.count()
+    monkeypatch.setattr(engine, "step", lambda: (next(steps), plain())[1])
+
+    async def together() -> Any:
+        return await asyncio.gather(*(pg.arun(route, [chat(text)], _on()) for text in PROMPTS))
+
+    assert asyncio.run(together()) == wanted
+    assert next(steps) < 2 * LENGTH  # alone they take that many times the number of them
 
 
 def _on(**more: Any) -> pg.GenerationOptions:
@@ -72,11 +86,23 @@ def test_pictures_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of
         assert [type(error) for error in both[1].unwrap().tried] == [pg.UnsupportedMultimodal]
 
 
+def held() -> int:
+    """The bytes of all tensors that are alive."""
+    import torch
+
+    gc.collect()
+    storages = {thing.untyped_storage().data_ptr(): thing.untyped_storage().nbytes() for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)}
+    return sum(storages.values())
+
+
 def test_memory_comes_back_and_the_engine_starts_again(vllm_of: Callable[..., Any]) -> None:
-    with vllm_of("qwen3") as opened:
+    cache, before = 64 << 20, held()
+    with vllm_of("qwen3", kv_cache_memory_bytes=cache) as opened:
         first = pg.run(opened, [chat("Hi")], _on())
+        assert held() - before > cache
         opened.engine.close()
         assert not opened.engine.loaded  # type: ignore[attr-defined]
+        assert held() - before < cache / 16
         again = pg.run(opened, [chat("Hi")], _on())
     with vllm_of("qwen3") as fresh:
         assert pg.run(fresh, [chat("Hi")], _on()) == again == first
@@ -90,6 +116,37 @@ def test_one_picture_too_many_is_refused_beforehand(vllm_of: Callable[..., Any])
         assert len(slots[0].unwrap().image_grid_thw) == 1
 
 
+def test_answers_have_the_form_that_was_asked_beside_rows_that_are_free(vllm_of: Callable[..., Any]) -> None:
+    properties = {"name": {"type": "string", "maxLength": 8}, "seen": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    forms: list[dict[str, Any]] = [
+        {},
+        {"json_schema": schema},
+        {"regex": "[a-c]{4}( [0-9]+,){2}"},
+        {"choice": ("red", "dark blue")},
+        {"json_schema": {"type": "no"}},
+    ]
+    requests = [chat("Count from 1 to 12.", greedy(max_new_tokens=60, structured=pg.StructuredOptions(**form))) for form in forms]
+    with vllm_of("embedded") as opened:
+        slots = pg.run(opened, requests)
+        free = pg.run(opened, [chat("Count from 1 to 12.", greedy(max_new_tokens=60))])
+        again = pg.run(opened, [chat("Count from 1 to 12.", slot.unwrap().options) for slot in slots[:4]])
+    assert slots[0] == free[0]
+    assert again == slots[:4]  # C8
+    found = json.loads(slots[1].unwrap().text)
+    assert {name: type(value) for name, value in found.items()} == {"name": str, "seen": bool}
+    assert re.fullmatch("[a-c]{4}( [0-9]+,){2}", slots[2].unwrap().text)
+    assert slots[3].unwrap().text in ("red", "dark blue")
+    assert [slot.unwrap().finish for slot in slots[1:4]] == [pg.Finish.EOS] * 3
+    assert isinstance(slots[4].failure(), pg.InvalidRequest)  # vLLM knows no such type
+
+
+BARE = """
+{%- for message in messages if message.content is string -%}{{- message.content -}}
+{%- else -%}{%- for part in messages[0].content -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text -}}
+{%- endfor -%}{%- endfor -%}"""
+"""A template that writes nothing but what was said and shown."""
 TRIED: dict[str, pg.GenerationOptions] = {
     "max_new_tokens": pg.GenerationOptions(max_new_tokens=3),
     "min_new_tokens": pg.GenerationOptions(min_new_tokens=3),
@@ -117,11 +174,14 @@ TRIED: dict[str, pg.GenerationOptions] = {
     "continue_final_message": pg.GenerationOptions(chat=pg.ChatTemplateOptions(continue_final_message=True)),
     "enable_thinking": pg.GenerationOptions(chat=pg.ChatTemplateOptions(enable_thinking=True)),
     "control_tokens": pg.GenerationOptions(chat=pg.ChatTemplateOptions(control_tokens="allow")),
-    "template": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template="{{ messages[0]['content'] }}")),
+    "template": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template=BARE)),
     "template_kwargs": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template_kwargs={"x": 1})),
     "min_pixels": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(min_pixels=4096)),
     "max_pixels": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(max_pixels=8192)),
     "do_resize": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(do_resize=False)),
+    "json_schema": pg.GenerationOptions(structured=pg.StructuredOptions(json_schema={"enum": [1, 2]})),
+    "regex": pg.GenerationOptions(structured=pg.StructuredOptions(regex="[ab]+")),
+    "choice": pg.GenerationOptions(structured=pg.StructuredOptions(choice=("yes", "no"))),
 }
 """One try of each option that differs from what is neutral."""
 
@@ -148,8 +208,6 @@ def test_the_table_says_what_the_engine_does(option: str, kind: str, vision: pg.
     if kind == "picture":
         parts = [{"type": "image", "image": picture(width=64, height=64)}, {"type": "text", "text": "Hi there"}]
         request = pg.VlmGenerationRequest(messages=[{"role": "user", "content": parts}, *said[1:]])
-        if option == "template":
-            pytest.skip("the template of this try writes no pictures")
     options = merge(TRIED[option], pg.GenerationOptions(max_new_tokens=6))
     slot = pg.run(vision, [request], options)[0]
     if option in ENGINES["vllm"] or option in ("samples", "max_prompt_tokens", "on_overflow", "use_generation_config"):

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
@@ -17,8 +20,8 @@ from pipegen.backends.vllm.running import Call, Core, Running, refusals
 from pipegen.backends.vllm.sampling import sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import InvalidRequest, UnsupportedOption
-from pipegen.records import Encoded, ModelLoadConfig
-from pipegen.slots import is_ok
+from pipegen.records import Encoded, ModelLoadConfig, Raw
+from pipegen.slots import Slot, is_ok
 from pipegen.stages.preflight import check_fit
 
 __all__ = ["VLLMEngine"]
@@ -78,27 +81,43 @@ class VLLMEngine(CheckpointEngine):
         if not inputs:
             return
         running = self._core.running()
-        rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
-        with Call(running) as call:
-            for row in rows:
-                self._queue(row, call, running)
-                if row.done:
-                    yield RowDone(row=row.position, slot=row.slot())
-            left = sum(not row.done for row in rows)
-            while left:
-                ended: list[int] = []
-                for position, output in call.step():
-                    row = rows[position]
-                    if row.done:
-                        continue
-                    made = row.take(output)
-                    if made:
-                        yield TokensMade(row=position, token_ids=made)
-                    if row.done:
-                        ended.append(position)
-                        yield RowDone(row=position, slot=row.slot())
-                call.drop(ended)  # vLLM does not know of stop strings and plugins
-                left -= len(ended)
+        rows, call = self._rows(inputs), Call(running)
+        try:
+            yield from self._begin(rows, call, running)
+            while not all(row.done for row in rows):
+                yield from _taken(rows, call, call.step())
+        finally:
+            call.leave()
+
+    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
+        async with contextlib.aclosing(self.astream(inputs)) as events:
+            done = {event.row: event.slot async for event in events if isinstance(event, RowDone)}
+        return [done[position] for position in range(len(inputs))]
+
+    async def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
+        """As `stream`, for asynchronous code; see `agenerate`."""
+        if not inputs:
+            return
+        running = await asyncio.to_thread(self._core.running)
+        rows, call = self._rows(inputs), Call(running, waits=False)
+        try:
+            for event in await asyncio.to_thread(self._begin, rows, call, running):
+                yield event
+            while not all(row.done for row in rows):
+                for event in _taken(rows, call, await call.astep()):
+                    yield event
+        finally:
+            call.leave()
+
+    def _rows(self, inputs: Sequence[Encoded]) -> list[Row]:
+        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
+
+    def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
+        """Hand the rows to vLLM; those that are done already, for they are refused."""
+        for row in rows:
+            self._queue(row, call, running)
+        return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
 
     def _queue(self, row: Row, call: Call, running: Running) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
@@ -122,3 +141,19 @@ class VLLMEngine(CheckpointEngine):
                 row.fail(wrong)
         except refusals() as error:
             row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))
+
+
+def _taken(rows: Sequence[Row], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
+    """What the outputs bring to their rows; vLLM hears of those that end by stop strings and plugins, of which it does not know."""
+    ended: list[int] = []
+    for position, output in outputs:
+        row = rows[position]
+        if row.done:
+            continue
+        made = row.take(output)
+        if made:
+            yield TokensMade(row=position, token_ids=made)
+        if row.done:
+            ended.append(position)
+            yield RowDone(row=position, slot=row.slot())
+    call.drop(ended)

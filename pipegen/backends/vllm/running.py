@@ -8,11 +8,14 @@ vLLM's engine has one queue of outputs, so one call's step can bring another cal
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import threading
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pipegen.backends.checkpoint import Checkpoint
@@ -50,15 +53,19 @@ def _deaths() -> tuple[type[Exception], ...]:
 
 
 class Running:
-    """A started engine. Its methods may be called from several threads."""
+    """A started engine. Its methods may be called from several threads, and `astep` from several event loops."""
 
     def __init__(self, engine: Any, adapter: str | None) -> None:
         self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""
-        self._lock = threading.RLock()
-        self._boxes: dict[str, list[Any]] = {}
+        self.lock = threading.RLock()
+        """Held while the engine is used."""
+        self._boxes: dict[str, deque[Any]] = {}
+        self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipegen-vllm")
+        self._turn: Future[None] | None = None
+        self._turn_lock = threading.Lock()
         self._adapter: dict[str, Any] = {}
         if adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -70,41 +77,60 @@ class Running:
         renderer: Any = getattr(self.engine, "renderer", None)
         if not hasattr(renderer, "render_cmpl"):
             return prompt
-        with self._lock:
+        with self.lock:
             return renderer.render_cmpl([prompt])[0]
 
-    def add(self, request_id: str, prompt: Any, params: Any, box: list[Any]) -> None:
+    def add(self, request_id: str, prompt: Any, params: Any, box: deque[Any]) -> None:
         """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it."""
-        with self._lock:
+        with self.lock:
             self._check()
             self.engine.add_request(request_id, prompt, params, **self._adapter)
             self._boxes[request_id] = box
 
-    def step(self, box: list[Any]) -> list[Any]:
+    def step(self, box: deque[Any]) -> list[Any]:
         """The outputs that are there for `box`, after a step where there are none (and perhaps none then either). Raises `CallFailed`."""
-        with self._lock:
-            self._check()
+        with self.lock:
             if not box:
-                try:
-                    outputs = self.engine.step()
-                except _deaths() as error:
-                    self.stop(failure(f"{type(error).__name__}: {error}", "batch"))
-                    raise CallFailed(self.failed or failure(str(error), "batch")) from error
-                for output in outputs:
-                    if output.request_id in self._boxes:
-                        self._boxes[output.request_id].append(output)
-                    if output.finished:
-                        self._boxes.pop(output.request_id, None)
-            taken = box.copy()
-            box.clear()
-            return taken
+                self._advance()
+            return _emptied(box)
+
+    async def astep(self, box: deque[Any]) -> list[Any]:
+        """As `step`, beside the event loop; all who wait wait for the same step."""
+        if not box:
+            with self._turn_lock:
+                if self._turn is None or self._turn.done():
+                    self._turn = self._turns.submit(self._advance)
+                turn = self._turn
+            await asyncio.shield(asyncio.wrap_future(turn))
+        return _emptied(box)
+
+    def _advance(self) -> None:
+        """One step of the engine for every call, its outputs put where they belong. Without a request it would wait for ever, so there is none then."""
+        with self.lock:
+            self._check()
+            if not self._boxes:
+                return
+            try:
+                outputs = self.engine.step()
+            except _deaths() as error:
+                self.stop(failure(f"{type(error).__name__}: {error}", "batch"))
+                raise CallFailed(self.failed or failure(str(error), "batch")) from error
+            for output in outputs:
+                if output.request_id in self._boxes:
+                    self._boxes[output.request_id].append(output)
+                if output.finished:
+                    self._boxes.pop(output.request_id, None)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """End requests whose outputs nobody wants any more."""
-        with self._lock:
+        with self.lock:
             left = [request_id for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
             if left and self.failed is None:
                 self.engine.abort_request(left)
+
+    def soon(self, do: Callable[[], None]) -> None:
+        """Have this done after the step under way, which it would otherwise wait for."""
+        self._turns.submit(do)
 
     def _check(self) -> None:
         if self.failed is not None:
@@ -112,7 +138,7 @@ class Running:
 
     def stop(self, because: BackendFailed) -> None:
         """Shut the engine down and give its memory back; calls that still wait for it fail with `because`."""
-        with self._lock:
+        with self.lock:
             if self.failed is None:
                 self.failed = because
                 self._boxes.clear()
@@ -120,6 +146,14 @@ class Running:
                 engine.engine_core.shutdown()
                 del engine
                 _release()
+
+
+def _emptied(box: deque[Any]) -> list[Any]:
+    """What is in the box; a step may add to it at the same time."""
+    taken = []
+    while box:
+        taken.append(box.popleft())
+    return taken
 
 
 def _release() -> None:
@@ -170,30 +204,43 @@ class Core:
 
 
 class Call:
-    """The requests of one call on a running engine. As a context manager it ends those still running on exit."""
+    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the step under way."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, *, waits: bool = True) -> None:
         self._running = running
-        self._box: list[Any] = []
+        self._box = deque[Any]()
         self._rows: dict[str, int] = {}
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._running.drop(self._rows)
+        self._left = False
+        self._waits = waits
 
     def add(self, row: int, prompt: Any, params: Any) -> None:
-        """Queue the request of that row. Raises as `Running.add` does."""
+        """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""
         request_id = f"pipegen-{uuid.uuid4().hex}"
-        self._running.add(request_id, prompt, params, self._box)
-        self._rows[request_id] = row
+        with self._running.lock:
+            if not self._left:
+                self._running.add(request_id, prompt, params, self._box)
+                self._rows[request_id] = row
 
     def step(self) -> list[tuple[int, Any]]:
         """Rows with their new outputs. Raises `CallFailed`."""
         return [(self._rows[output.request_id], output) for output in self._running.step(self._box)]
 
-    def drop(self, rows: Iterable[int]) -> None:
+    async def astep(self) -> list[tuple[int, Any]]:
+        """As `step`, beside the event loop."""
+        return [(self._rows[output.request_id], output) for output in await self._running.astep(self._box)]
+
+    def drop(self, rows: Collection[int]) -> None:
         """End these rows where they still run."""
-        gone = set(rows)
-        self._running.drop([request_id for request_id, row in self._rows.items() if row in gone])
+        if rows:
+            self._end([request_id for request_id, row in self._rows.items() if row in rows])
+
+    def leave(self) -> None:
+        """End all rows that still run; none is queued from now on."""
+        self._left = True
+        self._end(self._rows)
+
+    def _end(self, request_ids: Iterable[str]) -> None:
+        if self._waits:
+            self._running.drop(request_ids)
+        else:
+            self._running.soon(lambda: self._running.drop(request_ids))

@@ -29,6 +29,15 @@ class Params:
         self.__dict__.update(said)
 
 
+@dataclasses.dataclass
+class Form:
+    """StructuredOutputsParams, or GuidedDecodingParams in older versions: what form an answer must have."""
+
+    json: str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
 class Dead(Exception):
     """What a dead engine raises."""
 
@@ -48,6 +57,7 @@ class Standin:
     """How it ends rows after their first token, where it does."""
     dies: bool = False
     stopped: bool = False
+    steps: int = 0
 
     @property
     def engine_core(self) -> Any:
@@ -67,6 +77,9 @@ class Standin:
     def step(self) -> list[Any]:
         if self.dies:
             raise Dead("gone")
+        if not self.live:
+            raise AssertionError("vLLM in a process of its own would wait here for ever")
+        self.steps += 1
         outputs = []
         for request_id, (ids, params, made) in list(self.live.items()):
             token_id = ids[-1] + 1 + len(made)
@@ -97,7 +110,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
     kinds: Any = Enum("kinds", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0"},
-        "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01},
+        "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01, "StructuredOutputsParams": Form},
         "vllm.exceptions": {},
         "vllm.v1": {},
         "vllm.v1.engine": {},

@@ -14,6 +14,7 @@ import pipegen as pg
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.extras import MissingExtra
 from pipegen.backends.vllm.engine import VLLMEngine
+from pipegen.backends.vllm.sampling import sampling_params
 from pipegen.errors import CallFailed
 from pipegen.fields import UnknownField
 from pipegen.plugins.plugin import Plugin
@@ -101,6 +102,33 @@ def test_a_row_that_vllm_refuses_fails_alone(started: list[Any]) -> None:
 def test_a_value_that_vllm_would_change_or_refuse_is_refused(temperature: float, started: list[Any]) -> None:
     error = engine().generate([encoded([10], max_new_tokens=1, temperature=temperature)])[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
+
+
+FORMS: dict[str, Any] = {"json_schema": {"enum": [1]}, "regex": "a+", "choice": ("a", "b")}
+
+
+@pytest.mark.parametrize(("record", "argument"), [("StructuredOutputsParams", "structured_outputs"), ("GuidedDecodingParams", "guided_decoding")])
+@pytest.mark.parametrize(("name", "said"), [("json_schema", {"json": '{"enum": [1]}'}), ("regex", {"regex": "a+"}), ("choice", {"choice": ["a", "b"]})])
+def test_the_form_of_the_answer_is_said_in_the_words_of_the_version(
+    record: str, argument: str, name: str, said: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["vllm.sampling_params"]
+    form = module.__dict__["StructuredOutputsParams"]
+    monkeypatch.delattr(module, "StructuredOutputsParams")
+    monkeypatch.setattr(module, record, form, raising=False)
+    params = sampling_params(encoded([10], structured={name: FORMS[name]}).options, ())
+    assert getattr(params, argument) == form(**said)
+    free = sampling_params(encoded([10]).options, ())
+    assert not hasattr(free, "structured_outputs")
+    assert not hasattr(free, "guided_decoding")
+
+
+@pytest.mark.parametrize(("option", "more"), [("min_new_tokens", {"min_new_tokens": 1}), ("ignore_eos", {"stop": pg.StopOptions(ignore_eos=True)})])
+def test_what_would_break_the_form_of_the_answer_is_refused(option: str, more: dict[str, Any], started: list[Any]) -> None:
+    slots = engine().generate([encoded([10], max_new_tokens=1, structured={"regex": "a+"}, **more), encoded([10], max_new_tokens=1, **more)])
+    assert isinstance(slots[0].failure(), pg.UnsupportedOption)
+    assert slots[0].failure().option == option
+    assert pg.is_ok(slots[1])
 
 
 def test_what_does_not_fit_the_running_engine_is_too_long(started: list[Any]) -> None:  # T7

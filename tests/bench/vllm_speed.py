@@ -1,0 +1,77 @@
+"""What pipegen costs on vLLM: 256 prompts through a route against `LLM.generate` with the same ids, on one engine, interleaved, medians, as ratios.
+
+Run by `nox -s engines -- bench`, on a CPU; with `--model` and a GPU, it says the same of a model that people use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import pipegen as pg  # what is set above must stand before vLLM is imported
+from pipegen.backends.vllm.arguments import engine_arguments
+from pipegen.backends.vllm.running import Running
+
+PROMPTS, TOKENS, REPEATS = 256, 32, 5
+QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
+SETTINGS: dict[str, Any] = {"max_num_seqs": PROMPTS, "enforce_eager": True, "enable_prefix_caching": False, "kv_cache_memory_bytes": 256 << 20}
+
+
+def medians(*works: Callable[[], Any]) -> list[float]:
+    """Seconds for each piece of work, the median of interleaved repeats after one to warm up."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for repeat in range(REPEATS + 1):
+        for work, taken in zip(works, seconds, strict=True):
+            begun = time.perf_counter()
+            work()
+            if repeat:
+                taken.append(time.perf_counter() - begun)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def main() -> None:
+    import vllm
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="embedded")
+    model: str = parser.parse_args().model
+    route = pg.backends.vllm(model, **SETTINGS)
+    engine: Any = route.engine
+    arguments = engine_arguments(engine._checkpoint)
+    llm: Any = vllm.LLM(**arguments)
+    engine._core._running = Running(llm.llm_engine, None)  # both use one engine
+
+    messages = [[{"role": "user", "content": f"{QUESTIONS[number % 4]} ({number})"}] for number in range(PROMPTS)]
+    options = pg.GenerationOptions(max_new_tokens=TOKENS, stop=pg.StopOptions(ignore_eos=True))
+    chats = [pg.TextGenerationRequest(messages=conversation) for conversation in messages]
+    ids = [list(slot.unwrap().prompt_token_ids) for slot in pg.run(route, chats, options)]
+    plain = [pg.TextGenerationRequest(prompt_token_ids=row) for row in ids]
+    made: dict[str, list[list[int]]] = {}
+
+    def bare() -> None:
+        params = vllm.SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        outputs = llm.generate([vllm.TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)
+        made["bare"] = [list(output.outputs[0].token_ids) for output in outputs]
+
+    def through(requests: list[pg.TextGenerationRequest]) -> None:
+        made["ours"] = [list(slot.unwrap().token_ids) for slot in pg.run(route, requests, options)]
+        if made["ours"] != made.get("bare", made["ours"]):
+            raise AssertionError("the two did not make the same ids")
+
+    theirs, with_ids, with_chats = medians(bare, lambda: through(plain), lambda: through(chats))
+    print(f"{PROMPTS} prompts, {TOKENS} tokens each, {model}, vLLM {vllm.__version__}, one engine; bare is LLM.generate with ids\n")
+    print(f"{'through the route':<32}{'pipegen':>10}{'bare':>10}{'speed':>9}")
+    for name, ours in (("token ids", with_ids), ("messages (template, tokenizer)", with_chats)):
+        print(f"{name:<32}{ours:>9.2f}s{theirs:>9.2f}s{theirs / ours:>8.2f}x")
+    route.engine.close()
+
+
+if __name__ == "__main__":
+    main()
