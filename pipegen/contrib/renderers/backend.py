@@ -1,0 +1,100 @@
+"""What an engine is to the renderer-driven client: a protocol of three, and the records that cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Completion", "Generated", "RendererBackend", "TokenPrompt", "post"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """A rendered prompt with everything that is asked of the engine."""
+
+    model: str
+    token_ids: Sequence[int]
+    stop_token_ids: Sequence[int]
+    sampling_params: Mapping[str, Any]
+    """As the caller gave them, in vLLM's words."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    renderer: Any = None
+    multi_modal_data: Any = None
+    """The renderer's prepared pictures, whose placeholders in `token_ids` are expanded; None where there are none."""
+    content_parts: Sequence[Mapping[str, str]] = ()
+    """Pictures that the engine is to prepare itself, in prompt order, each with one placeholder: `{"type", "url"}`."""
+    cache_salt: str | None = None
+    priority: int | None = None
+    extra_headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One completion, checked: as many logprobs as ids."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str | None = None
+    routed_experts: Any = None
+    """As the server wrote them; base64 data as a memoryview of its characters."""
+    sampling_mask: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What an engine answered."""
+
+    completions: tuple[Completion, ...]
+    request_id: str = ""
+    usage: Any = None
+    prompt_ids: list[int] | None = None
+    """The prompt as the engine ran it, where it says so."""
+    mm_placeholders: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class RendererBackend(Protocol):
+    """An engine. The client is the caller's own `AsyncOpenAI`, or anything with its `post`, `get` and `base_url`."""
+
+    async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
+        """Ask it. Raises `MalformedGenerateResponseError` for an answer that cannot be used, `ValueError` for what must not be sent, and what the client
+        raises."""
+        ...
+
+    async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
+        """The most tokens that a prompt may have; None where the server does not say, or cannot be asked now."""
+        ...
+
+    def is_overflow_error(self, error: BaseException) -> bool:
+        """Whether an exception of the client is the server's word that the prompt is too long, whatever the status and the wording."""
+        ...
+
+
+def root_of(client: Any) -> str:
+    """The server's root: the client's address without `/v1`.
+
+    >>> from types import SimpleNamespace
+    >>> root_of(SimpleNamespace(base_url="http://localhost:8000/v1/"))
+    'http://localhost:8000'
+    """
+    return str(client.base_url).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def post(client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
+    """Post through the caller's client to a path at the server's root, past the `/v1` that it would put in front, and give the raw answer."""
+    options: dict[str, Any] = {"options": {"headers": dict(headers)}} if headers else {}
+    answer = await client.post(f"{root_of(client)}{path}", cast_to=_response_type(), body=dict(body), **options)
+    content: bytes = answer.content
+    return content
+
+
+def _response_type() -> type[Any]:
+    """The raw response of the library that the openai client stands on."""
+    try:
+        from httpx import Response
+    except ImportError:
+        from httpx2 import Response  # type: ignore[no-redef]  # openai 3 stands on it
+    kind: type[Any] = Response
+    return kind

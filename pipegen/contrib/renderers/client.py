@@ -1,0 +1,143 @@
+"""`generate`: messages through a renderer to token ids, one request to an engine, and the completion parsed by the same renderer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipegen.backends.online import vllm
+from pipegen.contrib.renderers import sglang
+from pipegen.contrib.renderers.backend import Completion, Generated, RendererBackend, TokenPrompt
+from pipegen.contrib.renderers.refusals import PromptTooLongError
+from pipegen.contrib.renderers.vllm import VLLMBackend
+
+__all__ = ["generate"]
+
+_MEDIA = {"image": "image_url", "image_url": "image_url", "audio": "audio_url", "audio_url": "audio_url", "video": "video_url", "video_url": "video_url"}
+_VLLM = VLLMBackend()
+
+
+async def generate(
+    *,
+    client: Any,
+    renderer: Any,
+    messages: list[Any],
+    model: str,
+    prompt_ids: list[int] | None = None,
+    multi_modal_data: Any = None,
+    prompt_attribution: Any = None,
+    tools: list[Any] | None = None,
+    sampling_params: dict[str, Any] | None = None,
+    cache_salt: str | None = None,
+    priority: int | None = None,
+    extra_headers: dict[str, str] | None = None,
+    max_prompt_len: int | None = None,
+    process_multimodal: bool = True,
+    backend: RendererBackend = _VLLM,
+) -> dict[str, Any]:
+    """Render the messages, ask the engine, and parse its answer; the arguments and the keys of the result are those of `renderers.client.generate`.
+
+    `client` is the caller's `AsyncOpenAI`, which sends the request. `prompt_ids` (with `multi_modal_data` and `prompt_attribution`) take the place of
+    rendering. A prompt of more tokens than `max_prompt_len` (not given: what the server says) is `PromptTooLongError`, and nothing is sent; so is one
+    that only the server finds too long (its `max_prompt_len` is then the server's, 0 where it names none).
+    With `process_multimodal=False` the engine prepares the pictures.
+    `sampling_params` are in vLLM's words on every engine; with `n` above 1 the result holds all of them in `completions`.
+
+    Raises `MalformedGenerateResponseError` for an answer that cannot be used, and whatever the client raises.
+    """
+    if tools and not getattr(renderer, "supports_tools", True):
+        raise ValueError(f"{type(renderer).__name__} does not support tools. Choose a model-specific renderer instead of the default fallback.")
+    if not process_multimodal and not getattr(renderer, "supports_process_multimodal", False):
+        raise NotImplementedError(f"{type(renderer).__name__} does not support process_multimodal=False")
+    if prompt_ids is None:
+        deferred = {} if process_multimodal else {"process_multimodal": False}
+        prompt_attribution = renderer.render(messages, tools=tools, add_generation_prompt=True, **deferred)
+        prompt_ids, multi_modal_data = prompt_attribution.token_ids, prompt_attribution.multi_modal_data
+    token_ids = list(prompt_ids)
+    if not token_ids:
+        raise ValueError("the prompt is empty: an engine needs at least one token")
+    if process_multimodal:  # otherwise only the engine knows how long the prompt becomes
+        if max_prompt_len is None:
+            max_prompt_len = await backend.resolve_max_prompt_len(client, model)
+        if max_prompt_len is not None and len(token_ids) > max_prompt_len:
+            raise PromptTooLongError(prompt_len=len(token_ids), max_prompt_len=max_prompt_len)
+    prompt = TokenPrompt(
+        model=model,
+        token_ids=token_ids,
+        stop_token_ids=renderer.get_stop_token_ids(),
+        sampling_params=sampling_params or {},
+        messages=messages,
+        renderer=renderer,
+        multi_modal_data=multi_modal_data if process_multimodal and multi_modal_data and not multi_modal_data.is_empty() else None,
+        content_parts=() if process_multimodal else content_parts(messages),
+        cache_salt=cache_salt,
+        priority=priority,
+        extra_headers=extra_headers,
+    )
+    try:
+        made = await backend.generate(client, prompt)
+    except _refusals() as refusal:
+        if not backend.is_overflow_error(refusal):
+            raise
+        said = vllm.too_long(str(refusal)) or sglang.too_long(str(refusal)) or (len(token_ids), max_prompt_len or 0)
+        raise PromptTooLongError(prompt_len=said[0], max_prompt_len=said[1]) from refusal
+    ran = made.prompt_ids or token_ids
+    results = [_result(completion, made, ran, renderer, tools) for completion in made.completions]
+    shared = {
+        "renderer_prompt_ids": token_ids if prompt.content_parts else None,
+        "multi_modal_data": multi_modal_data,
+        "prompt_attribution": prompt_attribution,
+    }
+    results = [result | shared for result in results]
+    return results[0] if len(results) == 1 else {**results[0], "completions": results}
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What the openai client raises for an answer that is none."""
+    openai: Any = sys.modules.get("openai")
+    return (openai.APIError,) if openai is not None else ()
+
+
+def _result(completion: Completion, made: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
+    parsed = renderer.parse_response(list(completion.token_ids), prompt_ids=list(ran), tools=tools)
+    finish = completion.finish_reason
+    if finish == "stop" and any(call.status == "ok" for call in parsed.tool_calls):
+        finish = "tool_calls"  # as a chat server says it, so that a loop over tools goes on
+    return {
+        "request_id": made.request_id,
+        "usage": made.usage,
+        "prompt_ids": list(ran),
+        "mm_placeholders": made.mm_placeholders,
+        "completion_ids": list(completion.token_ids),
+        "completion_logprobs": list(completion.logprobs),
+        "content": parsed.content,
+        "reasoning_content": parsed.reasoning_content,
+        "tool_calls": parsed.tool_calls,
+        "finish_reason": finish,
+        "reasoning_complete": getattr(parsed, "reasoning_complete", None),
+        "routed_experts": completion.routed_experts,
+        "sampling_mask": completion.sampling_mask,
+    }
+
+
+def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
+    """The media of messages in prompt order, as `{"type", "url"}`. Raises `ValueError` for a part without a URL.
+
+    >>> content_parts([{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,aa"}]}])
+    [{'type': 'image_url', 'url': 'data:image/png;base64,aa'}]
+    """
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
+    return [made for part in parts if (made := _content_part(part)) is not None]
+
+
+def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:
+    kind = part.get("type") or next((name for name in _MEDIA if part.get(name)), None)
+    if not isinstance(kind, str) or kind not in _MEDIA:
+        return None
+    source = next((part[name] for name in (kind, _MEDIA[kind], "url") if part.get(name) is not None), None)
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or not url:
+        raise ValueError(f"{kind} content part is missing a URL")
+    return {"type": _MEDIA[kind], "url": url}

@@ -1,0 +1,38 @@
+"""The exceptions of the renderer-driven client. Where `renderers` is installed they are kinds of its own, so that code that catches those goes on working.
+
+>>> PromptTooLongError(prompt_len=10, max_prompt_len=4).error
+PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipegen.errors import PromptTooLong
+
+if TYPE_CHECKING:
+    _Overlong, _Malformed = Exception, ValueError
+else:
+    try:
+        from renderers.client import MalformedGenerateResponseError as _Malformed, OverlongPromptError as _Overlong
+    except ImportError:
+        _Overlong, _Malformed = Exception, ValueError
+
+__all__ = ["MalformedGenerateResponseError", "PromptTooLongError"]
+
+
+class PromptTooLongError(_Overlong):
+    """The rendered prompt has more tokens than the model takes. Known before anything is sent, or said by the server."""
+
+    def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
+        self.prompt_len, self.max_prompt_len = prompt_len, max_prompt_len
+        Exception.__init__(self, f"Prompt length ({prompt_len}) exceeds maximum context length ({max_prompt_len}).")
+
+    @property
+    def error(self) -> PromptTooLong:
+        """The same as a record, for a slot."""
+        return PromptTooLong(self.prompt_len, self.max_prompt_len)
+
+
+class MalformedGenerateResponseError(_Malformed):
+    """The server answered with something that its protocol does not allow; the message names the place."""

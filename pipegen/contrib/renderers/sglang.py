@@ -1,0 +1,199 @@
+"""SGLang as the renderer-driven client asks it: `/generate`, with the sampling parameters put into its words.
+
+Facts as of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
+from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
+from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.fields import nearest
+
+__all__ = ["SGLangBackend", "too_long"]
+
+RENAMED: Mapping[str, str] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+SAME = frozenset(
+    {"n", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias"}
+    | {"skip_special_tokens", "spaces_between_special_tokens", "json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"}
+    | set(RENAMED.values())
+)
+OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_trim", "detokenize")
+"""Said here for every request, whatever the caller says: the ids are what counts."""
+
+
+_TOO_LONG = (
+    re.compile(r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)"),
+    re.compile(r"maximum context length of (?P<limit>\d+) tokens.*?(?P<prompt>\d+) tokens from the input", re.DOTALL),
+    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)"),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None where it is about something else.
+
+    >>> too_long("Input length (2042 tokens) exceeds the maximum allowed length (2042 tokens). Use a shorter input or enable --allow-auto-truncate.")
+    (2042, 2042)
+    """
+    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
+    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+
+
+class SGLangBackend:
+    """SGLang. `vocab_size` lets ids be refused that would end the server's process; where it is not given, the renderer's tokenizer is asked.
+
+    >>> SGLangBackend().is_overflow_error(RuntimeError("The input (3000 tokens) is longer than the model's context length (2048 tokens)."))
+    True
+    """
+
+    def __init__(self, *, vocab_size: int | None = None) -> None:
+        self.vocab_size = vocab_size
+
+    def __repr__(self) -> str:
+        return f"SGLangBackend(vocab_size={self.vocab_size})"
+
+    async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
+        """One request. Where the caller is cancelled, the server's request is aborted by its name. Raises `ValueError` for what would harm the server."""
+        rid = uuid.uuid4().hex
+        body = body_of(prompt, rid, self.vocab_size or _vocab_size(prompt.renderer))
+        try:
+            raw = await post(client, "/generate", body, prompt.extra_headers)
+        except asyncio.CancelledError:
+            await asyncio.shield(post(client, "/abort_request", {"rid": rid}, prompt.extra_headers))
+            raise
+        return generated(loaded(raw), prompt)
+
+    async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
+        """The context length that the server lists for its model, asked once for each server and model."""
+        return await LIMITS.of(client, model, only_card=True)
+
+    def is_overflow_error(self, error: BaseException) -> bool:
+        """Whether the server said that the prompt is too long, in any of SGLang's wordings."""
+        return too_long(str(error)) is not None
+
+
+def _vocab_size(renderer: Any) -> int | None:
+    tokenizer = getattr(renderer, "tokenizer", None)
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else None
+
+
+def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """vLLM's sampling parameters in SGLang's words. Raises `ValueError`, with the nearest name, for one that SGLang has no word for.
+
+    >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
+    {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
+    """
+    params: dict[str, Any] = {}
+    for name, value in said.items():
+        if value is None or name in OURS:
+            continue
+        if name not in RENAMED and name not in SAME:
+            raise ValueError(f"SGLang has no sampling parameter for {name!r}{nearest(name, (*RENAMED, *SAME))}")
+        params[RENAMED.get(name, name)] = value
+    if params.get("top_k") == 0:
+        params["top_k"] = -1  # all: 0 is vLLM's word for it
+    params |= {"stop_token_ids": list(stop_token_ids), "no_stop_trim": True}
+    params.setdefault("skip_special_tokens", False)
+    return params
+
+
+def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dict[str, Any]:
+    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for pictures that it would ignore.
+
+    >>> body_of(TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r")
+    Traceback (most recent call last):
+    ...
+    ValueError: prompt id -5 at position 1 would end the server's process
+    """
+    token_ids, pictures = list(prompt.token_ids), list(prompt.content_parts)
+    if prompt.multi_modal_data is not None:
+        token_ids, pictures = _unexpanded(prompt)
+    for position, token_id in enumerate(token_ids):
+        if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
+            raise ValueError(f"prompt id {token_id} at position {position} would end the server's process")
+    body: dict[str, Any] = {"input_ids": token_ids, "sampling_params": sampling_params(prompt.sampling_params, prompt.stop_token_ids), "rid": rid}
+    body |= {"return_logprob": True, "logprob_start_len": -1}
+    if pictures:
+        if any(part["type"] != "image_url" for part in pictures):
+            raise ValueError("SGLang takes pictures here, and no audio or video")
+        body |= {"image_data": [part["url"] for part in pictures], "return_prompt_token_ids": True}
+    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in said.items() if value is not None}
+
+
+def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
+    """The ids with one placeholder for each picture, as SGLang expands them itself, and the pictures out of the messages."""
+    from pipegen.contrib.renderers.client import content_parts
+
+    ranges = sorted((place.offset, place.length) for places in prompt.multi_modal_data.mm_placeholders.values() for place in places)
+    pictures = content_parts(prompt.messages)
+    if len(pictures) != len(ranges):
+        raise ValueError(f"the prompt holds {len(ranges)} pictures and the messages {len(pictures)}: SGLang needs each picture's own data")
+    out, done = list[int](), 0
+    for offset, length in ranges:
+        covered = set(prompt.token_ids[offset : offset + length])
+        if len(covered) != 1:
+            raise ValueError("a picture of this prompt is framed by further tokens: pass process_multimodal=False, and SGLang prepares it")
+        out += [*prompt.token_ids[done:offset], covered.pop()]
+        done = offset + length
+    return [*out, *prompt.token_ids[done:]], list(pictures)
+
+
+def generated(answer: Any, prompt: TokenPrompt) -> Generated:
+    """The answer, checked: one object, or a list of as many as were asked."""
+    asked = prompt.sampling_params.get("n") or 1
+    rows = [answer] if asked == 1 and isinstance(answer, Mapping) else answer
+    if not isinstance(rows, list) or len(rows) != asked or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
+        raise malformed(f"must hold {asked} completions, each with meta_info")
+    first = rows[0]
+    prompt_ids = first.get("prompt_token_ids")
+    if "prompt_token_ids" not in first and (prompt.content_parts or prompt.multi_modal_data is not None):
+        raise malformed("must include prompt_token_ids where the prompt holds pictures")
+    ran = ids(prompt_ids, "prompt_token_ids") if prompt_ids else None
+    return Generated(
+        completions=tuple(_completion(row) for row in rows),
+        request_id=first["meta_info"].get("id") or "",
+        usage=_usage(rows),
+        prompt_ids=ran,
+    )
+
+
+def _usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts in the words of the OpenAI API."""
+    infos = [row["meta_info"] for row in rows]
+    prompt, made, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
+
+
+def _completion(row: Mapping[str, Any]) -> Completion:
+    info = row["meta_info"]
+    token_ids = ids(row.get("output_ids"), "output_ids")
+    finish = info.get("finish_reason")
+    said = info.get("output_token_logprobs")
+    if not isinstance(said, list):
+        raise malformed("meta_info.output_token_logprobs must be a list")
+    if len(said) != len(token_ids):
+        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(said)})")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=[
+            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]") for index, (entry, token_id) in enumerate(zip(said, token_ids, strict=True))
+        ],
+        finish_reason=finish.get("type") if isinstance(finish, Mapping) else finish,
+        routed_experts=experts(info.get("routed_experts")),
+    )
+
+
+def _logprob(entry: Any, token_id: int, place: str) -> float:
+    if not isinstance(entry, list) or len(entry) < 2:
+        raise malformed(f"{place} must be a list of logprob and token id")
+    if type(entry[1]) is not int or entry[1] != token_id:
+        raise malformed(f"{place}[1] must be {token_id}")
+    return number(entry[0], f"{place}[0]")

@@ -1,0 +1,111 @@
+"""vLLM as the renderer-driven client asks it: `/inference/v1/generate`, token ids in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.backends.online.vllm import too_long
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
+from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
+from pipegen.contrib.renderers.limits import LIMITS
+
+__all__ = ["VLLMBackend"]
+
+
+class VLLMBackend:
+    """vLLM. The sampling parameters go as they are, but for the stop token ids, which are the renderer's, and `logprobs=1`.
+
+    >>> VLLMBackend().is_overflow_error(RuntimeError("The decoder prompt (length 300) is longer than the maximum model length of 256. ..."))
+    True
+    """
+
+    def __repr__(self) -> str:
+        return "VLLMBackend()"
+
+    async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
+        """One request; `n` completions where `sampling_params` ask for them."""
+        answer = loaded(await post(client, "/inference/v1/generate", body_of(prompt), prompt.extra_headers))
+        return generated(answer, prompt)
+
+    async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
+        """The model's `max_model_len`, asked once for each server and model."""
+        return await LIMITS.of(client, model)
+
+    def is_overflow_error(self, error: BaseException) -> bool:
+        """Whether the server said that the prompt is too long, in any of vLLM's wordings."""
+        return too_long(str(error)) is not None
+
+
+def body_of(prompt: TokenPrompt) -> dict[str, Any]:
+    """The request's body.
+
+    >>> body_of(TokenPrompt(model="m", token_ids=[1], stop_token_ids=[99], sampling_params={"n": 2}))["sampling_params"]
+    {'n': 2, 'stop_token_ids': [99], 'logprobs': 1, 'skip_special_tokens': False}
+    """
+    params = {**prompt.sampling_params, "stop_token_ids": list(prompt.stop_token_ids), "logprobs": 1}
+    params.setdefault("skip_special_tokens", False)
+    body: dict[str, Any] = {"model": prompt.model, "token_ids": list(prompt.token_ids), "sampling_params": params}
+    if prompt.content_parts:
+        body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
+    if prompt.multi_modal_data is not None:
+        from renderers.client import _build_mm_features  # the only encoder there is: it needs vLLM and torch
+
+        body["features"] = _build_mm_features(prompt.renderer, prompt.multi_modal_data)
+    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in said.items() if value is not None}
+
+
+def generated(answer: Any, prompt: TokenPrompt) -> Generated:
+    """The answer, checked: as many choices as were asked, each with a logprob for each token."""
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    asked = prompt.sampling_params.get("n") or 1
+    if not isinstance(choices, list) or len(choices) != asked or not all(isinstance(choice, Mapping) for choice in choices):
+        raise malformed(f"choices must be a list of {asked}")
+    if all(type(choice.get("index")) is int for choice in choices):
+        choices = sorted(choices, key=lambda choice: choice["index"])
+    prompt_ids, placeholders = answer.get("prompt_token_ids"), answer.get("mm_placeholders")
+    if prompt.content_parts and not isinstance(prompt_ids, list):
+        raise malformed("must include prompt_token_ids when process_multimodal=False")
+    if prompt.content_parts and not isinstance(placeholders, dict):
+        raise malformed("must include mm_placeholders when process_multimodal=False")
+    return Generated(
+        completions=tuple(_completion(choice) for choice in choices),
+        request_id=answer.get("request_id") or "",
+        usage=answer.get("usage"),
+        prompt_ids=ids(prompt_ids, "prompt_token_ids") if prompt_ids else None,
+        mm_placeholders=placeholders,
+    )
+
+
+def _completion(choice: Mapping[str, Any]) -> Completion:
+    token_ids = ids(choice.get("token_ids") or [], "choice.token_ids")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=_logprobs(choice.get("logprobs"), token_ids),
+        finish_reason=choice.get("finish_reason"),
+        routed_experts=experts(choice.get("routed_experts")),
+        sampling_mask=choice.get("sampling_mask"),
+    )
+
+
+def _logprobs(said: Any, token_ids: list[int]) -> list[float]:
+    if not isinstance(said, Mapping):
+        raise malformed("choice.logprobs must be an object")
+    content = said.get("content")
+    if not isinstance(content, list):
+        raise malformed("choice.logprobs.content must be a list")
+    if len(content) != len(token_ids):
+        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(content)})")
+    return [_logprob(entry, token_id, f"choice.logprobs.content[{index}]") for index, (entry, token_id) in enumerate(zip(content, token_ids, strict=True))]
+
+
+def _logprob(entry: Any, token_id: int, place: str) -> float:
+    """The logprob of this very token, which older servers name `token_id:7` and newer ones by its id."""
+    if not isinstance(entry, Mapping):
+        raise malformed(f"{place} must be an object")
+    if "token" in entry and entry["token"] != f"token_id:{token_id}":
+        raise malformed(f"{place}.token must be 'token_id:{token_id}'")
+    if "token" not in entry and (type(entry.get("token_id")) is not int or entry["token_id"] != token_id):
+        raise malformed(f"{place}.token_id must be {token_id}")
+    return number(entry.get("logprob"), f"{place}.logprob")
