@@ -28,7 +28,19 @@ from pipegen.records import Finish, GenerationResult, TokenLogprob
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["MAX_LINE_BYTES", "Line", "LineId", "error_from", "error_to_plain", "from_plain", "lines_of", "request_from_line", "result_from", "to_plain"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Line",
+    "LineId",
+    "error_from",
+    "error_to_plain",
+    "from_plain",
+    "lines_of",
+    "request_from_line",
+    "result_from",
+    "to_plain",
+    "values_of_line",
+]
 
 LineId = str | int
 """What a line may have as its `id`; it is given back as it stands."""
@@ -188,20 +200,28 @@ def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
     >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
     ('3', <Failure: InvalidRequest(message="line 3: not JSON: Expecting ',' delimiter at column 16", ...)>)
     """
+    read = values_of_line(line)
+    if not is_ok(read):
+        return str(line.number), Failure(read.failure())
+    values, place = read.unwrap(), f"line {line.number}"
+    given = values.pop("id", None)
+    if not (given is None or type(given) is int or (type(given) is str and given)):
+        return str(line.number), Failure(InvalidRequest(f"{place}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+    name = str(line.number) if given is None else given
+    return name, request_from({**values, "id": str(name)}, place)
+
+
+def values_of_line(line: Line) -> Slot[dict[str, Any]]:
+    """The object that a line holds; `InvalidRequest`, which names the line, where it holds none."""
     place = f"line {line.number}"
-    number: LineId = str(line.number)
     if line.data is None:
-        return number, Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give pictures as paths instead of data URLs"))
+        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give pictures as paths instead of data URLs"))
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:
-        return number, Failure(InvalidRequest(f"{place}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
+        return Failure(InvalidRequest(f"{place}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
     except strict_json.NotStrict as refusal:
-        return number, Failure(InvalidRequest(f"{place}: not JSON: {refusal}"))
+        return Failure(InvalidRequest(f"{place}: not JSON: {refusal}"))
     if not isinstance(values, dict):
-        return number, Failure(InvalidRequest(f'{place}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
-    given = values.pop("id", None)
-    if not (given is None or type(given) is int or (type(given) is str and given)):
-        return number, Failure(InvalidRequest(f"{place}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
-    name = number if given is None else given
-    return name, request_from({**values, "id": str(name)}, place)
+        return Failure(InvalidRequest(f'{place}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
+    return Success(values)

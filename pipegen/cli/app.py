@@ -38,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of pictures"
+FILES, MODEL, SERVER, FOLDER = "Input and output", "Model", "Server", "A folder of pictures"
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -95,7 +95,9 @@ def generate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
-    window: Annotated[int, typer.Option("--window", min=1, help="Requests held at a time.", rich_help_panel=FILES)] = 64,
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="Requests held at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
+    ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Picture paths start here, and nothing outside is read.", rich_help_panel=FILES)
     ] = None,
@@ -110,6 +112,12 @@ def generate(
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
     fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="A server's address; its key is read from the environment.", rich_help_panel=SERVER)
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option("--served-model-name", help="The model's name there.", rich_help_panel=SERVER)] = None,
+    max_in_flight: Annotated[int | None, typer.Option("--max-in-flight", help="Requests there at a time. Default: 256.", rich_help_panel=SERVER)] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request. Default: 600.", rich_help_panel=SERVER)] = None,
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
@@ -121,7 +129,7 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
-    from pipegen.cli.usage import images_of, load_config_of, run_options
+    from pipegen.cli.usage import SERVERS, Load, images_of, load_config_of, run_options, server_of
 
     files = Files(
         source=source,
@@ -135,20 +143,13 @@ def generate(
         quiet=quiet,
         window=window,
     )
-    load = load_config_of(
-        model=model,
-        backend=backend,
-        fallback_backend=fallback,
-        variant=variant,
-        batch_size=batch_size,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        attn_implementation=attn_implementation,
-        adapter=adapter,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "dtype": dtype, "device": device, "device_map": device_map}
+    local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
+    there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
+    if backend in SERVERS or any(value is not None for value in there.values()):
+        load: Load = server_of(backend, model, fallback, **there, **local)
+    else:
+        load = load_config_of(model=model, backend=backend, fallback_backend=fallback, **local)
     raise typer.Exit(run_generate(files, load, run_options(flags, options), images_of(image_root, allow_http, allow_host or ())))
 
 
@@ -190,3 +191,34 @@ def diff(
     from pipegen.cli.diff import run_diff
 
     raise typer.Exit(run_diff(first, second, as_json=as_json))
+
+
+CHAT = """Ask the models of a chat file at the same time, and see their answers side by side.
+
+Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers what was said.
+
+--json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
+request, {"agent", "method", "url", "body"}, and sends nothing.
+
+Exit code: 0 all answered, 1 some failed, 2 bad usage.
+"""
+
+
+@app.command(help=CHAT, short_help="Ask several models, side by side.")
+def chat(
+    config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json.")],
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each model.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
+) -> None:
+    from pipegen.cli.chat import run_chat
+
+    raise typer.Exit(run_chat(config, prompt, as_json=as_json, dry_run=dry_run))
+
+
+@app.command(short_help="The JSON Schema of chat files.")
+def schema() -> None:
+    """The JSON Schema of chat files, for editors."""
+    from importlib import resources
+
+    typer.echo((resources.files("pipegen.config") / "chat.schema.json").read_text(encoding="utf-8"), nl=False)

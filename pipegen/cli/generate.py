@@ -14,11 +14,10 @@ from pipegen.backends.extras import MissingExtra
 from pipegen.cli.inputs import Item, from_folder, from_lines
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
 from pipegen.cli.progress import is_shown, progress
-from pipegen.cli.usage import open_routes, refuse
+from pipegen.cli.usage import Load, open_routes, refuse, window_of
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
-from pipegen.records import ModelLoadConfig
 from pipegen.requests import ImagePolicy
 from pipegen.windows import imap_keyed
 
@@ -41,7 +40,8 @@ class Files:
     sidecar: str | None = None
     brief: bool = False
     quiet: bool = False
-    window: int = 64
+    window: int | None = None
+    """Requests held at a time: 64, and 1024 at a server."""
 
     @property
     def folder(self) -> Path | None:
@@ -49,7 +49,7 @@ class Files:
         return Path(self.source) if self.source != "-" and os.path.isdir(self.source) else None
 
 
-def run_generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy) -> int:
+def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy) -> int:
     """Run it and give back the exit code: 0 all good, 1 requests or samples failed or results could not be written; 130 and 141 as shells have it."""
     _check(files, options)
     began = time.monotonic()
@@ -64,7 +64,7 @@ def run_generate(files: Files, load: ModelLoadConfig, options: GenerationOptions
     return code
 
 
-def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
+def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
         route = stack.enter_context(open_routes(load))
@@ -72,12 +72,12 @@ def _generate(files: Files, load: ModelLoadConfig, options: GenerationOptions | 
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         requests = ((item.place, item.slot) for item in items)
         try:
-            for place, slot in imap_keyed(route, requests, options, window=files.window, images=images):
+            for place, slot in imap_keyed(route, requests, options, window=files.window or window_of(load), images=images):
                 kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
                 tally.count(kept, place.id)
                 if out is not None:
                     try:
-                        write_line(out, kept, place.id, brief=files.brief)
+                        write_line(out, kept, place, load.model, brief=files.brief)
                     except OSError as refusal:
                         return _unwritable(out, refusal, files)
                 moved(place.read, f"{tally.succeeded} done, {tally.failed} failed, {tally.completion_tokens} tokens")

@@ -9,22 +9,27 @@ from typing import BinaryIO, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.batch_file import CHAT, ENDPOINTS, is_batch, request_from_batch
 from pipegen.errors import InvalidRequest
 from pipegen.folders import pictures_in
-from pipegen.io import LineId, lines_of, request_from_line
+from pipegen.io import Line, LineId, lines_of, request_from_line, values_of_line
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.requests import GenerationRequest, VlmGenerationRequest
-from pipegen.slots import Slot
+from pipegen.slots import Slot, is_ok
 
 __all__ = ["Item", "Place", "from_folder", "from_lines"]
 
 
 class Place(NamedTuple):
-    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or pictures)."""
+    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or pictures).
+
+    `batch` is the endpoint that a line of a batch file names: its answer has that form too.
+    """
 
     id: LineId
     read: int
     sidecar: Path | None = None
+    batch: str | None = None
 
 
 class Item(NamedTuple):
@@ -35,10 +40,26 @@ class Item(NamedTuple):
 
 
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
-    """The requests of JSON Lines; relative picture paths start at `folder` (None: as the image policy has it)."""
+    """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative picture paths start at `folder` (None: as the policy has it)."""
     for line in lines_of(stream):
-        name, slot = request_from_line(line)
-        yield Item(slot if folder is None else slot.map(lambda request: _based(request, folder)), Place(name, line.end))
+        item = _from_batch(line) or _from_line(line)
+        yield item if folder is None else item._replace(slot=item.slot.map(lambda request: _based(request, folder)))
+
+
+def _from_line(line: Line) -> Item:
+    name, slot = request_from_line(line)
+    return Item(slot, Place(name, line.end))
+
+
+def _from_batch(line: Line) -> Item | None:
+    """The request of a batch file's line; None for any other."""
+    read = values_of_line(line) if line.data is not None and b'"custom_id"' in line.data else None
+    if read is None or not is_ok(read) or not is_batch(read.unwrap()):
+        return None
+    values = read.unwrap()
+    slot = request_from_batch(values, f"line {line.number}")
+    name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
+    return Item(slot, Place(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
 
 
 def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:

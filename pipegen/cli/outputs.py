@@ -12,6 +12,8 @@ from unicodedata import category
 from returns.result import Failure
 
 from pipegen import strict_json
+from pipegen.batch_file import batch_line
+from pipegen.cli.inputs import Place
 from pipegen.errors import InvalidRequest
 from pipegen.io import LineId, to_plain
 from pipegen.records import GenerationResult
@@ -37,9 +39,10 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def write_line(out: BinaryIO, slot: Slot[GenerationResult], name: LineId, *, brief: bool) -> None:
-    """One line, written through at once."""
-    out.write(strict_json.dump(to_plain(slot, name, brief=brief)).encode() + b"\n")
+def write_line(out: BinaryIO, slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> None:
+    """One line, in the form that the request had, written through at once."""
+    line = to_plain(slot, place.id, brief=brief) if place.batch is None else batch_line(slot, str(place.id), model, place.batch)
+    out.write(strict_json.dump(line).encode() + b"\n")
     out.flush()
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import typer
 
 from pipegen.cli.flags import flag_of, options_of_flags
-from pipegen.config import read_options
+from pipegen.config import BackendConfig, Place, backend_from, read_options
+from pipegen.config.keys import TYPES
+from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField
 from pipegen.options import GenerationOptions, merge
+from pipegen.pipe import fallback
 from pipegen.records import ModelLoadConfig
 from pipegen.requests import ImagePolicy
 
@@ -21,7 +24,29 @@ if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["images_of", "load_config_of", "open_route", "open_routes", "refuse", "run_options"]
+__all__ = ["SERVERS", "Load", "Server", "images_of", "load_config_of", "open_route", "open_routes", "refuse", "run_options", "server_of", "window_of"]
+
+
+SERVERS = frozenset(TYPES) - {"hf", "vllm"}
+"""What `--backend` takes besides the engines that run in this process."""
+Load: TypeAlias = "ModelLoadConfig | Server"
+"""What `pipegen generate` runs on."""
+
+
+class Server(NamedTuple):
+    """A backend that is described as in a chat file, and the engine for pictures that it does not take."""
+
+    backend: BackendConfig
+    fallback: str | None
+
+    @property
+    def model(self) -> str:
+        return self.backend.model
+
+
+def window_of(load: Load) -> int:
+    """How many requests are held at a time: enough to keep a server busy."""
+    return 1024 if isinstance(load, Server) else 64
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
@@ -50,6 +75,18 @@ def load_config_of(**said: Any) -> ModelLoadConfig:
     return ModelLoadConfig(**said)
 
 
+def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Server:
+    """The server that flags describe; those that say nothing are None, or have their defaults."""
+    values = {name: value for name, value in said.items() if value is not None and value is not False and value != "auto"}
+    for name in ("base_url", *values):
+        flag = flag_of(name)
+        try:
+            backend_from({"type": backend, "model": model, "base_url": said.get("base_url"), name: said.get(name)}, Place(flag))
+        except InvalidField as refusal:
+            refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
+    return Server(backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags")), fallback)
+
+
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
     """Which picture sources may be read."""
     if root is not None and not Path(root).is_dir():
@@ -76,10 +113,12 @@ def open_route(load: ModelLoadConfig) -> Route:
     return route
 
 
-def open_routes(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
     """As `open_route`, with the route to fall back to, where there is one."""
     from pipegen import backends
 
+    if isinstance(load, Server):
+        return _open_server(load)
     route = open_route(load)
     if load.fallback_backend is None:
         return route
@@ -87,3 +126,15 @@ def open_routes(load: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResu
         return backends.load(load)
     except (InvalidField, ImportError) as refusal:
         refuse(str(refusal), "--fallback")
+
+
+def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
+    from pipegen import backends
+
+    try:
+        first = load.backend.open()
+        if load.fallback is None:
+            return first
+        return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
+    except (InvalidField, ImportError, OSError) as refusal:
+        refuse(f"{load.backend.type}: {refusal}", "--backend")

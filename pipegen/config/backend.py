@@ -49,12 +49,18 @@ class BackendConfig:
     """Its arguments that hold secrets: the key and the headers."""
     options: GenerationOptions
 
-    def open(self) -> Route:
-        """The route to it. Nothing is loaded or asked yet; raises as the constructor does."""
+    def open(self, *, dry: bool = False) -> Route:
+        """The route to it. Nothing is loaded or asked yet; raises as the constructor does.
+
+        `dry` is for looking at what would be sent: the model has its name in the file, where a run asks the server for the name that it knows it by.
+        """
         from pipegen import backends
 
+        said = dict(self.settings)
+        if dry and "base_url" in keys_of(self.constructor):
+            said.setdefault("served_model_name", self.model)
         hidden = {name: held.reveal() if isinstance(held, Secret) else {key: one.reveal() for key, one in held} for name, held in self.secrets}
-        made: Route = getattr(backends, self.constructor)(self.model, **self.settings, **hidden)
+        made: Route = getattr(backends, self.constructor)(self.model, **said, **hidden)
         return made
 
 

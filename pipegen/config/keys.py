@@ -44,18 +44,20 @@ class Key(NamedTuple):
 
 
 _LOADED, _SERVERS, _CHAT = ("hf", "vllm"), ("vllm_server", "sglang_server", "openai_server"), ("openai_server",)
+_RENDERED = ("hf", "vllm", "vllm_server", "sglang_server")
+"""Those that need the checkpoint here, since pipegen renders."""
 _LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
 
 KEYS: Mapping[str, Key] = {
-    "variant": Key(_LOAD["variant"], "Load it as a text or as a vision model; `auto` finds out.", _LOADED),
+    "variant": Key(_LOAD["variant"], "Load it as a text or as a vision model; `auto` finds out.", _RENDERED),
     "dtype": Key(_LOAD["dtype"], "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`.", _LOADED),
     "device": Key(text, "Such as `cuda:0` or `cpu`.", ("hf",)),
     "device_map": Key(text, "Such as `auto`: spread the model over devices.", ("hf",)),
     "attn_implementation": Key(text, "Such as `sdpa` or `eager`.", ("hf",)),
     "batch_size": Key(whole(low=1), "Rows that run side by side.", ("hf",)),
-    "revision": Key(text, "The hub's revision.", _LOADED),
+    "revision": Key(text, "The hub's revision.", _RENDERED),
     "adapter": Key(text, "A LoRA adapter: folder or hub name.", _LOADED),
-    "trust_remote_code": Key(boolean, "Run code that comes with the model.", _LOADED),
+    "trust_remote_code": Key(boolean, "Run code that comes with the model.", _RENDERED),
     "engine_kwargs": Key(mapping, "Further arguments of the engine.", _LOADED),
     "tensor_parallel_size": Key(whole(low=1), "GPUs that share the model.", ("vllm",)),
     "gpu_memory_utilization": Key(real(above=0, high=1), "The share of the GPU's memory that vLLM takes.", ("vllm",)),

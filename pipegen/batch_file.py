@@ -1,0 +1,163 @@
+"""The OpenAI batch file form, as `vllm run-batch` reads and writes it: requests with a `custom_id` and a `body`, answers with a `response`.
+
+>>> values = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}}
+>>> is_batch(values), request_from_batch(values, "line 1").unwrap().options.max_new_tokens
+(True, 5)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from returns.result import Failure
+
+from pipegen.drive import request_from
+from pipegen.errors import GenerationError, InvalidRequest, RateLimited, Timeout
+from pipegen.fields import nearest
+from pipegen.io import error_to_plain
+from pipegen.options import option_names
+from pipegen.records import Finish, GenerationResult
+from pipegen.requests import GenerationRequest
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["CHAT", "COMPLETIONS", "ENDPOINTS", "batch_line", "is_batch", "request_from_batch"]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ENDPOINTS = (CHAT, COMPLETIONS)
+_RENAMED: Mapping[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "n": "samples",
+    "chat_template": "template",
+    "chat_template_kwargs": "template_kwargs",
+}
+_SETTLED: Mapping[str, tuple[Any, ...]] = {"stream": (False, None), "echo": (False, None), "best_of": (1, None), "suffix": (None,), "stream_options": (None,)}
+"""Fields that are taken only where they ask for nothing special."""
+_NOTES = ("model", "user", "metadata", "store", "safety_identifier")
+"""Fields that say nothing of how to generate. Which model answers is said by the run."""
+
+
+def is_batch(values: Mapping[str, Any]) -> bool:
+    """Whether a line is a request of a batch file."""
+    return "custom_id" in values and "body" in values
+
+
+def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
+    """The request of a line of a batch file; whatever is wrong with it becomes `InvalidRequest`, which names the place.
+
+    >>> request_from_batch({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1").failure().message
+    "line 1: url takes '/v1/chat/completions' or '/v1/completions', not '/v1/embeddings'"
+    """
+    unknown = next((name for name in values if name not in ("custom_id", "method", "url", "body")), None)
+    if unknown is not None:
+        return _refused(f"{place}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
+    name, body, url = values["custom_id"], values["body"], values.get("url")
+    if not isinstance(name, str) or not name or not isinstance(body, Mapping) or values.get("method", "POST") != "POST":
+        return _refused(f"{place}: takes a custom_id that is not empty, a body that is an object, and the method POST")
+    if url not in ENDPOINTS:
+        return _refused(f"{place}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
+    said = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
+    for field, neutral in _SETTLED.items():
+        if field in said and said.pop(field) not in neutral:
+            return _refused(f"{place}: body.{field}={body[field]!r:.80} is not carried out here")
+    request: dict[str, Any] = {"id": name}
+    for field in ("messages", "tools") if url == CHAT else ("prompt",):
+        if field in said:
+            request[field] = said.pop(field)
+    if isinstance(request.get("prompt"), list):
+        request["prompt_token_ids"] = request.pop("prompt")
+    options, refusal = _options(said, place, chat=url == CHAT)
+    return _refused(refusal) if refusal else request_from({**request, "options": options}, place)
+
+
+def _refused(words: str) -> Slot[GenerationRequest]:
+    return Failure(InvalidRequest(words))
+
+
+def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[str, Any], str]:
+    """The options of a body, under pipegen's names, or why there are none."""
+    options: dict[str, Any] = {}
+    for field, value in said.items():
+        name = _RENAMED.get(field, field)
+        if name not in option_names():
+            return {}, f"{place}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
+        if name in options and options[name] != value:
+            return {}, f"{place}: body.{field} contradicts another name of {name}"
+        options[name] = value
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    if not chat and "logprobs" in options:  # there it is the number of likeliest tokens
+        options |= {"logprobs": True, "top_logprobs": options["logprobs"]}
+    thinking = options.get("template_kwargs", {}).get("enable_thinking") if isinstance(options.get("template_kwargs"), Mapping) else None
+    if thinking is not None:
+        options["template_kwargs"] = {name: value for name, value in options["template_kwargs"].items() if name != "enable_thinking"}
+        options["enable_thinking"] = thinking
+    return options, ""
+
+
+def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: str = CHAT, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+    """The answer to a line of a batch file, in the same form: the response of a server with its status, or an error.
+
+    >>> from pipegen.errors import PromptTooLong
+    >>> line = batch_line(Failure(PromptTooLong(10, 4)), "a", "m")
+    >>> line["response"]["status_code"], line["error"]["code"]
+    (400, 'PromptTooLong')
+    """
+    name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
+    line: dict[str, Any] = {"id": f"pipegen-{name}", "custom_id": custom_id}
+    if not is_ok(slot):
+        error = slot.failure()
+        said = error_to_plain(error)
+        body = {"error": {"message": error.message, "type": said["type"], "param": None, "code": _status(error), "hint": error.hint}}
+        response = {"status_code": _status(error), "request_id": f"pipegen-{name}", "body": body}
+        return {**line, "response": response, "error": {"code": said["type"], "message": error.message}}
+    result = slot.unwrap()
+    answers = result.samples or (result,)
+    made = sum(answer.completion_tokens for answer in answers)
+    body = {
+        "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
+        "object": "chat.completion" if url == CHAT else "text_completion",
+        "created": int(clock()),
+        "model": model,
+        "choices": [_choice(answer, index, url) for index, answer in enumerate(answers)],
+        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": made, "total_tokens": result.prompt_tokens + made},
+    }
+    return {**line, "response": {"status_code": 200, "request_id": f"pipegen-{name}", "body": body}, "error": None}
+
+
+def _status(error: GenerationError) -> int:
+    if isinstance(error, RateLimited):
+        return 429
+    return 504 if isinstance(error, Timeout) else 500 if error.retryable else 400
+
+
+def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
+    calls = [dict(call) for call in getattr(result, "tool_calls", ())]
+    finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
+    ended = {"finish_reason": "abort" if result.finish == Finish.ABORTED else finish, "stop_reason": result.stop}
+    if url == COMPLETIONS:
+        return {"index": index, "text": result.text, "logprobs": None, **ended}
+    reasoning = getattr(result, "reasoning", None)
+    thought = {} if reasoning is None else {"reasoning_content": reasoning}
+    message = {"role": "assistant", "content": result.text, **thought, **({"tool_calls": calls} if calls else {})}
+    return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
+
+
+def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
+    """Log probabilities with each token named by its id, as servers do on demand."""
+    if result.logprobs is None:
+        return None
+    return {
+        "content": [
+            {
+                "token": f"token_id:{one.token_id}",
+                "logprob": one.logprob,
+                "top_logprobs": [{"token": f"token_id:{token_id}", "logprob": logprob} for token_id, logprob in one.top],
+            }
+            for one in result.logprobs
+        ]
+    }

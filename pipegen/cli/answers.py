@@ -1,0 +1,121 @@
+"""The answers of a chat while they come: what each model has said so far, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipegen import strict_json
+from pipegen.config import Agent
+from pipegen.errors import ContractError
+from pipegen.io import to_plain
+from pipegen.pipe import Pipe
+from pipegen.plugins.reasoning import reasoning_of
+from pipegen.records import GenerationResult
+from pipegen.requests import GenerationRequest
+from pipegen.slots import Slot, is_ok
+from pipegen.stream import Delta, astream
+
+__all__ = ["Answer", "Speaker", "ask", "as_line"]
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Speaker:
+    """A model of the chat: how it is asked, and what was said to it and by it so far."""
+
+    agent: Agent
+    route: Pipe[GenerationRequest, GenerationResult]
+    history: list[Message] = field(default_factory=list)
+
+    def messages(self, prompt: str) -> list[Message]:
+        """The conversation with a new prompt at its end."""
+        system = [{"role": "system", "content": self.agent.system_message}] if self.agent.system_message else []
+        return [*system, *self.history, {"role": "user", "content": prompt}]
+
+
+@dataclass
+class Answer:
+    """One answer while it comes. Times are those of a clock that only goes forward, in seconds."""
+
+    speaker: Speaker
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    ended: float | None = None
+    text: str = ""
+    """The answer as it came; where the server does not part reasoning from it, the reasoning stands at its head."""
+    reasoning: str = ""
+    slot: Slot[GenerationResult] | None = None
+
+    def take(self, delta: Delta) -> None:
+        """A piece has come."""
+        self.first = time.monotonic() if self.first is None else self.first
+        if getattr(delta, "reasoning", False):
+            self.reasoning += delta.text
+        elif delta.sample == 0:
+            self.text += delta.text
+
+    def end(self, slot: Slot[GenerationResult]) -> None:
+        """The answer is whole."""
+        self.slot, self.ended = slot, time.monotonic()
+
+    def parts(self) -> tuple[str, str]:
+        """What the model thought, and what it answered."""
+        result = self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
+        apart = self.reasoning or getattr(result, "reasoning", None)
+        text = result.text if result is not None else self.text
+        if apart:
+            return apart, text
+        split = reasoning_of(text, opened=result is not None and (result.prompt_text or "").rstrip().endswith("<think>"))
+        return split.reasoning or "", split.answer
+
+    def facts(self) -> dict[str, Any]:
+        """How long it took and how fast it came: `seconds`, `seconds_to_first`, `tokens_per_second` (of the whole time)."""
+        if self.ended is None or self.slot is None:
+            return {}
+        seconds = self.ended - self.began
+        tokens = self.slot.unwrap().completion_tokens if is_ok(self.slot) else 0
+        first = None if self.first is None else round(self.first - self.began, 3)
+        return {"seconds": round(seconds, 3), "seconds_to_first": first, "tokens_per_second": round(tokens / max(seconds, 1e-9), 2)}
+
+
+async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[Answer]], None], changed: Callable[[Answer], None]) -> list[Answer]:
+    """Ask each of them at the same time. `began` is shown the answers before the first piece, `changed` each that has a new piece or is whole.
+
+    What was asked and answered goes into the history of those that answered.
+    """
+    answers = [Answer(speaker) for speaker in speakers]
+    began(answers)
+    async with asyncio.TaskGroup() as group:
+        for answer in answers:
+            group.create_task(_follow(answer, prompt, changed))
+    for answer in answers:
+        if answer.slot is not None and is_ok(answer.slot):
+            said = {"role": "assistant", "content": answer.parts()[1]}
+            answer.speaker.history += [{"role": "user", "content": prompt}, said]
+    return answers
+
+
+async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]) -> None:
+    speaker = answer.speaker
+    async for event in astream(speaker.route, [{"messages": speaker.messages(prompt)}], speaker.agent.backend.options):
+        if isinstance(event, Delta):
+            answer.take(event)
+        else:
+            answer.end(event.slot)
+        changed(answer)
+
+
+def as_line(answer: Answer, *, brief: bool = True) -> str:
+    """The answer as one line of JSON: `agent`, `model`, what `pipegen generate` writes of a result or an error, and the times."""
+    if answer.slot is None:
+        raise ContractError("an answer is written when it is whole")
+    said = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
+    if said["ok"]:
+        reasoning, text = answer.parts()
+        said |= {"text": text, "reasoning": reasoning or None}
+    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **said, **answer.facts()})

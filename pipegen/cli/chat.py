@@ -1,0 +1,143 @@
+"""`pipegen chat`: the models of a file, asked at the same time, their answers side by side; without a prompt, a session with history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipegen import strict_json
+from pipegen.cli.answers import Answer, Speaker, as_line, ask
+from pipegen.cli.outputs import say
+from pipegen.cli.screen import plain, screen
+from pipegen.cli.usage import refuse
+from pipegen.cli.wire import dry_line
+from pipegen.config import ChatConfig, read_chat
+from pipegen.fields import InvalidField
+from pipegen.slots import is_ok
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["LOG", "run_chat"]
+
+LOG = Path(".pipegen") / "chat.jsonl"
+"""Where `ui.logging_enabled` writes, below the current folder."""
+INTERRUPTED = 130
+Show = Callable[[Answer], None]
+
+
+def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
+    """Run it and give back the exit code: 0 all answered, 1 some failed, 130 interrupted."""
+    try:
+        chat = read_chat(file)
+    except InvalidField as refusal:
+        refuse(str(refusal), "--config")
+    if dry_run and prompt is None:
+        refuse("takes a PROMPT", "--dry-run")
+    with contextlib.ExitStack() as stack:
+        speakers = [_open(chat, position, stack, dry_run=dry_run) for position in range(len(chat.agents))]
+        if dry_run and prompt is not None:
+            lines = [dry_line(speaker, prompt) for speaker in speakers]
+            _out("\n".join(line for line, _ in lines))
+            return 0 if all(made for _, made in lines) else 1
+        with asyncio.Runner() as runner:
+            turn = _Turn(chat, speakers, runner, as_json=as_json)
+            if prompt is None:
+                return _session(turn)
+            try:
+                return 0 if turn.ask(prompt) else 1
+            except KeyboardInterrupt:
+                return INTERRUPTED
+
+
+def _open(chat: ChatConfig, position: int, stack: contextlib.ExitStack, *, dry_run: bool) -> Speaker:
+    agent = chat.agents[position]
+    try:
+        route = stack.enter_context(agent.backend.open(dry=dry_run))
+    except (InvalidField, ImportError, OSError) as refusal:  # a bad setting; a missing extra; no such checkpoint
+        refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
+    return Speaker(agent, route)
+
+
+class _Turn:
+    """One prompt to all of them, shown as the file and the flags say."""
+
+    def __init__(self, chat: ChatConfig, speakers: list[Speaker], runner: asyncio.Runner, *, as_json: bool) -> None:
+        from rich.console import Console
+
+        self.chat, self.speakers, self.runner, self.as_json = chat, speakers, runner, as_json
+        self.console = Console()
+        self.lively = chat.ui.display_type == "rich_terminal" and self.console.is_terminal and not as_json
+
+    def ask(self, prompt: str) -> bool:
+        """Ask, show, log; whether all answered."""
+        answers: list[Answer] = []
+        with _live(self.console, answers, shown=self.lively):
+            self.runner.run(ask(self.speakers, prompt, answers.extend, lambda answer: None))
+        if self.lively:
+            self.console.print(screen(answers, self.console, whole=True))
+        else:
+            for answer in answers:
+                _out(as_line(answer, brief=False) if self.as_json else plain(answer))
+        if self.chat.ui.logging_enabled:
+            _log(prompt, answers)
+        return all(answer.slot is not None and is_ok(answer.slot) for answer in answers)
+
+
+@contextlib.contextmanager
+def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[None]:
+    """The answers drawn several times a second while they come; the last, whole drawing is the caller's."""
+    if not shown:
+        yield
+        return
+    from rich.live import Live
+
+    with Live(console=console, get_renderable=lambda: screen(answers, console, whole=False), refresh_per_second=8, transient=True):
+        yield
+
+
+def _session(turn: _Turn) -> int:
+    """Prompts from the terminal (or the lines of stdin) until they end; each model remembers what was said."""
+    with contextlib.suppress(ImportError):  # line editing and its history, where Python has them
+        import readline  # noqa: F401
+    asks = sys.stdin.isatty()
+    if asks:
+        say(f"{len(turn.speakers)} model{'s' if len(turn.speakers) > 1 else ''}; /clear forgets what was said, Ctrl-D ends")
+    all_good = True
+    while True:
+        try:
+            prompt = input("> " if asks else "").strip()
+        except EOFError:
+            return 0 if all_good else 1
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        if prompt == "/clear":
+            for speaker in turn.speakers:
+                speaker.history.clear()
+        elif prompt:
+            try:
+                all_good = turn.ask(prompt) and all_good
+            except KeyboardInterrupt:
+                say("interrupted; this prompt is forgotten")
+
+
+def _out(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _log(prompt: str, answers: list[Answer]) -> None:
+    """Append the turn: a line for the prompt, and one for each answer. The folder and the file are for their owner alone."""
+    lines = [strict_json.dump({"time": datetime.now(UTC).isoformat(timespec="seconds"), "prompt": prompt}), *(as_line(answer) for answer in answers)]
+    try:
+        LOG.parent.mkdir(mode=0o700, exist_ok=True)
+        with open(os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as stream:
+            stream.write("".join(f"{line}\n" for line in lines))
+    except OSError as refusal:
+        say(f"{LOG} cannot be written: {refusal.strerror}")

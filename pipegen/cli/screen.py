@@ -1,0 +1,95 @@
+"""Answers side by side in the terminal, while they come and when they are whole: reasoning dimmed, tokens and speed under each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipegen.cli.answers import Answer
+from pipegen.cli.outputs import printable
+from pipegen.slots import is_ok
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.panel import Panel
+    from rich.text import Text
+
+__all__ = ["plain", "screen", "under"]
+
+NARROWEST = 32
+"""Characters that a column takes at least; where there is no room for all side by side, they stand in rows."""
+
+
+def under(answer: Answer) -> str:
+    """What stands under an answer: its tokens, its speed, and how it ended."""
+    if answer.slot is None:
+        return "…" if answer.first is None else "writing…"
+    facts = answer.facts()
+    if not is_ok(answer.slot):
+        return f"failed after {facts['seconds']:.1f} s"
+    result = answer.slot.unwrap()
+    count = result.completion_tokens
+    words = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
+    words += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
+    return " · ".join(words)
+
+
+def plain(answer: Answer) -> str:
+    """The answer as plain text, for files and pipes.
+
+    The reasoning stands before the answer, between two lines of its own.
+    """
+    agent = answer.speaker.agent
+    head = f"{agent.id} ({agent.backend.model})"
+    if answer.slot is not None and not is_ok(answer.slot):
+        error = answer.slot.failure()
+        return printable(f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n")
+    reasoning, text = answer.parts()
+    thought = f"[reasoning]\n{reasoning}\n[answer]\n" if reasoning else ""
+    return printable(f"{head}\n{thought}{text}\n[{under(answer)}]\n")
+
+
+def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> RenderableType:
+    """The answers in columns. While they come only as much of each as the terminal has room for: its end."""
+    from rich.table import Table
+
+    across = max(1, min(len(answers), console.width // NARROWEST))
+    down = -(-len(answers) // across)
+    height = None if whole else max(3, (console.height - 1) // down - 2)
+    table = Table.grid(expand=True)
+    for _ in range(across):
+        table.add_column(ratio=1)
+    bodies = [_body(answer, console, console.width // across - 4, height) for answer in answers]
+    for row in range(0, len(answers), across):
+        tallest = max(len(body) for body in bodies[row : row + across])
+        table.add_row(*(_panel(answer, body, tallest) for answer, body in zip(answers[row : row + across], bodies[row : row + across], strict=True)))
+    return table
+
+
+def _body(answer: Answer, console: Console, width: int, height: int | None) -> list[Text]:
+    """The lines of an answer; the last `height` of them."""
+    lines = list(_text(answer).wrap(console, max(1, width)))
+    return lines if height is None else lines[-height:]
+
+
+def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    agent = answer.speaker.agent
+    title = Text.assemble((printable(agent.id), "bold"), " ", (printable(agent.backend.model), "dim"))
+    border = "red" if answer.slot is not None and not is_ok(answer.slot) else "blue"
+    below = Text(under(answer), style="dim")
+    return Panel(Text("\n").join(body), title=title, title_align="left", subtitle=below, subtitle_align="left", border_style=border, height=tallest + 2)
+
+
+def _text(answer: Answer) -> Text:
+    from rich.text import Text
+
+    if answer.slot is not None and not is_ok(answer.slot):
+        error = answer.slot.failure()
+        return Text.assemble((printable(f"{type(error).__name__}: {error.message}"), "red"), "\n", (printable(error.hint), "dim"))
+    reasoning, text = answer.parts()
+    if reasoning:
+        return Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", printable(text.strip()))
+    return Text(printable(text.strip()))

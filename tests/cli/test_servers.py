@@ -1,0 +1,184 @@
+"""`pipegen generate` and `pipegen chat` at servers: a loopback stub that answers as vLLM and SGLang do, and notes what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen import backends
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("tenacity")
+CHAT = pytest.mark.skipif(not hasattr(backends, "openai_server"), reason="the chat backend is not there yet")
+Command = Callable[..., Any]
+
+
+class Stub(ThreadingHTTPServer):
+    """One chat server. `sent` holds (path, headers, body) of each request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.sent: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Any
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer({"object": "list", "data": [{"id": "Qwen/Qwen3-4B", "object": "model", "max_model_len": 4096}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.sent.append((self.path, dict(self.headers), body))
+        if body["messages"][-1]["content"] == "break":
+            self.answer({"error": {"message": "no such thing", "type": "BadRequestError", "code": 400}}, 400)
+        elif body.get("stream"):
+            deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"reasoning_content": "Hm."}, {"content": "Hel"}, {"content": "lo"}]
+            choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+            choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+            events = [{"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} for choice in choices]
+            usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+            events.append({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [], "usage": usage})
+            self.write(b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n", "text/event-stream")
+        else:
+            message = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+            self.answer({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        self.write(json.dumps(value).encode(), "application/json", status)
+
+    def write(self, data: bytes, kind: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = Stub()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def chat_file(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    file = tmp_path / "chat.yaml"
+    file.write_text(f"""
+agents:
+  - id: first
+    backend:
+      type: vllm
+      model: Qwen/Qwen3-4B
+      base_url: {stub.url}/v1
+      api_key: ${{MY_KEY}}
+      top_k: 0
+      repetition_penalty: 1.2
+      enable_thinking: true
+      extra_body: {{chat_template_kwargs: {{foo: 1}}}}
+  - id: second
+    backend: {{type: sglang, model: Qwen/Qwen3-4B, base_url: "{stub.url}", separate_reasoning: true}}
+""")
+    return file
+
+
+@CHAT
+def test_both_servers_are_asked_and_reasoning_is_apart(command: Command, chat_file: Path, stub: Stub) -> None:
+    ran = command("chat", "--config", chat_file, "Hi", "--json")
+    assert ran.code == 0, ran.err
+    for line in ran.out:
+        assert (line["ok"], line["text"], line["reasoning"], line["completion_tokens"]) == (True, "Hello", "Hm.", 3)
+    bodies = {headers["Authorization"]: body for _, headers, body in stub.sent}
+    assert all(path == "/v1/chat/completions" for path, _, _ in stub.sent)
+    first, second = bodies["Bearer sk-secret"], bodies["Bearer EMPTY"]
+    assert (first["top_k"], first["repetition_penalty"]) == (0, 1.2)
+    assert first["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}  # H8
+    assert second["separate_reasoning"] is True
+
+
+@CHAT
+def test_a_dry_run_shows_the_requests_without_keys_and_sends_nothing(command: Command, chat_file: Path, stub: Stub) -> None:
+    ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
+    assert ran.code == 0
+    assert [(line["agent"], line["method"], line["url"]) for line in ran.out] == [
+        ("first", "POST", f"{stub.url}/v1/chat/completions"),
+        ("second", "POST", f"{stub.url}/v1/chat/completions"),
+    ]
+    assert ran.out[0]["body"]["model"] == "Qwen/Qwen3-4B"
+    assert ran.out[0]["body"]["messages"] == [{"role": "user", "content": "Hi"}]
+    assert "sk-secret" not in json.dumps(ran.out) + ran.err
+    assert stub.sent == []
+
+
+@CHAT
+def test_what_a_dry_run_shows_is_what_is_sent(command: Command, chat_file: Path, stub: Stub) -> None:
+    shown = command("chat", "--config", chat_file, "Hi", "--dry-run").out
+    command("chat", "--config", chat_file, "Hi", "--json")
+    sent = {headers["Authorization"]: body for _, headers, body in stub.sent}
+    assert [line["body"] for line in shown] == [sent["Bearer sk-secret"], sent["Bearer EMPTY"]]
+
+
+@CHAT
+def test_an_option_that_a_server_lacks_fails_that_answer(command: Command, chat_file: Path, stub: Stub) -> None:  # H9
+    chat_file.write_text(chat_file.read_text().replace("type: sglang", "type: vllm"))
+    ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
+    assert ran.code == 1
+    assert ran.out[1]["error"]["type"] == "UnsupportedOption"
+
+
+@CHAT
+def test_a_server_that_refuses_leaves_no_key_in_the_error(command: Command, chat_file: Path) -> None:
+    ran = command("chat", "--config", chat_file, "break", "--json")
+    assert (ran.code, [line["ok"] for line in ran.out]) == (1, [False, False])
+    assert "no such thing" in ran.out[0]["error"]["message"]
+    assert "sk-secret" not in json.dumps(ran.out) + ran.err
+
+
+@CHAT
+def test_generate_asks_a_server_and_answers_batch_lines_in_their_form(command: Command, jsonl: Any, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.cli import usage
+
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", usage.open_routes)
+    batch = {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}}
+    source = jsonl({"id": "a", "messages": [{"role": "user", "content": "Hi"}]}, batch, {**batch, "custom_id": "c", "body": {"messages": []}})
+    ran = command("generate", source, "--backend", "openai", "--base-url", stub.url, "--model", "Qwen/Qwen3-4B", "--quiet")
+    own, answer, refused = ran.out
+    assert (ran.code, own["id"], own["text"]) == (1, "a", "Hello")
+    assert answer["response"]["body"]["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
+    assert (refused["custom_id"], refused["response"]["status_code"], refused["error"]["code"]) == ("c", 400, "InvalidRequest")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--backend", "hf", "--base-url", "http://h"), "type 'hf' takes no such key"),
+        (("--backend", "vllm_server", "--device", "cpu"), "takes no such key; hf do"),
+        (("--backend", "sglang_server", "--timeout", "0"), "takes a number above 0, not 0"),
+        (("--backend", "sglnag", "--base-url", "http://h"), "did you mean 'sglang'"),
+    ],
+)
+def test_flags_that_a_backend_does_not_take_are_bad_usage(command: Command, jsonl: Any, flags: tuple[str, ...], words: str) -> None:
+    ran = command("generate", jsonl({"prompt": "Hi"}), "--model", "m", *flags)
+    assert ran.code == 2
+    assert words in " ".join(ran.err.replace("│", " ").split())
