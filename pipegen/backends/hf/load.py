@@ -18,6 +18,8 @@ from pipegen.backends.hf.memory import release
 __all__ = ["Weights", "load_model", "pick_device"]
 
 _hf: Any = transformers  # its own annotations are partial
+_LOADING = threading.Lock()
+"""One model loads at a time: while transformers makes one it changes torch for the whole process, and another would come out with weights missing."""
 
 
 def pick_device(asked: str | None) -> torch.device:
@@ -52,7 +54,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         "trust_remote_code": load.trust_remote_code,
     }
     kind = _hf.AutoModelForImageTextToText if checkpoint.can_see else _hf.AutoModelForCausalLM
-    with _quietly():
+    with _LOADING, _quietly():
         model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **load.engine_kwargs)
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,16 @@ def test_a_lora_adapter_changes_what_is_said_as_its_merged_weights_do(folder: Pa
     adapted = HFEngine(ModelLoadConfig(model=str(folder), adapter=str(tmp_path / "adapter"))).generate(inputs)
     assert adapted == HFEngine(ModelLoadConfig(model=str(merged))).generate(inputs)
     assert adapted != engine.generate(inputs)
+
+
+def test_models_that_are_first_needed_at_the_same_time_both_load_whole() -> None:
+    routes = [pg.backends.hf("embedded", variant="text") for _ in range(3)]
+    at_once = threading.Barrier(len(routes))
+
+    def first_answer(route: pg.Route) -> str:
+        at_once.wait(timeout=60)
+        with route:
+            return pg.run(route, [{"prompt": "Hi"}], pg.GenerationOptions(max_new_tokens=2))[0].unwrap().raw_text
+
+    with ThreadPoolExecutor(len(routes)) as pool:
+        assert len(set(pool.map(first_answer, routes))) == 1
