@@ -136,13 +136,12 @@ def _status(error: GenerationError) -> int:
 
 
 def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
-    calls = [dict(call) for call in getattr(result, "tool_calls", ())]
+    calls = [dict(call) for call in result.tool_calls]
     finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
     ended = {"finish_reason": "abort" if result.finish == Finish.ABORTED else finish, "stop_reason": result.stop}
     if url == COMPLETIONS:
         return {"index": index, "text": result.text, "logprobs": None, **ended}
-    reasoning = getattr(result, "reasoning", None)
-    thought = {} if reasoning is None else {"reasoning_content": reasoning}
+    thought = {} if result.reasoning is None else {"reasoning_content": result.reasoning}
     message = {"role": "assistant", "content": result.text, **thought, **({"tool_calls": calls} if calls else {})}
     return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
 

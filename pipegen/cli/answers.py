@@ -12,10 +12,9 @@ from pipegen import strict_json
 from pipegen.config import Agent
 from pipegen.errors import ContractError
 from pipegen.io import to_plain
-from pipegen.pipe import Pipe
 from pipegen.plugins.reasoning import reasoning_of
 from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest
+from pipegen.route import Route
 from pipegen.slots import Slot, is_ok
 from pipegen.stream import Delta, astream
 
@@ -29,7 +28,7 @@ class Speaker:
     """A model of the chat: how it is asked, and what was said to it and by it so far."""
 
     agent: Agent
-    route: Pipe[GenerationRequest, GenerationResult]
+    route: Route
     history: list[Message] = field(default_factory=list)
 
     def messages(self, prompt: str) -> list[Message]:
@@ -54,9 +53,8 @@ class Answer:
     def take(self, delta: Delta) -> None:
         """A piece has come."""
         self.first = time.monotonic() if self.first is None else self.first
-        if getattr(delta, "reasoning", False):
-            self.reasoning += delta.text
-        elif delta.sample == 0:
+        if delta.sample == 0:
+            self.reasoning += delta.reasoning
             self.text += delta.text
 
     def end(self, slot: Slot[GenerationResult]) -> None:
@@ -66,7 +64,7 @@ class Answer:
     def parts(self) -> tuple[str, str]:
         """What the model thought, and what it answered."""
         result = self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
-        apart = self.reasoning or getattr(result, "reasoning", None)
+        apart = result.reasoning if result is not None else self.reasoning
         text = result.text if result is not None else self.text
         if apart:
             return apart, text

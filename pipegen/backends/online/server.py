@@ -72,11 +72,6 @@ class ServerEngine(Served[Encoded, Raw]):
         self._checkpoint = checkpoint
 
     @property
-    def access(self) -> Access:
-        """Where the server is."""
-        return self._sender.access
-
-    @property
     def capabilities(self) -> Capabilities:
         """What is honoured; the context length is the server's, and unknown before it was asked."""
         facts = self.sender.directory.known

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegen.backends.online import vllm
-from pipegen.contrib.renderers import sglang
+from pipegen.backends.online import sglang, vllm
 from pipegen.contrib.renderers.backend import Completion, Generated, RendererBackend, TokenPrompt
 from pipegen.contrib.renderers.refusals import PromptTooLongError
 from pipegen.contrib.renderers.vllm import VLLMBackend

@@ -6,17 +6,17 @@ Facts as of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_p
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipegen.backends.online.sglang import too_long
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
 from pipegen.fields import nearest
 
-__all__ = ["SGLangBackend", "too_long"]
+__all__ = ["SGLangBackend"]
 
 RENAMED: Mapping[str, str] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 SAME = frozenset(
@@ -26,23 +26,6 @@ SAME = frozenset(
 )
 OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_trim", "detokenize")
 """Said here for every request, whatever the caller says: the ids are what counts."""
-
-
-_TOO_LONG = (
-    re.compile(r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)"),
-    re.compile(r"maximum context length of (?P<limit>\d+) tokens.*?(?P<prompt>\d+) tokens from the input", re.DOTALL),
-    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)"),
-)
-
-
-def too_long(message: str) -> tuple[int, int] | None:
-    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None where it is about something else.
-
-    >>> too_long("Input length (2042 tokens) exceeds the maximum allowed length (2042 tokens). Use a shorter input or enable --allow-auto-truncate.")
-    (2042, 2042)
-    """
-    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
-    return None if found is None else (int(found["prompt"]), int(found["limit"]))
 
 
 class SGLangBackend:
