@@ -3,20 +3,21 @@
     python tests/servers/record.py vllm|sglang
 
 starts that server with the embedded model (see launch.py for which python it uses). A file holds the request and the answer: `status`, `kind` (the
-content type) and `body`, parsed where it is JSON, else as it came. Folders are written as /models/embedded; ids and times are those of the recording.
+content type) and `body`, parsed where it is JSON, else as it came. Folders are written as /models/embedded and /environment; ids and times are those of the recording.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch import Answer, ask, server
+from launch import PYTHONS, Answer, ask, server
 from transformers import AutoTokenizer
 
 from pipegen import embedded
@@ -188,7 +189,9 @@ def aborted(url: str, *, stream: bool) -> tuple[Case, Answer]:
 def write(engine: str, url: str, case: Case, answer: Answer) -> None:
     """Write one case."""
     name, path, body = case
-    text = answer.text.replace(str(embedded.path()), "/models/embedded").replace(url, "http://127.0.0.1:8000")
+    text = answer.text.replace(url, "http://127.0.0.1:8000")
+    for folder, written in ((embedded.path(), "/models/embedded"), (Path(os.environ[PYTHONS[engine]]).parents[1], "/environment")):
+        text = text.replace(str(folder), written)
     said = json.loads(text) if answer.kind == "application/json" and text else text
     whole = {"request": {"path": path, "body": body}, "status": answer.status, "kind": answer.kind, "body": said}
     file = FOLDER / engine / f"{name}.json"
