@@ -57,7 +57,7 @@ class FaultyServer:
         self.left = 0
         self.aborted: list[str] = []
         self.open = 0
-        self._stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Self:
         started = threading.Event()

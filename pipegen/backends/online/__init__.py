@@ -6,7 +6,7 @@ Each engine is one file of pure functions that build and read its wire records, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipegen.backends.online.wire import Ask, AsyncBackend, Completion, Facts, Wire, WireReply, WireRequest
 
@@ -37,7 +37,7 @@ def token_server(
     from pipegen.backends.checkpoint import Checkpoint
     from pipegen.backends.extras import need
     from pipegen.backends.online.access import access_to
-    from pipegen.backends.online.server import ServerEngine
+    from pipegen.backends.online.server import LightModel, ServerEngine
     from pipegen.backends.online.settings import ServerSettings
     from pipegen.records import ModelLoadConfig
     from pipegen.route import route
@@ -46,7 +46,7 @@ def token_server(
         need(package, "online", "asking a server")
     access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
     checkpoint = Checkpoint(ModelLoadConfig(model=model, backend=wire.name, **(load or {})))
-    return route(ServerEngine(wire, checkpoint, access, ServerSettings(**(settings or {})), model))
+    return route(ServerEngine(wire, cast(LightModel, checkpoint), access, ServerSettings(**(settings or {})), model))
 
 
 def chat_server(

@@ -155,6 +155,14 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
     prompt = Prompt(token_ids=said.prompt_token_ids, compact_token_ids=said.prompt_token_ids)
     raw = Raw(encoded=Encoded(request=said.job.request, options=said.job.options, prompt=prompt), token_ids=said.token_ids)
     decoded = Decoded(raw=raw, text=said.text, raw_text=said.raw_text, text_ends=(), raw_ends=(), finish=said.finish, stop=said.stop)
-    counts = {"prompt_tokens": said.usage.get("prompt_tokens", 0), "completion_tokens": said.usage.get("completion_tokens", len(said.token_ids))}
-    more = {"reasoning": said.reasoning, "tool_calls": said.tool_calls}
-    return trim(decoded, route, plugins).map(lambda result: dataclasses.replace(result, **counts, **more))
+
+    def with_rest(result: GenerationResult) -> GenerationResult:
+        return dataclasses.replace(
+            result,
+            prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
+            completion_tokens=said.usage.get("completion_tokens", len(said.token_ids)),
+            reasoning=said.reasoning,
+            tool_calls=said.tool_calls,
+        )
+
+    return trim(decoded, route, plugins).map(with_rest)

@@ -21,12 +21,13 @@ class _Work(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._loop, self._task = loop, None
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
         loop.call_soon_threadsafe(self._start, work)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> None:
-        self._task: asyncio.Task[T] | None = self._loop.create_task(work)
-        self._task.add_done_callback(self._finished)
+        task = self._task = self._loop.create_task(work)
+        task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[T]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -91,7 +92,7 @@ class Sender:
                 events = self.transport.events(request, deadline)
                 async with contextlib.aclosing(events):
                     async for data in events:
-                        read = json_of(data, "an event").bind(lambda value, seen=seen: self._pieces(value, ask, seen))
+                        read = json_of(data, "an event").bind(functools.partial(self._pieces, ask, seen))
                         if not is_ok(read):
                             return Failure(read.failure())
                         for piece in read.unwrap():
@@ -114,7 +115,7 @@ class Sender:
             return trouble.error
         return None
 
-    def _pieces(self, value: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    def _pieces(self, ask: Ask, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
         if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
             return self.wire.from_event(value, ask, seen)
@@ -127,7 +128,7 @@ class Sender:
         """One attempt, by whatever way the server turns out to offer. What ends it early ends it on the server too."""
         while True:
             facts, rid = await self.directory.facts(), uuid.uuid4().hex
-            built = self.model(facts).bind(lambda model, facts=facts, rid=rid: make(facts, model, rid))
+            built = self.model(facts).bind(functools.partial(_called, make, facts, rid))
             if not is_ok(built):
                 return Failure(built.failure())
             ask = built.unwrap()
@@ -193,6 +194,10 @@ async def stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A
 
 
 _END = object()
+
+
+def _called(make: Make, facts: Facts, rid: str, model: str | None) -> Slot[Ask]:
+    return make(facts, model, rid)
 
 
 def _held(slot: Slot[R]) -> Slot[R]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
@@ -62,8 +63,7 @@ class Served(ABC, Generic[A, R]):
 
     def with_plugin(self, plugin: Plugin) -> Self:
         """The same engine (with the same connections) with a plugin attached."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.plugins = (*self.plugins, plugin)
         return other
 
@@ -141,7 +141,7 @@ class Served(ABC, Generic[A, R]):
 
         async def one(position: int, asked: A, put: Any) -> None:
             slot = await self.followed(asked, deadline, lambda brought: put(self.events(position, brought)))
-            put(RowDone(row=position, slot=slot))
+            put(RowDone(row=position, slot=cast(Any, slot)))
 
         rows = stream_rows(self.sender, inputs, one)
         try:

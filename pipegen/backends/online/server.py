@@ -118,7 +118,7 @@ class ServerEngine(Served[Encoded, Raw]):
             return await self.followed(asked, deadline, None)
         checked = self._checked(asked, await self.sender.directory.facts())
         if not is_ok(checked):
-            return checked
+            return Failure(checked.failure())
         encoded = checked.unwrap()
         return await self.sender.whole(self.make(encoded, stream=False), lambda found: self.answer(encoded, found), deadline)
 
@@ -126,7 +126,7 @@ class ServerEngine(Served[Encoded, Raw]):
         """The row by its stream, ended by pipegen's own rules."""
         checked = self._checked(asked, await self.sender.directory.facts())
         if not is_ok(checked):
-            return checked
+            return Failure(checked.failure())
         row = Row(checked.unwrap(), self.tokenizer, self.eos_token_ids, self.plugins, self.name)
 
         def take(piece: Completion) -> bool:
@@ -141,7 +141,7 @@ class ServerEngine(Served[Encoded, Raw]):
     def _checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
         """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
         prompt = encoded.prompt
-        refused = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
+        refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
         refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)

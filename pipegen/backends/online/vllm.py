@@ -203,10 +203,10 @@ def _entries(said: Mapping[str, Any]) -> list[_Entry]:
     """For each token what is said of it and of the likeliest there, in either endpoint's form."""
     if isinstance(said.get("content"), list):
         return [(_pair(entry), [_pair(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in said["content"]]
-    tokens, values, tops = (said.get(name) if isinstance(said.get(name), list) else [] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    tokens, values, tops = (_listed(said, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     rows: list[_Entry] = []
-    for place, (token, value) in enumerate(zip(tokens or [], values or [], strict=False)):
-        table = (tops or [])[place] if place < len(tops or []) else None
+    for place, (token, value) in enumerate(zip(tokens, values, strict=False)):
+        table = tops[place] if place < len(tops) else None
         rows.append(((_id(token), value), [(_id(name), other) for name, other in table.items()] if isinstance(table, Mapping) else []))
     return rows
 
