@@ -63,7 +63,9 @@ class PreparedImage:
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
-    """How many prompt tokens the picture takes."""
+    """How many tokens of the prompt its features take the place of."""
+    expansion: str | None = None
+    """What stands in the prompt for its placeholder, where that is more than so many copies of it: frames, marks of tiles, line ends."""
 
     def __repr__(self) -> str:
         return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
@@ -81,7 +83,7 @@ class Job:
 class Prompt:
     """The record of a prompt: the ids are what every engine gets.
 
-    `token_ids` hold each picture expanded to as many placeholders as it takes; `compact_token_ids` hold one placeholder for each.
+    `token_ids` hold each picture expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
     """
 
     token_ids: tuple[int, ...]

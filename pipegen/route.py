@@ -33,7 +33,7 @@ from pipegen.stages.decode import decode
 from pipegen.stages.preflight import check_fit, check_support
 from pipegen.stages.render import render
 from pipegen.stages.stop import stop
-from pipegen.stages.tokenize import encode
+from pipegen.stages.tokenize import encode, picture_tokens
 from pipegen.stages.trim import trim
 
 __all__ = ["Route", "attach", "count_tokens", "route"]
@@ -146,9 +146,9 @@ def _prompt(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedI
             error = picture.failure()
             return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
         prepared.append(picture.unwrap())
-    return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token).bind(
-        lambda rendered: encode(rendered, tuple(prepared), engine.tokenizer, engine.image_placeholder)
-    )
+    images, placeholder = tuple(prepared), engine.image_placeholder
+    rendered = render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=picture_tokens(images, engine.tokenizer, placeholder))
+    return rendered.bind(lambda text: encode(text, images, engine.tokenizer, placeholder))
 
 
 def attach(to: Route, *plugins: Plugin) -> Slot[Route]:

@@ -13,12 +13,12 @@ pytest.importorskip("transformers")
 
 from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
 from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, Prompt
-from pipegen.requests import TextGenerationRequest
+from pipegen.records import Job, PreparedImage, Prompt
+from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import is_ok
 from pipegen.stages.control_tokens import ControlTokens, choose_marks
 from pipegen.stages.render import render
-from pipegen.stages.tokenize import count_tokens, encode
+from pipegen.stages.tokenize import count_tokens, encode, picture_tokens
 from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
 
 Make = Callable[[], Any]
@@ -136,3 +136,48 @@ def test_hiding_leaves_no_token_keeps_the_length_and_can_be_undone(tokens: list[
     assert known.found_in("".join(part.strip() for part in hidden)) is None
     assert [len(part) for part in hidden] == [len(part) for part in parts]
     assert [marks.put_back(part) for part in hidden] == parts
+
+
+# Pictures that take frames, marks and line ends.
+
+PLACES: dict[str, tuple[Make, str]] = {"chatml": (chatml_tokenizer, "<|image_pad|>"), "turns": (turns_tokenizer, "<image>")}
+each_place = pytest.mark.parametrize(("make", "mark"), PLACES.values(), ids=PLACES)
+
+
+def expansions(raw: Any, mark: str) -> st.SearchStrategy[PreparedImage]:
+    pieces = st.sampled_from((mark, mark * 2, "\n", "\n\n", " ", "row 1", *control(raw)))
+    written = st.none() | st.lists(pieces, min_size=1, max_size=6).map("".join)
+    return written.map(lambda text: PreparedImage(width=1, height=1, rgb=bytes(3), digest="d", tokens=2, expansion=text))
+
+
+def with_pictures(raw: Any, mark: str, parts: list[str | PreparedImage]) -> Prompt:
+    tokenizer = HFTokenizer(raw)
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": b"1"} for part in parts]
+    images = tuple(part for part in parts if isinstance(part, PreparedImage))
+    job = Job(request=VlmGenerationRequest(messages=[{"role": "user", "content": content}]), options=resolve(GenerationOptions()))
+    rendered = render(job, tokenizer, HFRenderer(raw, raw.chat_template), written=picture_tokens(images, tokenizer, mark))
+    return rendered.bind(lambda text: encode(text, images, tokenizer, mark)).unwrap()
+
+
+@each_place
+@given(data=st.data())
+def test_ordinary_text_beside_pictures_has_the_ids_of_the_expanded_text(make: Make, mark: str, data: st.DataObject) -> None:
+    raw = make()
+    texts = harmless_texts(tuple(control(raw)))
+    parts = data.draw(st.lists(texts | expansions(raw, mark), min_size=1, max_size=5))
+    prompt = with_pictures(raw, mark, parts)
+    first, *rest = (prompt.text or "").split(mark)
+    written = [mark * image.tokens if image.expansion is None else image.expansion for image in prompt.images]
+    text = first + "".join(own + piece for own, piece in zip(written, rest, strict=True))
+    assert prompt.token_ids == tuple(raw(text, add_special_tokens=False)["input_ids"])
+
+
+@each_place
+@given(data=st.data())
+def test_no_word_of_a_users_becomes_a_picture_or_part_of_one(make: Make, mark: str, data: st.DataObject) -> None:  # T3, T5
+    raw = make()
+    parts = data.draw(st.lists(hostile_texts((mark, *control(raw))) | expansions(raw, mark), min_size=1, max_size=5))
+    hostile = with_pictures(raw, mark, parts)
+    harmless = with_pictures(raw, mark, ["x" if isinstance(part, str) else part for part in parts])
+    for number in control(raw).values():
+        assert hostile.token_ids.count(number) == harmless.token_ids.count(number)

@@ -5,17 +5,18 @@ Every engine that reads checkpoints shares them, so that prompts, pictures, limi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from immutabledict import immutabledict
+from returns.result import Failure
 
 from pipegen.backends.extras import need
-from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedOption
+from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
@@ -24,6 +25,7 @@ from pipegen.requests import ImagePolicy
 from pipegen.slots import Slot
 
 if TYPE_CHECKING:
+    from pipegen.backends.native_processors import PictureInputs
     from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
     from pipegen.stages.image_sizes import ImageSpec
 
@@ -184,11 +186,23 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any:
-        """The checkpoint's whole processor, for models that write more than one token for a picture by a rule of their own."""
-        from transformers import AutoProcessor
+        """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
+        need("transformers", "hf", "reading pictures")
+        from pipegen.backends.native_processors import load_processor
 
-        auto: Any = AutoProcessor
-        return auto.from_pretrained(self.source, backend="pil", **self._where)
+        return load_processor(self.source, self.config.model_type, **self._where)
+
+    @cached_property
+    def _no_processor_because(self) -> str:
+        """Why pictures cannot be prepared with the packages that are here; empty where they can."""
+        from pipegen.backends.native_processors import CANNOT
+
+        try:
+            _ = self.image_processor
+            _ = self.processor if self.image_spec.kind == "native" else None
+        except CANNOT as raised:
+            return f"the checkpoint's picture processor cannot be used: {type(raised).__name__}: {raised}"[:600]
+        return ""
 
     @cached_property
     def image_spec(self) -> ImageSpec:
@@ -205,10 +219,14 @@ class Checkpoint:
                 return int(getattr(self.config, name))
         return None
 
-    @property
+    @cached_property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one picture in a rendered prompt."""
-        return None if self.image_token_id is None else str(self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+        """The control token that stands for one picture in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
+        if self.image_token_id is None:
+            return None
+        native = not self._no_processor_because and self.image_spec.kind == "native"
+        own = getattr(self.processor, "image_token", None) if native else None
+        return str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
 
     def misplaced(self, prompt: Prompt) -> InvalidRequest | None:
         """What is wrong where a prompt does not hold exactly the placeholders of its pictures; a model could not tell, or would fail for all rows."""
@@ -238,13 +256,25 @@ class Checkpoint:
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
-        from pipegen.backends.image_processors import native_tokens
+        from pipegen.backends.native_processors import expand
         from pipegen.stages.images import prepare
 
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes pictures as bytes")
+        if self._no_processor_because:
+            return Failure(UnsupportedMultimodal(self._no_processor_because))
         policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
         picture = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
             return picture
-        return picture.bind(lambda image: native_tokens(self.processor, image).map(lambda tokens: dataclasses.replace(image, tokens=tokens)))
+        return picture.bind(lambda image: expand(self.processor, image, self.tokenizer, self.image_token_id))
+
+    def picture_inputs(self, images: Sequence[PreparedImage]) -> PictureInputs:
+        """What the model gets for these pictures, in order, and which ids it must see marked as theirs."""
+        from pipegen.backends.image_processors import pixel_inputs
+        from pipegen.backends.native_processors import PICTURE_MARKS, PictureInputs, native_inputs
+
+        if self.image_spec.kind == "native":
+            return native_inputs(self.processor, images)
+        marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
+        return PictureInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(PICTURE_MARKS, marked))

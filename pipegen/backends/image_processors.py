@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipegen.records import PreparedImage
     from pipegen.slots import Slot
 
-__all__ = ["GRID_PROCESSORS", "native_tokens", "pixel_inputs", "spec_from"]
+__all__ = ["GRID_PROCESSORS", "as_picture", "grid_only", "pixel_inputs", "spec_from"]
 
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
@@ -65,15 +65,13 @@ def _entry(size: Any, name: str) -> Any:
 def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, Any]:
     """The model's inputs for these pictures, in order, as PyTorch tensors; an empty dict for no pictures.
 
-    For `grid` processors these are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, pictures x 3.
-    Nothing is resized again. Native processors give what they give, their own resizing included.
+    These are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, pictures x 3, of a `grid` processor.
+    Nothing is resized again.
     Raises `ContractError` when the processor's grids are not those of the pictures.
     """
     if not images:
         return {}
-    pictures = [_pil(image) for image in images]
-    if type(image_processor).__name__ not in GRID_PROCESSORS:
-        return dict(image_processor(images=pictures, return_tensors="pt"))
+    pictures = [as_picture(image) for image in images]
     inputs = dict(image_processor(images=pictures, do_resize=False, return_tensors="pt"))
     grids = tuple(tuple(grid) for grid in inputs["image_grid_thw"].tolist())
     prepared = tuple(image.grid for image in images)
@@ -85,27 +83,19 @@ def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[
     return inputs
 
 
-def native_tokens(processor: Any, image: PreparedImage) -> Slot[int]:
-    """How many placeholder tokens one picture takes with a native processor: found by letting the processor replace one placeholder.
+def grid_only(picture: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
+    """The picture where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply anew.
 
-    `processor` is the checkpoint's whole processor. Fails with `UnsupportedMultimodal` where it cannot tell, or where it writes anything besides copies
-    of the placeholder (rows, frames, separators): a count alone would then make a wrong prompt.
+    >>> from pipegen.records import PreparedImage
+    >>> grid_only(Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm").failure().message
+    "vllm takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
     """
-    name = type(processor).__name__
-    placeholder = getattr(processor, "image_token", None)
-    if not placeholder or not hasattr(processor, "replace_image_token"):
-        return Failure(UnsupportedMultimodal(f"{name} does not say what stands for a picture in a prompt"))
-    try:
-        written = processor.replace_image_token(dict(processor.image_processor(images=[_pil(image)], return_tensors="pt")), 0)
-    except (NotImplementedError, AttributeError, KeyError, IndexError, TypeError):  # it wants more than the picture's tensors
-        return Failure(UnsupportedMultimodal(f"{name} does not tell how many tokens a picture takes"))
-    copies = written.count(placeholder)
-    if not copies or written != placeholder * copies:
-        return Failure(UnsupportedMultimodal(f"{name} writes more than copies of {placeholder!r} for a picture ({written[:60]!r}), which is not supported"))
-    return Success(copies)
+    words = f"{engine} takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
+    return picture.bind(lambda image: Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words)))
 
 
-def _pil(image: PreparedImage) -> Image.Image:
+def as_picture(image: PreparedImage) -> Image.Image:
+    """The pixels as a Pillow picture."""
     from PIL import Image
 
     return Image.frombytes("RGB", (image.width, image.height), image.rgb)

@@ -118,17 +118,17 @@ def _cut(joined: str, parts: Sequence[str], hide: Callable[[str], str]) -> list[
 
 
 @functools.lru_cache(maxsize=32)
-def control_tokens(tokenizer: Tokenizer, written: str) -> ControlTokens:
-    """The control tokens, given what the template writes: its source and some renders of harmless content.
+def control_tokens(tokenizer: Tokenizer, written: str, pictures: str = "") -> ControlTokens:
+    """The control tokens, given what the template writes (its source and some renders of harmless content) and `picture_tokens`, with NULs between.
 
     The token that any unknown character becomes is none (it steers nothing), nor is one of blanks only.
     """
-    special, added = tokenizer.special_tokens, tokenizer.control_tokens
+    special, added, of_pictures = tokenizer.special_tokens, tokenizer.control_tokens, pictures.split("\0")
     unknown = set(tokenizer.encode(_UNKNOWN_CHARACTER)) & set(special.values())
     ids = {
         token: number
         for token, number in {**added, **special}.items()
-        if token and number not in unknown and (token in special or (token in written and token.strip(_BLANK)))
+        if token and number not in unknown and (token in special or ((token in written or token in of_pictures) and token.strip(_BLANK)))
     }
     return ControlTokens(ids=immutabledict(ids), ordinary=immutabledict({token: number for token, number in added.items() if token and token not in ids}))
 

@@ -56,10 +56,11 @@ class Rendered:
     thinking: Thinking | None = None
 
 
-def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None) -> Slot[Rendered]:
+def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
-    Messages go through the chat template, which is called once for them. A plain prompt stands as it is written (control tokens included), with
+    Messages go through the chat template, which is called once for them; `written` holds the added tokens that stand for the request's pictures, which
+    are control tokens too. A plain prompt stands as it is written (control tokens included), with
     `bos_token` in front unless it is there already. Token ids stand as they are.
     """
     request, chat = job.request, job.options.chat
@@ -68,10 +69,10 @@ def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str
     if request.prompt is not None:
         bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
         return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
-    return _render_messages(job, chat or ChatTemplateOptions(), tokenizer, renderer)
+    return _render_messages(job, chat or ChatTemplateOptions(), tokenizer, renderer, written)
 
 
-def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer) -> Slot[Rendered]:
+def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
     messages = plain_messages(job.request.messages or ())
     more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
     refusal = _refusal(messages, chat, more, renderer)
@@ -81,7 +82,7 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     honoured = honours_thinking(renderer, chat.template, more)
     control, marks = None, Marks()
     if chat.control_tokens != "allow":
-        control = control_tokens(tokenizer, written_by(renderer, chat.template, more))  # remembered, both: the same string each time
+        control = control_tokens(tokenizer, written_by(renderer, chat.template, more), written)  # remembered, both: the same string each time
         found = _look_alikes(messages, control)
         if found and chat.control_tokens == "reject":
             place, token = found[0]

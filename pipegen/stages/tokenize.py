@@ -13,6 +13,7 @@ True
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 
@@ -27,17 +28,18 @@ from pipegen.stages.control_tokens import ControlTokens
 from pipegen.stages.render import Rendered, render
 from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["count_tokens", "encode"]
+__all__ = ["count_tokens", "encode", "picture_tokens"]
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 """What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
 
 
 def encode(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
-    """The prompt's record: its ids, with one `image_placeholder` for each picture and with each expanded to the picture's tokens.
+    """The prompt's record: its ids, with one `image_placeholder` for each picture, and with each picture's expansion in its place.
 
-    `InvalidRequest` where a given id is outside the vocabulary, or where there are not as many placeholders as pictures; `UnsupportedMultimodal` for
-    pictures without a placeholder token.
+    An expansion other than copies of the placeholder is put into the text before it is tokenised, since its ends may join with what stands beside it
+    (Gemma's line ends do); only where the caller gave ids, into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
+    not as many placeholders as pictures; `UnsupportedMultimodal` for pictures without a placeholder token.
     """
     return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_pictures(rendered, ids, images, tokenizer, image_placeholder))
 
@@ -57,7 +59,7 @@ def count_tokens(
     `options` count where the request says nothing, as in a run; `images` are the request's pictures as the engine prepared them, in order.
     """
     job = Job(request=request, options=resolve(request.options, options))
-    rendered = render(job, tokenizer, renderer, bos_token=bos_token)
+    rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=picture_tokens(images, tokenizer, image_placeholder))
     return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
 
@@ -69,12 +71,42 @@ def _with_pictures(
             return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
         return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
     placeholder = tokenizer.control_tokens[image_placeholder]
-    if ids.count(placeholder) != len(images):
-        words = f"the prompt holds {ids.count(placeholder)} picture placeholders {image_placeholder!r} for {len(images)} pictures"
+    text = rendered.hidden if any(image.expansion is not None for image in images) else None
+    places = ids.count(placeholder) if text is None or ids.count(placeholder) != len(images) else text.count(image_placeholder)
+    if places != len(images):
+        words = f"the prompt holds {places} picture placeholders {image_placeholder!r} for {len(images)} pictures"
         return Failure(InvalidRequest(words, hint="give one picture for each placeholder; the chat template writes one for each picture in the messages"))
-    left = iter(images)
-    expanded = ids if not images else tuple(copy for number in ids for copy in ((number,) * next(left).tokens if number == placeholder else (number,)))
-    return Success(Prompt(token_ids=expanded, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
+    if text is None:
+        left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
+        expanded: Slot[tuple[int, ...]] = Success(tuple(own for number in ids for own in (next(left) if number == placeholder else (number,))))
+    else:
+        expanded = _compact_ids(dataclasses.replace(rendered, hidden=_expanded_text(text, images, image_placeholder)), tokenizer)
+    return expanded.map(lambda whole: Prompt(token_ids=whole, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
+
+
+def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
+    return (placeholder,) * image.tokens if image.expansion is None else tokenizer.encode(image.expansion)
+
+
+def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
+    """The text with each picture's expansion in the place of its placeholder; look-alikes of the placeholder are hidden, and stay."""
+    pieces = text.split(placeholder)
+    written = [placeholder * image.tokens if image.expansion is None else image.expansion for image in images]
+    return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
+
+
+def picture_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
+    """The added tokens that stand in a prompt for pictures, one after another: they steer, and so text that looks like them has to stay text.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> picture_tokens((), ToyTokenizer(), "<|image_pad|>")
+    '<|image_pad|>'
+    """
+    if not image_placeholder or not images:
+        return image_placeholder or ""
+    ids = {number for image in images if image.expansion is not None for number in tokenizer.encode(image.expansion)}
+    tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
+    return "\0".join(dict.fromkeys([image_placeholder, *tokens]))
 
 
 def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:

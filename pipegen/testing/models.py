@@ -15,6 +15,7 @@ from pipegen.options import GenerationOptions, resolve
 from pipegen.records import Encoded, PreparedImage, Prompt
 from pipegen.requests import TextGenerationRequest
 from pipegen.testing.prompts import chatml_tokenizer, instruct_tokenizer
+from pipegen.testing.vision_models import PICTURE_FAMILIES
 
 __all__ = ["FAMILIES", "HYBRIDS", "encoded", "write_model"]
 
@@ -144,7 +145,7 @@ HYBRIDS = tuple(_HYBRID)
 
 
 def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:
-    """Write a model of that family with its tokenizer into a new folder, and give the folder back.
+    """Write a model of that family (of `FAMILIES`, `HYBRIDS` or `PICTURE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
 
     `head_dim` is the size of an attention head: kernels of some engines take none below 32.
     With `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that its answers are valid UTF-8.
@@ -154,7 +155,8 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    tokenizer, model = _MAKERS[family](head_dim)
+    pictures = PICTURE_FAMILIES[family]() if family in PICTURE_FAMILIES else None
+    tokenizer, model = (pictures.tokenizer, pictures.model()) if pictures else _MAKERS[family](head_dim)
     torch.random.set_rng_state(state)
     if whole_text:
         pieces = [token_id for token_id in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token_id])]
@@ -163,6 +165,8 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
     model.generation_config = _hf().GenerationConfig(**{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **generation})
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    if pictures:
+        pictures.save(directory)
     if family == "qwen3_vl":
         (directory / "preprocessor_config.json").write_text(json.dumps(dict(_IMAGE_PROCESSOR)))
     return directory

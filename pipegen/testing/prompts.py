@@ -107,7 +107,7 @@ def _raw(rust: Any, template: str, **settings: Any) -> Any:
     return fast(tokenizer_object=rust, chat_template=template, **settings)
 
 
-def _added(tokens: tuple[str, ...], **settings: Any) -> list[Any]:
+def added_tokens(tokens: tuple[str, ...], **settings: Any) -> list[Any]:
     from tokenizers import AddedToken
 
     return [AddedToken(token, normalized=False, **settings) for token in tokens]
@@ -129,8 +129,8 @@ def chatml_tokenizer() -> Any:
     rust.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
-    rust.add_special_tokens(_added(_CHATML_SPECIAL, special=True))
-    rust.add_tokens(_added(_CHATML_ADDED))
+    rust.add_special_tokens(added_tokens(_CHATML_SPECIAL, special=True))
+    rust.add_tokens(added_tokens(_CHATML_ADDED))
     return _raw(rust, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # no password
 
 
@@ -154,7 +154,7 @@ def instruct_tokenizer(prefix: Literal["first", "always", "normalizer"] = "first
     trainer = trainers.BpeTrainer(vocab_size=520, initial_alphabet=[*string.printable.strip(), "▁"], special_tokens=held, show_progress=False)
     rust.train_from_iterator(_lines(), trainer)
     rust = _without_added(rust)
-    rust.add_special_tokens(_added(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
+    rust.add_special_tokens(added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
     rust.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", rust.token_to_id("<s>"))])
     return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
 
@@ -182,8 +182,8 @@ def turns_tokenizer() -> Any:
     rust.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
-    rust.add_special_tokens(_added(("<|end|>", "<image>"), special=True, rstrip=True))
-    rust.add_tokens(_added(("\n\n", "\n\n\n", "<b>", "</b>")))
+    rust.add_special_tokens(added_tokens(("<|end|>", "<image>"), special=True, rstrip=True))
+    rust.add_tokens(added_tokens(("\n\n", "\n\n\n", "<b>", "</b>")))
     return _raw(rust, PARTS_ONLY, eos_token="<|end|>")  # no password
 
 
@@ -198,7 +198,7 @@ def unigram_tokenizer() -> Any:
     rust.normalizer = normalizers.NFKC()
     rust.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     rust.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    rust.add_special_tokens(_added(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
+    rust.add_special_tokens(added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))
     return _raw(rust, INSTRUCT, bos_token="<s>", eos_token="</s>", unk_token="<unk>")  # no password
 
 

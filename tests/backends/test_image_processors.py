@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.image_processors import native_tokens, pixel_inputs, spec_from
-from pipegen.errors import ContractError, UnsupportedMultimodal
+from pipegen.backends.image_processors import pixel_inputs, spec_from
+from pipegen.errors import ContractError
 from pipegen.options import VlmPreprocessOptions
-from pipegen.records import PreparedImage
 from pipegen.requests import ImagePolicy
 from pipegen.stages.image_sizes import ImageSpec
 from pipegen.stages.images import prepare
@@ -121,58 +120,6 @@ def test_pictures_prepared_for_another_model_are_a_bug() -> None:
     image = prepare(noise(112, 112), spec_from(Qwen2VLImageProcessorPil()), DEFAULT, 0, POLICY).unwrap()
     with pytest.raises(ContractError, match="prepared for another model"):
         pixel_inputs(Qwen2VLImageProcessorPil(patch_size=28, merge_size=1), [image])
-
-
-def test_a_processor_with_sizes_of_its_own_resizes_by_itself() -> None:
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    assert spec_from(processor) == ImageSpec(kind="native")
-    image = prepare(picture("JPEG", orientation=6), spec_from(processor), DEFAULT, 0, POLICY).unwrap()
-    assert tuple(pixel_inputs(processor, [image])["pixel_values"].shape) == (1, 3, 28, 28)
-
-
-# Native processors: how many tokens a picture takes.
-
-IMAGE = PreparedImage(width=48, height=32, rgb=bytes(48 * 32 * 3), digest="")
-
-
-def test_llava_takes_as_many_tokens_as_its_processor_writes() -> None:
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-    from transformers.models.llava.processing_llava import LlavaProcessor
-
-    llava = LlavaProcessor.__new__(LlavaProcessor)  # its own check wants a whole tokenizer, which plays no part here
-    llava.image_processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    llava.patch_size, llava.num_additional_image_tokens, llava.vision_feature_select_strategy, llava.image_token = 14, 1, "default", "<image>"
-    assert native_tokens(llava, IMAGE).unwrap() == 2 * 2
-
-
-class Framed:
-    """A processor that writes more than placeholders, as Gemma 3 and SmolVLM do."""
-
-    image_token = "<image>"
-
-    def image_processor(self, **_: Any) -> dict[str, Any]:
-        return {}
-
-    def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int) -> str:
-        return "<start><image><image><end>"
-
-
-def test_a_processor_that_writes_frames_is_refused_and_not_counted() -> None:
-    error = native_tokens(Framed(), IMAGE).failure()
-    assert isinstance(error, UnsupportedMultimodal)
-    assert "writes more than copies of '<image>'" in error.message
-
-
-@pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError])
-def test_a_processor_that_cannot_tell_is_refused(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> str:
-        raise raised
-
-    monkeypatch.setattr(Framed, "replace_image_token", fail)
-    assert "does not tell how many tokens" in native_tokens(Framed(), IMAGE).failure().message
-    assert "does not say what stands for a picture" in native_tokens(object(), IMAGE).failure().message
 
 
 def test_nothing_here_loads_torchvision() -> None:

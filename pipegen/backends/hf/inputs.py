@@ -10,11 +10,9 @@ import torch
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf.rows import Row
+from pipegen.backends.native_processors import PICTURE_MARKS
 
 __all__ = ["PICTURE_MARKS", "batch_inputs"]
-
-PICTURE_MARKS = ("mm_token_type_ids", "token_type_ids")
-"""What models call the input that is 1 where a token is a piece of a picture, and 0 elsewhere."""
 
 
 def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -27,16 +25,15 @@ def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint) -> dic
     ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences], device=model.device)
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device)
     images = [image for row in rows for image in row.encoded.prompt.images]
-    pictures = _picture_inputs(images, (ids == checkpoint.image_token_id) & mask.bool(), model, checkpoint) if images else {}
+    pictures = _picture_inputs(images, ids, mask, model, checkpoint) if images else {}
     return {"input_ids": ids, "attention_mask": mask, **pictures}
 
 
-def _picture_inputs(images: Sequence[Any], is_picture: torch.Tensor, model: Any, checkpoint: Checkpoint) -> dict[str, Any]:
-    from pipegen.backends.image_processors import pixel_inputs
-
+def _picture_inputs(images: Sequence[Any], ids: torch.Tensor, mask: torch.Tensor, model: Any, checkpoint: Checkpoint) -> dict[str, Any]:
     takes = inspect.signature(model.forward).parameters
-    marks = {name: is_picture.long() for name in PICTURE_MARKS if name in takes}
-    return marks | {name: _placed(value, model) for name, value in pixel_inputs(checkpoint.image_processor, images).items() if name in takes}
+    tensors, marked = checkpoint.picture_inputs(images)
+    marks = {name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long() for name, of in marked.items() if name in takes}
+    return marks | {name: _placed(value, model) for name, value in tensors.items() if name in takes}
 
 
 def _placed(value: Any, model: Any) -> Any:

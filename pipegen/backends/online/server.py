@@ -9,6 +9,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.base import TokensMade
+from pipegen.backends.image_processors import grid_only
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.reading import refused_ids
 from pipegen.backends.online.rows import Row, raw_of
@@ -108,7 +109,7 @@ class ServerEngine(Served[Encoded, Raw]):
         return self._checkpoint.generation_config
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        return self._checkpoint.prepare_image(source, options, index)
+        return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
     def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
         return TokensMade(row=position, token_ids=brought)

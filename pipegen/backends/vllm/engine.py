@@ -14,13 +14,16 @@ from typing import Any
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
 from pipegen.backends.extras import need
+from pipegen.backends.image_processors import grid_only
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running, refusals
 from pipegen.backends.vllm.sampling import sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import InvalidRequest, UnsupportedOption
-from pipegen.records import Encoded, ModelLoadConfig, Raw
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.preflight import check_fit
 
@@ -72,6 +75,9 @@ class VLLMEngine(CheckpointEngine):
     def loaded(self) -> bool:
         """Whether vLLM runs."""
         return self._core.loaded
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return grid_only(super().prepare_image(source, options, index), self.name)
 
     def close(self) -> None:
         self._core.close()

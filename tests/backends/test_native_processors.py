@@ -1,0 +1,164 @@
+"""Processors with sizes of their own: what they write for a picture is read off, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.native_processors import expand, native_inputs
+from pipegen.errors import UnsupportedMultimodal
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.records import ModelLoadConfig, PreparedImage
+from pipegen.testing.models import write_model
+from pipegen.testing.pictures import picture
+from pipegen.testing.toy import ToyTokenizer
+
+pytest.importorskip("torch")
+
+IMAGE = PreparedImage(width=48, height=32, rgb=bytes(48 * 32 * 3), digest="d")
+TOKENIZER = ToyTokenizer()
+MARK = "<|image_pad|>"
+MARK_ID = TOKENIZER.control_tokens[MARK]
+
+
+class Framing:
+    """A processor that writes a frame, as Gemma 3's does, in the toy tokenizer's words."""
+
+    image_token: Any = MARK
+    written = f"\n<|im_start|>{MARK * 3}<|im_end|>\n"
+    beside = ""
+
+    class image_processor:
+        model_input_names = ("pixel_values",)
+
+    def __call__(self, text: list[str], images: list[Any], **_: Any) -> dict[str, Any]:
+        ids = [TOKENIZER.encode(one.replace(MARK, self.written) + self.beside) for one in text]
+        offsets = [[{"replacement": self.written} for _ in range(one.count(MARK))] for one in text]
+        marks = [[int(number == MARK_ID) for number in row] for row in ids]
+        return {"input_ids": ids, "text_replacement_offsets": offsets, "pixel_values": len(images), "token_type_ids": marks}
+
+
+def refusal(processor: Any, token_id: int | None = MARK_ID) -> str:
+    error = expand(processor, IMAGE, TOKENIZER, token_id).failure()
+    assert isinstance(error, UnsupportedMultimodal)
+    return error.message
+
+
+def test_what_a_processor_writes_is_read_off() -> None:
+    made = expand(Framing(), IMAGE, TOKENIZER, MARK_ID).unwrap()
+    assert (made.tokens, made.expansion) == (3, Framing.written)
+
+
+def test_copies_of_the_placeholder_need_no_expansion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Framing, "written", MARK * 5)
+    made = expand(Framing(), IMAGE, TOKENIZER, MARK_ID).unwrap()
+    assert (made.tokens, made.expansion) == (5, None)
+
+
+@pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError, ValueError, ZeroDivisionError])
+def test_a_processor_that_cannot_tell_is_refused(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise raised("too thin")
+
+    monkeypatch.setattr(Framing, "__call__", fail)
+    assert "does not tell what it writes for a picture of 48x32 pixels" in refusal(Framing())
+    assert "too thin" in refusal(Framing())
+
+
+def test_a_processor_without_a_placeholder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no control token that stands for a picture" in refusal(object())
+    monkeypatch.setattr(Framing, "image_token", "<other>")
+    assert "no control token that stands for a picture in a prompt ('<other>')" in refusal(Framing())
+
+
+def test_a_processor_that_changes_the_rest_of_the_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Framing, "beside", "\n")  # PaliGemma's ends the prompt with a line end
+    assert "changes the text beside its pictures" in refusal(Framing())
+
+
+def test_a_processor_that_writes_nothing_of_the_models_own_is_refused() -> None:
+    assert "writes no token of the model's own" in refusal(Framing(), TOKENIZER.control_tokens["<think>"])
+    assert "writes no token of the model's own" in refusal(Framing(), None)
+
+
+def test_inputs_that_depend_on_the_prompt_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Framing.__call__
+    monkeypatch.setattr(Framing, "__call__", lambda self, **asked: plain(self, **asked) | {"cross_attention_mask": [[1]]})
+    assert "makes cross_attention_mask, which depends on the whole prompt" in refusal(Framing())
+
+
+@pytest.mark.parametrize("mark", [2, "half"])
+def test_marks_that_do_not_follow_from_the_token_are_refused(mark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Framing.__call__
+
+    def odd(self: Any, **asked: Any) -> dict[str, Any]:
+        made = plain(self, **asked)
+        ids = made["input_ids"][0]
+        return made | {"token_type_ids": [[mark if mark == 2 else int(at < 4) for at in range(len(ids))]]}
+
+    monkeypatch.setattr(Framing, "__call__", odd)
+    assert "marks the same token now as a picture's and now not (token_type_ids)" in refusal(Framing())
+
+
+# Checkpoints.
+
+SOURCE = ImageSource(data=picture())
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("gemma") / "model", "gemma3_vl")
+
+
+def copied(folder: Path, into: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Checkpoint:
+    """The facts of a copy in which one of the files is changed."""
+    shutil.copytree(folder, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = into / name
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    return Checkpoint(ModelLoadConfig(model=str(into)))
+
+
+def test_the_places_are_the_processors_and_the_features_the_models(gemma: Path) -> None:
+    checkpoint = Checkpoint(ModelLoadConfig(model=str(gemma)))
+    assert checkpoint.image_placeholder == "<start_of_image>"
+    image = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).unwrap()
+    assert (image.width, image.height, image.grid, image.tokens) == (48, 32, None, 4)
+    assert image.expansion == "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
+    tensors, marked = native_inputs(checkpoint.processor, [image, image])
+    assert tuple(tensors["pixel_values"].shape) == (2, 3, 32, 32)
+    assert dict(marked) == {"token_type_ids": frozenset({checkpoint.image_token_id})}
+
+
+def test_a_processor_that_cannot_be_had_says_why_and_text_goes_on(gemma: Path, tmp_path: Path) -> None:
+    for at, (name, change, words) in enumerate(
+        [
+            ("processor_config.json", lambda said: {**said, "processor_class": "NoSuchProcessor"}, "no processor for text and pictures of gemma3"),
+            ("preprocessor_config.json", lambda said: {**said, "image_processor_type": "Cohere2VisionImageProcessor"}, "torchvision"),
+            ("tokenizer_config.json", lambda said: {**said, "extra_special_tokens": {}, "boi_token": None}, "boi_token"),
+        ]
+    ):
+        checkpoint = copied(gemma, tmp_path / str(at), name, change)
+        assert checkpoint.image_placeholder == "<image_soft_token>"  # the model's own, for want of the processor's
+        error = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
+        assert isinstance(error, UnsupportedMultimodal)
+        assert words in error.message
+
+
+def test_nothing_here_needs_torchvision(gemma: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pipegen.backends.checkpoint import Checkpoint\n"
+        "from pipegen.records import ModelLoadConfig\n"
+        "sys.modules['torchvision'] = None\n"
+        f"assert Checkpoint(ModelLoadConfig(model={str(gemma)!r})).processor.image_token == '<start_of_image>'"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
