@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +70,7 @@ class Checkpoint:
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
         self.source = locate(load.model)
+        self._loading = threading.RLock()
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -198,8 +200,8 @@ class Checkpoint:
         from pipegen.backends.native_processors import CANNOT
 
         try:
-            _ = self.image_processor
-            _ = self.processor if self.image_spec.kind == "native" else None
+            with self._loading:  # pictures may be prepared side by side, and one processor is enough
+                _ = self.processor if self.image_spec.kind == "native" else None
         except CANNOT as raised:
             return f"the checkpoint's picture processor cannot be used: {type(raised).__name__}: {raised}"[:600]
         return ""

@@ -56,7 +56,10 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
     settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
-    return _for_pictures(kind).from_args_and_dict(made, settings)
+    processor = _for_pictures(kind).from_args_and_dict(made, settings)
+    processor.tokenizer.backend_tokenizer.no_truncation()  # a saved tokenizer may bring them along; nothing changes it from here on
+    processor.tokenizer.backend_tokenizer.no_padding()
+    return processor
 
 
 def _untyped(kind: Any) -> Any:

@@ -91,15 +91,18 @@ def gemma3_vl() -> PictureFamily:
 
     def model() -> Any:
         config = _hf().Gemma3Config(
-            text_config=_text(tokenizer, "gemma3_text", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+            text_config=_text(tokenizer, "gemma3_text", tie_word_embeddings=False, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
             vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
             mm_tokens_per_image=4,
             boi_token_index=ids["<start_of_image>"],
             eoi_token_index=ids["<end_of_image>"],
             image_token_index=ids["<image_soft_token>"],
             initializer_range=0.2,
+            tie_word_embeddings=False,  # tied ones would repeat the last token
         )
-        return _hf().Gemma3ForConditionalGeneration(config)
+        made = _hf().Gemma3ForConditionalGeneration(config)
+        made.model.multi_modal_projector.mm_input_projection_weight.data.normal_(std=0.2)  # it begins as zeros, and would see nothing
+        return made
 
     image = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}}
     return PictureFamily(tokenizer, model, image, {"processor_class": "Gemma3Processor", "image_seq_length": 4})

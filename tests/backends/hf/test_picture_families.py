@@ -15,7 +15,7 @@ from PIL import Image
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.rows import Row
 from pipegen.drive import run
-from pipegen.errors import InvalidRequest
+from pipegen.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records import Encoded, GenerationResult
 from pipegen.requests import VlmGenerationRequest
@@ -23,12 +23,14 @@ from pipegen.route import route
 from pipegen.testing.pictures import picture
 from pipegen.testing.vision_models import PICTURE_FAMILIES
 
-LACKING = [family for family in ("smolvlm",) if importlib.util.find_spec("num2words") is None]
+NEEDS = {"smolvlm": "num2words", "mistral3": "torchvision"}
+"""Families whose processor needs a package of its own."""
+LACKING = {family: package for family, package in NEEDS.items() if importlib.util.find_spec(package) is None}
 FAMILY = pytest.mark.parametrize("family", [family for family in PICTURE_FAMILIES if family not in LACKING])
 SIZES = ((48, 32), (30, 90), (64, 64), (120, 40))
 TEXTS = ("What do you see?", "\nOne line.\n\nAnother.\n", " 12 + 30 = ", "Grüße, 你好")
 WITH_VIDEO = ("smolvlm", "internvl")
-"""Families whose whole processor cannot be made without torchvision; beside them stands the part of it that pipegen makes."""
+"""Families whose whole processor cannot be made without torchvision; here it stands without its part for videos, as pipegen loads it."""
 
 
 def chat(*parts: str | tuple[int, int], **options: Any) -> VlmGenerationRequest:
@@ -71,7 +73,9 @@ def test_prompts_inputs_and_answers_are_those_of_the_processor_and_generate(fami
     engine = engine_of(family)
     processor, model = processor_of(engine, family), engine._weights.model()
     requests = [chat(*parts) for parts in CONVERSATIONS]
-    for request, result in zip(requests, answers(engine, requests), strict=True):
+    results = answers(engine, requests)
+    assert len({result.token_ids for result in results}) > 2, "answers that are all the same show little"
+    for request, result in zip(requests, results, strict=True):
         images = pictures_of(request)
         made = processor(text=[result.prompt_text], images=images or None, add_special_tokens=False, return_tensors="pt")
         assert result.prompt_token_ids == tuple(made["input_ids"][0].tolist())
@@ -126,13 +130,23 @@ def test_what_a_user_types_is_no_place_of_a_picture(family: str, engine_of: Call
 
 @FAMILY
 def test_pictures_are_seen_and_turned_upright_first(family: str, engine_of: Callable[[str], Any]) -> None:
-    engine = engine_of(family)
+    engine, settings = engine_of(family), GenerationOptions(max_new_tokens=8, logprobs=True)
 
     def said(data: bytes) -> GenerationResult:
         content = [{"type": "image", "image": data}, {"type": "text", "text": "What?"}]
-        return answers(engine, [VlmGenerationRequest(messages=[{"role": "user", "content": content}], options=GenerationOptions(max_new_tokens=8))])[0]
+        return answers(engine, [VlmGenerationRequest(messages=[{"role": "user", "content": content}], options=settings)])[0]
 
     upright, turned, grey = said(picture(width=90, height=30)), said(picture(width=90, height=30, orientation=6)), said(picture(width=90, height=30, mode="L"))
     assert (upright.prompt_token_ids, upright.token_ids) == (turned.prompt_token_ids, turned.token_ids)
     assert upright.prompt_token_ids == grey.prompt_token_ids
-    assert upright.token_ids != grey.token_ids
+    assert upright.logprobs is not None
+    assert upright.logprobs != grey.logprobs
+
+
+@pytest.mark.parametrize("family", LACKING)
+def test_a_processor_without_its_package_says_which_and_text_goes_on(family: str, engine_of: Callable[[str], Any]) -> None:
+    refused, taken = run(route(engine_of(family)), [chat(SIZES[0], "What?"), chat("What?")])
+    error = refused.failure()
+    assert isinstance(error, UnsupportedMultimodal)
+    assert LACKING[family] in error.message.lower()
+    assert taken.unwrap().completion_tokens > 0
