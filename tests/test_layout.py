@@ -48,7 +48,7 @@ def test_the_pure_core_imports_nothing_from_engines_or_drivers(name: str) -> Non
 
 
 # Also: the embedded model is trained with torch, test models are made with it, and the doctor asks it for a GPU.
-ENGINE_IMPORTERS = ("backends/", "embedded/", "testing/models.py", "testing/prompts.py", "cli/doctor.py")
+ENGINE_IMPORTERS = ("backends/", "embedded/", "testing/models.py", "testing/vision_models.py", "testing/prompts.py", "cli/doctor.py")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(ENGINE_IMPORTERS)])
