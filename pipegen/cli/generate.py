@@ -6,19 +6,22 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from pipegen.backends.extras import MissingExtra
-from pipegen.cli.inputs import Item, from_folder, from_lines
+from pipegen.cli.inputs import Item, Place, from_folder, from_lines
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
-from pipegen.cli.progress import is_shown, progress
+from pipegen.cli.progress import is_shown, progress, tells
 from pipegen.cli.usage import Load, open_routes, refuse, window_of
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
-from pipegen.requests import ImagePolicy
+from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.slots import Slot
+from pipegen.watched import watched
 from pipegen.windows import imap_keyed
 
 __all__ = ["Files", "run_generate"]
@@ -70,9 +73,12 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         route = stack.enter_context(open_routes(load))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        requests = ((item.place, item.slot) for item in items)
+        under_way = deque[Place]()
+        if is_shown(not files.quiet):
+            route = watched(route, tells(moved, tally, under_way))
         try:
-            for place, slot in imap_keyed(route, requests, options, window=files.window or window_of(load), images=images):
+            for place, slot in imap_keyed(route, _noted(items, under_way), options, window=files.window or window_of(load), images=images):
+                under_way.popleft()
                 kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
                 tally.count(kept, place.id)
                 if out is not None:
@@ -80,10 +86,17 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                         write_line(out, kept, place, load.model, brief=files.brief)
                     except OSError as refusal:
                         return _unwritable(out, refusal, files)
-                moved(place.read, f"{tally.succeeded} done, {tally.failed} failed, {tally.completion_tokens} tokens")
+                moved(place.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return 1 if tally.failed or tally.lost_samples else 0
+
+
+def _noted(items: Iterator[Item], under_way: deque[Place]) -> Iterator[tuple[Place, Slot[GenerationRequest]]]:
+    """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
+    for slot, place in items:
+        under_way.append(place)
+        yield place, slot
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -99,6 +99,14 @@ class Tally:
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
+    def words(self, more_tokens: int = 0) -> str:
+        """A few words while it runs; `more_tokens` are those of requests that are not counted yet.
+
+        >>> Tally(succeeded=2, completion_tokens=9).words(3)
+        '2 done, 0 failed, 12 tokens'
+        """
+        return f"{self.succeeded} done, {self.failed} failed, {self.completion_tokens + more_tokens} tokens"
+
     def summary(self, seconds: float) -> str:
         """The whole run in a few lines.
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["is_shown", "progress"]
+from pipegen.cli.inputs import Place
+from pipegen.cli.outputs import Tally
+from pipegen.watched import Progress
+
+__all__ = ["Moved", "is_shown", "progress", "tells"]
+
+Moved = Callable[[int | None, str], None]
+"""Moves the bar to so many units done (None: where it is), and says a few words."""
 
 
 def is_shown(wanted: bool) -> bool:
@@ -15,8 +22,8 @@ def is_shown(wanted: bool) -> bool:
 
 
 @contextlib.contextmanager
-def progress(total: int | None, *, shown: bool = True) -> Iterator[Callable[[int, str], None]]:
-    """A bar over `total` units (bytes, pictures; None where unknown): call what it gives with the units done so far and a few words."""
+def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
+    """A bar over `total` units (bytes, pictures; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
     if not is_shown(shown):
         yield lambda done, words: None
         return
@@ -26,4 +33,15 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Callable[[int
     columns = [SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=total)
-        yield lambda done, words: bar.update(task, completed=done, description=words)
+        yield lambda done, words: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=words)
+
+
+def tells(moved: Moved, tally: Tally, under_way: Sequence[Place]) -> Callable[[Progress], None]:
+    """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones."""
+
+    def tell(now: Progress) -> None:
+        done = now.done * len(under_way) // now.rows
+        words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {now.engine}"
+        moved(under_way[done - 1].read if done else None, words)
+
+    return tell
