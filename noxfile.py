@@ -158,7 +158,7 @@ def property_tests(session: nox.Session) -> None:
 @shared()
 def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel; every branch of the core is covered."""
-    install(session, groups=("tests",))
+    install(session, groups=("tests", "contrib"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return

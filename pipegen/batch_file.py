@@ -70,6 +70,11 @@ def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[Generation
             request[field] = said.pop(field)
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
+    form = said.pop("response_format", None)
+    if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
+        said["json_schema"] = form["json_schema"].get("schema")
+    elif form not in (None, {"type": "text"}):
+        return _refused(f"{place}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
     options, refusal = _options(said, place, chat=url == CHAT)
     return _refused(refusal) if refusal else request_from({**request, "options": options}, place)
 
@@ -112,8 +117,8 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
     if not is_ok(slot):
         error = slot.failure()
         said = error_to_plain(error)
-        body = {"error": {"message": error.message, "type": said["type"], "param": None, "code": _status(error), "hint": error.hint}}
-        response = {"status_code": _status(error), "request_id": f"pipegen-{name}", "body": body}
+        refusal = {"error": {"message": error.message, "type": said["type"], "param": None, "code": _status(error), "hint": error.hint}}
+        response = {"status_code": _status(error), "request_id": f"pipegen-{name}", "body": refusal}
         return {**line, "response": response, "error": {"code": said["type"], "message": error.message}}
     result = slot.unwrap()
     answers = result.samples or (result,)

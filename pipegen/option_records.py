@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from immutabledict import immutabledict
 
 from pipegen import strict_json
-from pipegen.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, text, tuple_of, whole
+from pipegen.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, schema_of, text, tuple_of, whole, with_schema
 
 __all__ = ["DEFAULTS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
 
@@ -94,6 +94,10 @@ def _choices(value: Any) -> Any:
     if not kept:
         raise ValueError("at least one text to choose")
     return kept
+
+
+with_schema(_schema, {"type": ["object", "string"]})
+with_schema(_choices, {**schema_of(tuple_of(text)), "minItems": 1})
 
 
 @record

@@ -25,6 +25,7 @@ from pipegen.option_records import DEFAULTS, ChatTemplateOptions, DecodeOptions,
 
 __all__ = [
     "DEFAULTS",
+    "GROUPS",
     "ChatTemplateOptions",
     "DecodeOptions",
     "GenerationOptions",
@@ -40,15 +41,16 @@ __all__ = [
 
 R = TypeVar("R")
 
-_NESTED: Mapping[str, type[Any]] = {
+GROUPS: Mapping[str, type[Any]] = {
     "stop": StopOptions,
     "decode": DecodeOptions,
     "chat": ChatTemplateOptions,
     "preprocess": VlmPreprocessOptions,
     "structured": StructuredOptions,
 }
-_FLAT: Mapping[str, str] = {f.name: group for group, kind in _NESTED.items() for f in dataclasses.fields(kind)}
-_PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in _NESTED)
+"""The options that stand in a record of their own, by the name of its field."""
+_FLAT: Mapping[str, str] = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
+_PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in GROUPS)
 CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
 """What `use_generation_config=True` takes from the checkpoint."""
 
@@ -64,7 +66,7 @@ def merge(first: R | None, second: R | None) -> R | None:
     said: dict[str, Any] = {}
     for f in dataclasses.fields(first):  # type: ignore[arg-type]  # R is one of the option records
         own, other = getattr(first, f.name), getattr(second, f.name)
-        nested = f.name in _NESTED and dataclasses.is_dataclass(own if own is not None else other)
+        nested = f.name in GROUPS and dataclasses.is_dataclass(own if own is not None else other)
         said[f.name] = merge(own, other) if nested else other if own is None else own
     if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
         # How the prompt ends is one setting, although it takes two switches: whoever says either has said both.
@@ -125,18 +127,18 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
     plain: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        if name in _NESTED and isinstance(value, Mapping):
+        if name in GROUPS and isinstance(value, Mapping):
             groups.setdefault(name, {}).update(value)
         elif name in _PLAIN:
             plain[name] = value
         elif name in _FLAT:
             groups.setdefault(_FLAT[name], {})[name] = value
-        elif name in _NESTED:
+        elif name in GROUPS:
             raise InvalidField(f"{place}: {name} takes a mapping, not {value!r:.200}")
         else:
             raise UnknownField(f"{place}: there is no option {name!r}{nearest(name, option_names())}")
     try:
-        return GenerationOptions(**plain, **{group: _NESTED[group](**fields) for group, fields in groups.items()})
+        return GenerationOptions(**plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()})
     except InvalidField as refusal:
         raise type(refusal)(f"{place}: {refusal}") from None
 
@@ -157,7 +159,7 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     False
     """
     values = {name: getattr(options, name) for name in _PLAIN}
-    for group, kind in _NESTED.items():
+    for group, kind in GROUPS.items():
         fields = getattr(options, group)
         values.update({f.name: getattr(fields, f.name) if fields is not None else None for f in dataclasses.fields(kind)})
     return values

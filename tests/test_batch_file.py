@@ -11,6 +11,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.batch_file import batch_line, is_batch, request_from_batch
 from pipegen.options import resolve
+from pipegen.slots import is_ok
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -31,6 +32,15 @@ def test_a_chat_line_becomes_a_request_with_options_by_either_name() -> None:
     assert (options.chat.enable_thinking, options.chat.template_kwargs) == (True, {"x": 1})
 
 
+def test_a_response_format_is_structured_output() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    options = request_from_batch(line(messages=MESSAGES, response_format=form), "line 1").unwrap().options
+    assert options is not None
+    assert options.structured is not None
+    assert options.structured.json_schema == '{"type": "object"}'
+    assert is_ok(request_from_batch(line(messages=MESSAGES, response_format={"type": "text"}), "line 1"))
+
+
 def test_a_completions_line_takes_text_or_ids() -> None:
     made = request_from_batch(line("/v1/completions", prompt="Once", logprobs=2), "line 1").unwrap()
     assert made.prompt == "Once"
@@ -49,7 +59,7 @@ def test_a_completions_line_takes_text_or_ids() -> None:
         ({**line(), "body": []}, "a body that is an object"),
         (line(messages=MESSAGES, stream=True), "body.stream=True is not carried out here"),
         (line(messages=MESSAGES, temprature=1), "body.temprature is not carried out here; did you mean 'temperature'"),
-        (line(messages=MESSAGES, response_format={}), "body.response_format is not carried out here"),
+        (line(messages=MESSAGES, response_format={"type": "json_object"}), "body.response_format takes the type 'text' or 'json_schema' here"),
         (line(messages=MESSAGES, max_tokens=1, max_completion_tokens=2), "contradicts another name of max_new_tokens"),
         (line(messages=MESSAGES, max_tokens=0), "max_new_tokens takes a whole number of at least 1"),
         (line(messages=[]), "messages takes at least one message"),

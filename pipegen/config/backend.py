@@ -21,15 +21,13 @@ from pipegen.config.files import Place
 from pipegen.config.keys import ALIASES, KEYS, TYPES, keys_of
 from pipegen.config.secret import Secret, expanded, provider_variables
 from pipegen.fields import InvalidField, UnknownField, mapping, nearest, one_of, record, text
-from pipegen.options import GenerationOptions, option_names, options_from
+from pipegen.options import GROUPS, GenerationOptions, option_names, options_from
 
 if TYPE_CHECKING:
     from pipegen.route import Route
 
 __all__ = ["BackendConfig", "backend_from"]
 
-_GROUPS = ("decode", "chat", "preprocess")
-"""Where options may also stand nested; `stop` is both an option and a group."""
 _PORTS = {8000: "vllm", 30000: "sglang"}
 NO_KEY = "EMPTY"
 """What is sent to a server that wants no key."""
@@ -123,7 +121,7 @@ def _unknown(name: str, kind: str, known: Mapping[str, Any]) -> str:
 
 
 def _is_option(name: str) -> bool:
-    return name in ALIASES or name in _GROUPS or name in option_names()
+    return name in ALIASES or name in GROUPS or name in option_names()
 
 
 def _options(said: dict[str, Any], beside: Mapping[str, Any], place: Place) -> GenerationOptions:

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.fields import InvalidField, UnknownField, boolean, nearest, one_of, record, text
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
+
+R = TypeVar("R")
 
 
 @record
@@ -106,7 +108,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
     return _made(ChatUi, said, place)
 
 
-def _made(kind: type[Any], said: Mapping[str, Any], place: Place) -> Any:
+def _made(kind: type[R], said: Mapping[str, Any], place: Place) -> R:
     try:
         return kind(**said)
     except InvalidField as refusal:

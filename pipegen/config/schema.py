@@ -18,11 +18,9 @@ from typing import Any
 from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
 from pipegen.fields import checks_of, schema_of
-from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, VlmPreprocessOptions
+from pipegen.options import GROUPS, GenerationOptions, StopOptions
 
 __all__ = ["field_words", "schema"]
-
-_GROUPS: Mapping[str, type[Any]] = {"stop": StopOptions, "decode": DecodeOptions, "chat": ChatTemplateOptions, "preprocess": VlmPreprocessOptions}
 
 
 def field_words(kind: type[Any]) -> dict[str, str]:
@@ -81,7 +79,7 @@ def _backend_keys(constructor: str) -> dict[str, Any]:
 def _options() -> dict[str, Any]:
     """The generation options: flat, in their groups, and by the names that servers have for them."""
     flat = _fields(GenerationOptions)
-    for name, kind in _GROUPS.items():
+    for name, kind in GROUPS.items():
         flat |= _fields(kind)
         if name != "stop":
             flat[name] = _object(_fields(kind))
@@ -108,4 +106,5 @@ def _optional(taken: Mapping[str, Any]) -> dict[str, Any]:
     """What is taken, or `null`, which says nothing."""
     if "enum" in taken:
         return {**taken, "enum": [*taken["enum"], None]}
-    return {**taken, "type": [taken["type"], "null"]}
+    kinds = taken["type"]
+    return {**taken, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}

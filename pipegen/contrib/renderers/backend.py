@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -93,8 +94,8 @@ async def post(client: Any, path: str, body: Mapping[str, Any], headers: Mapping
 def _response_type() -> type[Any]:
     """The raw response of the library that the openai client stands on."""
     try:
-        from httpx import Response
+        library: Any = importlib.import_module("httpx")
     except ImportError:
-        from httpx2 import Response  # type: ignore[no-redef]  # openai 3 stands on it
-    kind: type[Any] = Response
+        library = importlib.import_module("httpx2")  # what openai 3 stands on; it takes the other too
+    kind: type[Any] = library.Response
     return kind

@@ -52,8 +52,9 @@ async def generate(
     if prompt_ids is None:
         deferred = {} if process_multimodal else {"process_multimodal": False}
         prompt_attribution = renderer.render(messages, tools=tools, add_generation_prompt=True, **deferred)
-        prompt_ids, multi_modal_data = prompt_attribution.token_ids, prompt_attribution.multi_modal_data
-    token_ids = list(prompt_ids)
+        token_ids, multi_modal_data = list(prompt_attribution.token_ids), prompt_attribution.multi_modal_data
+    else:
+        token_ids = list(prompt_ids)
     if not token_ids:
         raise ValueError("the prompt is empty: an engine needs at least one token")
     if process_multimodal:  # otherwise only the engine knows how long the prompt becomes

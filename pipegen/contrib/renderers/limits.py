@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -57,11 +58,8 @@ class Limits:
 
 def _client_errors() -> tuple[type[Exception], ...]:
     """What a client raises when a server cannot be asked: no connection, a refusal, an answer that is no JSON."""
-    try:
-        from openai import OpenAIError
-    except ImportError:
-        return (OSError, ValueError)
-    return (OSError, ValueError, OpenAIError)
+    openai: Any = sys.modules.get("openai")
+    return (OSError, ValueError, *((openai.OpenAIError,) if openai is not None else ()))
 
 
 def _limit_in(listed: Any, model: str, only_card: bool) -> int | None:

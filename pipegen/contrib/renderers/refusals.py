@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from pipegen.errors import PromptTooLong
 
 if TYPE_CHECKING:
-    _Overlong, _Malformed = Exception, ValueError
+
+    class _Overlong(Exception): ...
+
+    class _Malformed(ValueError): ...
+
 else:
     try:
         from renderers.client import MalformedGenerateResponseError as _Malformed, OverlongPromptError as _Overlong

@@ -62,7 +62,7 @@ class SGLangBackend:
 
 
 def _vocab_size(renderer: Any) -> int | None:
-    tokenizer = getattr(renderer, "tokenizer", None)
+    tokenizer: Any = getattr(renderer, "tokenizer", None)
     return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 

