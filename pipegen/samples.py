@@ -91,7 +91,9 @@ def _regroup(slots: list[Slot[GenerationResult]], request: Slot[GenerationReques
 
 
 @overload
-def grid(request: GenerationRequest, options: Mapping[K, Point]) -> dict[K, GenerationRequest]: ...
+def grid(  # type: ignore[overload-overlap]  # points themselves are no labels
+    request: GenerationRequest, options: Mapping[K, Point]
+) -> dict[K, GenerationRequest]: ...
 @overload
 def grid(request: GenerationRequest, options: Iterable[Point]) -> tuple[GenerationRequest, ...]: ...
 def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Point]) -> dict[Any, GenerationRequest] | tuple[GenerationRequest, ...]:
