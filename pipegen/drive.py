@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
-from pipegen.fields import InvalidField, nearest
+from pipegen.fields import InvalidField, altered, nearest
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.parallel import parallel
@@ -76,16 +76,19 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
 
 def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
-    made = request if isinstance(request, Result) else Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+    made = request if isinstance(request, (Success, Failure)) else Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
         try:
-            return Success(dataclasses.replace(valid, options=merge(valid.options, options)))
+            return Success(altered(valid, options=_merged(valid.options, options)))
         except InvalidField as refusal:
             return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
 
     admitted: Slot[GenerationRequest] = made if options is None else made.bind(with_options)
     return admitted
+
+
+_merged = functools.lru_cache(maxsize=1024)(merge)  # the requests of a run have few distinct options
 
 
 def answers_of(wanted: Call, answers: Sequence[Slot[Any]]) -> Sequence[Slot[Any]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from returns.result import Failure, Success
 
@@ -141,7 +141,7 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
         return slot
 
     def steps(batch: Batch[A]) -> Steps[B]:
-        return refill(batch, [lifted(value) for value in live(batch)])
+        return tuple(lifted(slot.unwrap()) if isinstance(slot, Success) else cast("Slot[B]", slot) for slot in batch)
         yield  # a generator without effects
 
     return Pipe(name, steps, keeps_text)

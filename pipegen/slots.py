@@ -49,7 +49,7 @@ def live(batch: Iterable[Slot[T]]) -> tuple[T, ...]:
     >>> live((Success(1), Success(2)))
     (1, 2)
     """
-    return tuple(slot.unwrap() for slot in batch if is_ok(slot))
+    return tuple([slot.unwrap() for slot in batch if isinstance(slot, Success)])
 
 
 def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
     >>> live_rows((Failure("no"), Success(2)))
     (1,)
     """
-    return tuple(row for row, slot in enumerate(batch) if is_ok(slot))
+    return tuple([row for row, slot in enumerate(batch) if isinstance(slot, Success)])
 
 
 def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:

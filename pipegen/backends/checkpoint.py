@@ -213,7 +213,7 @@ class Checkpoint:
 
         return spec_from(self.image_processor, self.config)
 
-    @property
+    @cached_property
     def image_token_id(self) -> int | None:
         """The id that stands for a piece of a picture in a prompt."""
         for name in ("image_token_id", "image_token_index"):

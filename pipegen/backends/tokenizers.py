@@ -59,7 +59,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of the text, as `raw(text, add_special_tokens=False)` gives them."""
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # without offsets, a fifth faster than `encode`
 
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
         """Ids of the text by a copy that has no added tokens; a prefix space that is for the start of a prompt comes only with `first`."""

@@ -135,7 +135,7 @@ def _guarded_ids(text: str, rendered: Rendered, control: ControlTokens, tokenize
     plain = tokenizer.encode(text)
     known = control.known
     pieces = control.pieces(text)
-    written, seen = [control.ids[token] for token in pieces[1::2]], [number for number in plain if number in known]
+    written, seen = [control.ids[token] for token in pieces[1::2]], list(filter(known.__contains__, plain))
     if not rendered.marks.originals and _is_within(seen, written):
         return Success(plain)
     if rendered.refuses:
