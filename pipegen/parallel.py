@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 __all__ = ["WORKERS", "parallel"]
@@ -24,5 +23,7 @@ def parallel(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """
     if len(items) < 2:
         return [work(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(WORKERS, len(items)), thread_name_prefix="pipegen") as pool:
         return list(pool.map(work, items))

@@ -25,13 +25,13 @@ from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
+from pipegen.records import Decoded, Encoded, GenerationResult, Job, PreparedImage, Raw
 from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.decode import decode
 from pipegen.stages.preflight import check_fit, check_support
-from pipegen.stages.render import render
+from pipegen.stages.render import Rendered, render
 from pipegen.stages.stop import stop
 from pipegen.stages.tokenize import encode, picture_tokens
 from pipegen.stages.trim import trim
@@ -106,20 +106,25 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
     """Render and encode; requests of a batch with equal prompts and equal settings share one prompt, and equal pictures are prepared once."""
 
     def steps(batch: Batch[Job]) -> Steps[Encoded]:
-        prompts: dict[Hashable, Slot[Prompt]] = {}
-        pictures = _pictures([slot.unwrap() for slot in batch if is_ok(slot)], engine)
+        jobs = [slot.unwrap() for slot in batch if is_ok(slot)]
+        pictures = _pictures(jobs, engine)
+        rendered = {key: _rendered(job, engine, pictures) for key, job in {_key(job): job for job in reversed(jobs)}.items()}
+        # All are rendered before the first is encoded: taken in turn, templates and tokenizer push each other out of the processor's caches.
+        prompts = {key: made.bind(lambda pair: encode(*pair, engine.tokenizer, engine.image_placeholder)) for key, made in rendered.items()}
 
         def encoded(job: Job) -> Slot[Encoded]:
-            request, options = job.request, job.options
-            key = (request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess)
-            if key not in prompts:
-                prompts[key] = _prompt(job, engine, pictures)
-            return prompts[key].map(lambda prompt: Encoded(request=request, options=options, prompt=prompt))
+            return prompts[_key(job)].map(lambda prompt: Encoded(request=job.request, options=job.options, prompt=prompt))
 
         return tuple(slot.bind(encoded) for slot in batch)
         yield  # a generator without effects
 
     return Pipe("encode", steps)
+
+
+def _key(job: Job) -> Hashable:
+    """What a prompt is made of."""
+    request, options = job.request, job.options
+    return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess
 
 
 _Picture = tuple[ImageSource, VlmPreprocessOptions]
@@ -138,7 +143,8 @@ def _preprocess(job: Job) -> VlmPreprocessOptions:
     return job.options.preprocess or VlmPreprocessOptions()
 
 
-def _prompt(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedImage]]) -> Slot[Prompt]:
+def _rendered(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedImage]]) -> Slot[tuple[Rendered, tuple[PreparedImage, ...]]]:
+    """The prompt as text, with its pictures."""
     prepared: list[PreparedImage] = []
     for index, source in enumerate(job.request.sources):
         picture = pictures[source, _preprocess(job)]
@@ -146,9 +152,9 @@ def _prompt(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedI
             error = picture.failure()
             return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
         prepared.append(picture.unwrap())
-    images, placeholder = tuple(prepared), engine.image_placeholder
-    rendered = render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=picture_tokens(images, engine.tokenizer, placeholder))
-    return rendered.bind(lambda text: encode(text, images, engine.tokenizer, placeholder))
+    images = tuple(prepared)
+    written = picture_tokens(images, engine.tokenizer, engine.image_placeholder)
+    return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written).map(lambda text: (text, images))
 
 
 def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
