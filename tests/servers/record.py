@@ -3,7 +3,8 @@
     python tests/servers/record.py vllm|sglang
 
 starts that server with the embedded model (see launch.py for which python it uses). A file holds the request and the answer: `status`, `kind` (the
-content type) and `body`, parsed where it is JSON, else as it came. Folders are written as /models/embedded and /environment; ids and times are those of the recording.
+content type) and `body`, parsed where it is JSON, else as it came. Folders are written as /models/embedded and /environment; ids and times are those
+of the recording.
 """
 
 from __future__ import annotations
