@@ -15,7 +15,7 @@ from pipegen.requests import GenerationRequest, TextGenerationRequest
 from pipegen.route import Route
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["LENGTH", "PROMPTS", "answers", "chat", "expect", "greedy", "honours", "longest", "red_square", "refuses", "runs_on", "same"]
+__all__ = ["LENGTH", "PROMPTS", "answers", "chat", "expect", "greedy", "honours", "longest", "red_square", "refused", "refuses", "runs_on", "same"]
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
 LENGTH = 24
@@ -68,6 +68,12 @@ def refuses(route: Route, options: GenerationOptions, option: str) -> None:
     """Expect that an option which is not honoured is refused by name."""
     error = run(route, [chat("Hi")], options)[0].failure()
     expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
+
+
+def refused(slot: Slot[GenerationResult], option: str) -> bool:
+    """Whether that option was refused by name: what an engine owes that cannot honour it together with the others."""
+    error = None if is_ok(slot) else slot.failure()
+    return isinstance(error, UnsupportedOption) and error.option == option
 
 
 def same(first: GenerationResult, second: GenerationResult) -> bool:

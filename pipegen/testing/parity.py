@@ -8,12 +8,13 @@ Needs Pillow, for the pictures.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from pipegen.diff import Compared, compare, summary
-from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, merge
+from pipegen.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records import GenerationResult
 from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import Slot, is_ok
@@ -66,8 +67,8 @@ def chat_requests(seed: str, count: int, options: GenerationOptions, *, pictures
     made: list[GenerationRequest] = []
     for number in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
-        said = merge(GenerationOptions(max_new_tokens=draw.choice((1, 2, 7, 24, 40)), chat=ChatTemplateOptions(control_tokens="allow")), options)
-        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if pictures else 0, said or options, draw))
+        said = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
+        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if pictures else 0, said, draw))
     return made
 
 

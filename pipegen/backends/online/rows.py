@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from returns.result import Failure, Success
@@ -15,7 +16,18 @@ from pipegen.slots import Slot
 from pipegen.stages.follow import Follower
 from pipegen.tokenizer import Tokenizer
 
-__all__ = ["Row", "raw_of"]
+__all__ = ["Row", "raw_of", "touches"]
+
+
+@functools.lru_cache(maxsize=4096)
+def touches(stop: str, tokens: tuple[str, ...]) -> bool:
+    """Whether a stop string could match within the text of one of these tokens, or across its edge.
+
+    >>> touches("|", ("<|im_end|>",)), touches("a<", ("<|im_end|>",)), touches("END", ("<|im_end|>",))
+    (True, True, False)
+    """
+    edges = range(1, len(stop))
+    return any(stop in token or token in stop or any(token.startswith(stop[at:]) or token.endswith(stop[:at]) for at in edges) for token in tokens)
 
 
 def other_prompt(ids: Sequence[int] | None, prompt: Prompt, server: str) -> MalformedResponse | None:

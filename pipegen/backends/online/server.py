@@ -12,7 +12,7 @@ from pipegen.backends.base import TokensMade
 from pipegen.backends.image_processors import grid_only
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.reading import refused_ids
-from pipegen.backends.online.rows import Row, raw_of
+from pipegen.backends.online.rows import Row, raw_of, touches
 from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.settings import ServerSettings
@@ -150,22 +150,29 @@ class ServerEngine(Served[Encoded, Raw]):
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
-        plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - self.sender.directory.known.lacks
-        if plan.raw or any(plugin.feed is not None for plugin in self.plugins) or (plan.text and "stops" not in halts):
+        plan, facts = plan_stops(options, self.tokenizer), self.sender.directory.known
+        if plan.raw or any(plugin.feed is not None for plugin in self.plugins) or plan.text != self._stops(options, facts):
             return True
-        return "ids" not in halts and bool(ending_ids(options, self.tokenizer, self.eos_token_ids))
+        return "ids" not in self.wire.halts(options) - facts.lacks and bool(ending_ids(options, self.tokenizer, self.eos_token_ids))
+
+    def _stops(self, options: GenerationOptions, facts: Facts) -> tuple[str, ...]:
+        """The stop strings that the server may end the row at: all, or none."""
+        stops = plan_stops(options, self.tokenizer).text
+        if "stops" not in self.wire.halts(options) - facts.lacks:
+            return ()
+        hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
+        return () if hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in stops) else stops
 
     def make(self, asked: Encoded, *, stream: bool) -> Make:
         options, prompt = asked.options, asked.prompt
 
         def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
-            stops = plan_stops(options, self.tokenizer).text if "stops" in self.wire.halts(options) - facts.lacks else ()
             return Success(
                 Ask(
                     token_ids=prompt.compact_token_ids,
                     options=options,
                     ending_ids=ending_ids(options, self.tokenizer, self.eos_token_ids),
-                    stops=stops,
+                    stops=self._stops(options, facts),
                     images=prompt.images,
                     prompt_tokens=len(prompt.token_ids),
                     model=model,

@@ -235,6 +235,7 @@ SGLANG = Wire(
     from_event=from_event,
     classify=classify,
     halts=halts,
+    raw_stops=True,
     abort=abort,
     about="/server_info",
 )

@@ -140,6 +140,8 @@ class Wire:
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
     halts: Callable[[GenerationOptions], frozenset[str]] = _all
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
+    raw_stops: bool = False
+    """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
     abort: Callable[[str], WireRequest] | None = None
     """The request that ends another by its `rid`; None where closing the connection does."""
     about: str | None = None

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from pipegen.backends.online import sglang
+from pipegen.backends.online.access import access_to
+from pipegen.backends.online.dry import wire_requests
+from pipegen.backends.online.server import ServerEngine
+from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.wire import Facts, WireReply
 from pipegen.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
-from pipegen.options import StopOptions
+from pipegen.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records import PreparedImage
+from pipegen.route import route
 from pipegen.slots import is_ok
+from pipegen.testing.served import ToyModel
 
 PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
@@ -199,3 +205,13 @@ def test_extra_body_is_merged_deeply(ask: Any) -> None:
     assert body["sampling_params"]["max_new_tokens"] == 512
     assert body["cache_salt"] == "s"
     assert is_ok(sglang.to_wire(ask(), Facts()))
+
+
+@pytest.mark.parametrize(("stop", "hidden", "sent"), [("END", True, True), ("|", True, False), ("a<", True, False), ("|", False, True)])
+def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(stop: str, hidden: bool, sent: bool) -> None:
+    """SGLang looks for stops where special tokens show; to pipegen they are invisible, unless they are asked for."""
+    engine = ServerEngine(sglang.SGLANG, ToyModel(), access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"), ServerSettings(), "toy")
+    options = GenerationOptions(stop=(stop,), decode=DecodeOptions(skip_special_tokens=hidden))
+    (slot,) = wire_requests(route(engine), [{"prompt": "Hi"}], options)
+    body: Any = slot.unwrap().body
+    assert body["sampling_params"].get("stop") == ([stop] if sent else None)
