@@ -207,10 +207,13 @@ def sglang_cpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["vllm_cpu"], default=False)
 def engines(session: nox.Session) -> None:
-    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): some minutes."""
+    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): some minutes. `-- bench` measures its speed beside `LLM.generate` instead."""
     packages = (".", *nox.project.dependency_groups(PYPROJECT, "tests"), "--constraint", VLLM_FROZEN)
     session.run(tool_in(session, VLLM, "python"), "-m", "pip", "install", "--quiet", *packages, external=True, env=ENVIRONMENT)
-    session.run(tool_in(session, VLLM, "pytest"), "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
+    if session.posargs[:1] == ["bench"]:
+        session.run(tool_in(session, VLLM, "python"), "tests/bench/vllm_speed.py", *session.posargs[1:], external=True, env=ENVIRONMENT)
+    else:
+        session.run(tool_in(session, VLLM, "pytest"), "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)

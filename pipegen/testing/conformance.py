@@ -243,7 +243,8 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
         ("json_schema", {"enum": words}, lambda text: json.loads(text) in words),
     )
     for name, form, holds in forms:
-        options = greedy(structured=StructuredOptions(**{name: form}))
+        said: dict[str, Any] = {name: form}
+        options = greedy(structured=StructuredOptions(**said))
         if not honours(route, name):
             refuses(route, options, name)
             continue

@@ -55,9 +55,13 @@ def _preprocess_options() -> st.SearchStrategy[VlmPreprocessOptions]:
 
 def _structured_options() -> st.SearchStrategy[StructuredOptions]:
     schemas = st.permutations(("b", "a")).map(lambda names: {"type": "object", "properties": {name: {"type": "integer"} for name in names}})
-    said = st.fixed_dictionaries({"json_schema": schemas}) | st.fixed_dictionaries({"regex": _WORDS})
-    said |= st.fixed_dictionaries({"choice": st.lists(_WORDS, min_size=1, max_size=3)}) | st.just({})
-    return said.map(lambda fields: StructuredOptions(**fields))
+    choices = st.lists(_WORDS, min_size=1, max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(StructuredOptions),
+        st.builds(StructuredOptions, json_schema=schemas),
+        st.builds(StructuredOptions, regex=_WORDS),
+        st.builds(StructuredOptions, choice=choices),
+    )
 
 
 def generation_options() -> st.SearchStrategy[GenerationOptions]:

@@ -108,8 +108,8 @@ class VLLMEngine(CheckpointEngine):
         running = await asyncio.to_thread(self._core.running)
         rows, call = self._rows(inputs), Call(running, waits=False)
         try:
-            for event in await asyncio.to_thread(self._begin, rows, call, running):
-                yield event
+            for refused in await asyncio.to_thread(self._begin, rows, call, running):
+                yield refused
             while not all(row.done for row in rows):
                 for event in _taken(rows, call, await call.astep()):
                     yield event
