@@ -54,7 +54,7 @@ def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> Rende
     from rich.table import Table
 
     across = max(1, min(len(answers), console.width // NARROWEST))
-    down = -(-len(answers) // across)
+    down = max(1, -(-len(answers) // across))
     height = None if whole else max(3, (console.height - 1) // down - 2)
     table = Table.grid(expand=True)
     for _ in range(across):

@@ -68,6 +68,18 @@ def test_plain_text_where_there_is_no_terminal(chat_file: Path, models: dict[str
     assert capsys.readouterr().out.startswith("one (first)\n[reasoning]\nHm.\n[answer]\nHello\n[")
 
 
+def test_a_terminal_shows_the_answers_side_by_side(chat_file: Path, models: dict[str, FakeEngine], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, this is a terminal
+    monkeypatch.setenv("COLUMNS", "90")
+    chat_file.write_text(chat_file.read_text().replace("display_type: simple", "display_type: rich_terminal"))
+    with pytest.raises(SystemExit) as left:
+        main(["chat", "-c", str(chat_file), "Hi"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[2;3mHm." in shown
+    assert any("Bye" in line and "Hm." in line for line in shown.splitlines())
+
+
 def test_a_session_remembers_what_was_said_without_its_reasoning(command: Command, chat_file: Path, models: dict[str, FakeEngine]) -> None:
     ran = command("chat", "-c", chat_file, "--json", stdin=b"Hi\n\nAgain\n/clear\nNew\n")
     prompts = [line["prompt_text"] for line in ran.out if line["agent"] == "one"]
