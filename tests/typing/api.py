@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import pipegen as pg
+from pipegen.config import read_chat
+from pipegen.contrib.renderers import RendererBackend, SGLangBackend, generate, render_with
 
 # Requests, options and routes.
 requests: list[pg.GenerationRequest] = [
@@ -106,3 +108,19 @@ assert_type(loud, pg.Route)
 # The object for code that wants one.
 engine = pg.GenerationEngine(pg.ModelLoadConfig(model="embedded"))
 assert_type(engine.generate_text_batch(requests, options), pg.Batch[pg.GenerationResult])
+
+# A chat file, and its backends as routes.
+chat = read_chat("chat.yaml")
+assert_type(chat.agents[0].backend.open(), pg.Route)
+assert_type(pg.run(chat.agents[0].backend.open(), requests, chat.agents[0].backend.options), pg.Batch[pg.GenerationResult])
+
+# In the place of renderers.client; a renderer also serves as stages of a pipe.
+engine_of: RendererBackend = SGLangBackend(vocab_size=1000)
+
+
+async def one_completion(client: Any, renderer: Any) -> dict[str, Any]:
+    return await generate(client=client, renderer=renderer, messages=[], model="m", backend=engine_of)
+
+
+def with_renderer(renderer: Any) -> pg.Pipe[pg.GenerationRequest, pg.GenerationResult]:
+    return pg.each("render", render_with(renderer)) >> route
