@@ -260,6 +260,11 @@ def test_a_stop_that_is_a_special_token_is_named_and_invisible(stop: str) -> Non
     assert (result.text, result.raw_text, result.finish, result.stop) == ("clean", f"clean{stop}", pg.Finish.STOP_TOKEN, stop)
 
 
+def test_a_stop_that_begins_in_the_prompt_does_not_match() -> None:  # A14
+    result = pg.run(pg.route(FakeEngine("OP and on<|im_end|>")), [pg.TextGenerationRequest(prompt="ST", options=pg.GenerationOptions(stop=("STOP",)))])[0].unwrap()
+    assert (result.text, result.finish, result.stop) == ("OP and on", pg.Finish.EOS, None)
+
+
 def test_tokens_are_counted_without_calling_the_engine() -> None:  # T7
     engine = FakeEngine("a", context_length=5)
     route = pg.route(engine)

@@ -45,7 +45,8 @@ class TestCut:
 
     def test_without_a_match_the_text_is_unchanged(self) -> None:  # A3
         assert cut("abc", ("STOP",)) == Cut("abc", None, None)
-        assert cut("abc", ()) == Cut("abc", None, None)
+        assert cut(" abc\n", ()) == Cut(" abc\n", None, None)
+        assert cut(" abc\n", ("STOP",)) == Cut(" abc\n", None, None)
 
     def test_earliest_completion_goes_before_earliest_start(self) -> None:  # A12
         assert cut("abcd", ("abcd", "bc")) == Cut("a", "bc", 3)
