@@ -117,11 +117,23 @@ def advance(at_work: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> 
         return Returned(done.value)
 
 
-def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
-    """Run a pipe over slots, performing its calls one after the other."""
+class Begun(NamedTuple):
+    """A pipe at work that is prepared up to its first call, or done."""
+
+    at_work: Steps[Any]
+    step: Call | Returned
+
+
+def begin(pipe: Pipe[Any, Any], batch: Batch[Any]) -> Begun:
+    """Let a pipe work until it wants its first call; nothing is called yet, so this may be done ahead of time and in another thread."""
     at_work = pipe.steps(batch)
+    return Begun(at_work, advance(at_work))
+
+
+def finish(begun: Begun) -> Batch[Any]:
+    """Perform the calls of a pipe at work, one after the other."""
+    at_work, step = begun
     try:
-        step = advance(at_work)
         while isinstance(step, Call):
             try:
                 answers = answers_of(step, step.backend.generate(step.inputs))
@@ -133,13 +145,12 @@ def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
         at_work.close()
 
 
-async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
-    """As `drive`; a backend that is not asynchronous itself works in a thread."""
+async def afinish(begun: Begun) -> Batch[Any]:
+    """As `finish`; a backend that is not asynchronous itself works in a thread."""
     import asyncio  # half of what `import pipegen` would cost
 
-    at_work = pipe.steps(batch)
+    at_work, step = begun
     try:
-        step = advance(at_work)
         while isinstance(step, Call):
             agenerate = getattr(step.backend, "agenerate", None)
             try:
@@ -151,6 +162,16 @@ async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
         return step.batch
     finally:
         at_work.close()
+
+
+def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
+    """Run a pipe over slots, performing its calls one after the other."""
+    return finish(begin(pipe, batch))
+
+
+async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
+    """As `drive`; a backend that is not asynchronous itself works in a thread."""
+    return await afinish(begin(pipe, batch))
 
 
 def run(

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pipegen.drive import Request, arun, run
+from pipegen.drive import Begun, Request, admit, afinish, begin, finish
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
 from pipegen.requests import GenerationRequest, ImagePolicy
-from pipegen.slots import Slot
+from pipegen.slots import Batch, Slot
 
 __all__ = ["aimap", "aimap_keyed", "imap", "imap_keyed"]
 
@@ -28,16 +29,20 @@ def imap(
     options: GenerationOptions | None = None,
     *,
     window: int = 64,
+    ahead: int = 0,
     images: ImagePolicy | None = None,
 ) -> Iterator[Slot[B]]:
     """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
+
+    With `ahead`, so many windows more are taken and prepared (pictures read and resized, prompts rendered and encoded) while the engine works on this
+    one; as many more requests are held. Engine calls stay one at a time, and in order.
 
     >>> from pipegen.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))
     >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
     <Success: 0>
     """
-    for _, slot in imap_keyed(route, ((None, request) for request in requests), options, window=window, images=images):
+    for _, slot in imap_keyed(route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images):
         yield slot
 
 
@@ -47,6 +52,7 @@ def imap_keyed(
     options: GenerationOptions | None = None,
     *,
     window: int = 64,
+    ahead: int = 0,
     images: ImagePolicy | None = None,
 ) -> Iterator[tuple[K, Slot[B]]]:
     """As `imap`, for pairs of a key and a request: gives pairs of that key and the slot, failed ones too.
@@ -61,10 +67,35 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
+    _at_least("ahead", ahead, 0)
     source = iter(requests)
-    while chunk := tuple(islice(source, _positive(window))):
-        slots = run(route, [request for _, request in chunk], options, images=images)
-        yield from zip([key for key, _ in chunk], slots, strict=True)
+    chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
+    if not ahead:
+        for chunk in chunks:
+            yield from _keyed(chunk, finish(_begun(route, chunk, options, images)))
+        return
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    waiting: deque[tuple[tuple[tuple[K, Request], ...], Future[Begun]]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
+        try:
+            while True:
+                waiting.extend((chunk, pool.submit(_begun, route, chunk, options, images)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
+                if not waiting:
+                    return
+                chunk, prepared = waiting.popleft()
+                yield from _keyed(chunk, finish(prepared.result()))
+        finally:
+            for _, prepared in waiting:
+                prepared.cancel()
+
+
+def _begun(route: Pipe[GenerationRequest, Any], chunk: Sequence[tuple[Any, Request]], options: GenerationOptions | None, images: ImagePolicy | None) -> Begun:
+    return begin(route, admit([request for _, request in chunk], options, images))
+
+
+def _keyed(chunk: Sequence[tuple[K, Request]], slots: Batch[Any]) -> Iterator[tuple[K, Slot[Any]]]:
+    return zip([key for key, _ in chunk], slots, strict=True)
 
 
 async def aimap(
@@ -73,6 +104,7 @@ async def aimap(
     options: GenerationOptions | None = None,
     *,
     window: int = 64,
+    ahead: int = 0,
     images: ImagePolicy | None = None,
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
@@ -81,7 +113,7 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    async for _, slot in aimap_keyed(route, keyed(), options, window=window, images=images):
+    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, images=images):
         yield slot
 
 
@@ -91,23 +123,42 @@ async def aimap_keyed(
     options: GenerationOptions | None = None,
     *,
     window: int = 64,
+    ahead: int = 0,
     images: ImagePolicy | None = None,
 ) -> AsyncIterator[tuple[K, Slot[B]]]:
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
-    chunk: list[tuple[K, Request]] = []
+    import asyncio  # half of what `import pipegen` would cost
 
-    async def answered() -> list[tuple[K, Slot[B]]]:
-        slots = await arun(route, [request for _, request in chunk], options, images=images)
-        return list(zip([key for key, _ in chunk], slots, strict=True))
+    _at_least("ahead", ahead, 0)
+    waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Begun]]] = deque()
 
-    async for pair in _asynchronous(requests):
-        chunk.append(pair)
-        if len(chunk) == _positive(window):
-            for answer in await answered():
+    async def next_ones() -> Iterator[tuple[K, Slot[B]]]:
+        chunk, prepared = waiting.popleft()
+        return _keyed(chunk, await afinish(await prepared))
+
+    try:
+        async for chunk in _chunks(requests, window):
+            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, options, images))))
+            if len(waiting) > ahead:
+                for answer in await next_ones():
+                    yield answer
+        while waiting:
+            for answer in await next_ones():
                 yield answer
+    finally:
+        for _, prepared in waiting:
+            prepared.cancel()
+
+
+async def _chunks(items: Iterable[T] | AsyncIterable[T], window: int) -> AsyncIterator[list[T]]:
+    chunk: list[T] = []
+    async for item in _asynchronous(items):
+        chunk.append(item)
+        if len(chunk) == _at_least("window", window, 1):
+            yield chunk
             chunk = []
-    for answer in await answered():
-        yield answer
+    if chunk:
+        yield chunk
 
 
 async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
@@ -119,7 +170,7 @@ async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[
             yield item
 
 
-def _positive(window: int) -> int:
-    if window < 1:
-        raise ValueError(f"window takes a whole number of at least 1, not {window!r}")
-    return window
+def _at_least(name: str, number: int, least: int) -> int:
+    if number < least:
+        raise ValueError(f"{name} takes a whole number of at least {least}, not {number!r}")
+    return number
