@@ -71,7 +71,8 @@ for number in pg.imap(numbers, endless(), window=8):
     assert_type(number, pg.Slot[int])
     break
 
-for ticket, verdict in pg.imap_keyed(numbers, [("T-1", requests[0]), ("T-2", {"prompt": "Hi"})]):
+tickets: list[tuple[str, pg.GenerationRequest]] = [("T-1", requests[0]), ("T-2", requests[1])]
+for ticket, verdict in pg.imap_keyed(numbers, tickets):
     assert_type(ticket, str)
     assert_type(verdict, pg.Slot[int])
 settings = pg.grid(requests[0], {("hot", 1): pg.GenerationOptions(temperature=1.0, seed=1)})
