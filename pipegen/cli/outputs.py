@@ -116,7 +116,8 @@ class Tally:
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
-        outcome += f"; {self.lost_samples} samples failed in requests of which others came through" if self.lost_samples else ""
+        if self.lost_samples:
+            outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that came through"
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
         return "\n".join(lines)
