@@ -92,7 +92,7 @@ class Sender:
                 events = self.transport.events(request, deadline)
                 async with contextlib.aclosing(events):
                     async for data in events:
-                        read = json_of(data, "an event").bind(functools.partial(self._pieces, ask, seen))
+                        read = json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))
                         if not is_ok(read):
                             return Failure(read.failure())
                         for piece in read.unwrap():
@@ -115,7 +115,7 @@ class Sender:
             return trouble.error
         return None
 
-    def _pieces(self, ask: Ask, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
+    def pieces_in(self, ask: Ask, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
         if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
             return self.wire.from_event(value, ask, seen)

@@ -79,7 +79,7 @@ class ServerEngine(Served[Encoded, Raw]):
         reason = self._checkpoint.no_images_because
         if not reason and "generate" in facts.lacks:
             reason = "the server has no endpoint that takes them with token ids"
-        honours = ENGINES.get(self.name, ENGINES["vllm_server"])
+        honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
         return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, context_length=self.limit_of(facts), reason=reason)

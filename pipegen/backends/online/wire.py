@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from pipegen.capabilities import Capability
 from pipegen.errors import GenerationError
 from pipegen.options import GenerationOptions
 from pipegen.records import Encoded, PreparedImage, TokenLogprob
@@ -123,7 +124,7 @@ class Wire:
     """The pure functions of one engine. See `docs/extending.md` for one written from scratch."""
 
     name: str
-    """Of the route, and of the engine's row in the capability table."""
+    """Of the route, and of the engine's row in `pipegen.ENGINES`, if it has one."""
     default_url: str
     """Where such a server listens on this machine."""
     key_variable: str
@@ -144,6 +145,8 @@ class Wire:
     """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
     abort: Callable[[str], WireRequest] | None = None
     """The request that ends another by its `rid`; None where closing the connection does."""
+    honours: frozenset[Capability] | None = None
+    """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
 
