@@ -56,8 +56,8 @@ _CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "con
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": (_OPTIONS | frozenset(FEATURES)) - _STRUCTURED,
     "vllm": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
-    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - _STRUCTURED,
-    "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - _STRUCTURED - {"repeatable", "repetition_penalty"},
+    "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
+    "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - {"repeatable", "repetition_penalty"},
     "vllm_chat": _CHAT | _CHAT_MORE,
     "sglang_chat": _CHAT | _CHAT_MORE,
     "openai_chat": _CHAT,

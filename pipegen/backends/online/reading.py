@@ -15,10 +15,11 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.wire import WireReply
 from pipegen.errors import InvalidRequest, MalformedResponse
+from pipegen.options import GenerationOptions
 from pipegen.records import TokenLogprob
 from pipegen.slots import Slot
 
-__all__ = ["error_message", "ids_of", "json_of", "logprob", "malformed", "merged", "refused_ids"]
+__all__ = ["error_message", "form_of", "ids_of", "json_of", "logprob", "malformed", "merged", "refused_ids"]
 
 SENTINEL = -9999.0
 """What servers write where a log probability is minus infinity, or is not there."""
@@ -36,6 +37,20 @@ def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = list(value) if isinstance(value, tuple) else value
     return out
+
+
+def form_of(options: GenerationOptions) -> dict[str, Any]:
+    """What form the answer must have, under the option's name; empty where it is free.
+
+    >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
+    {'choice': ['a', 'b']}
+    """
+    asked = options.structured
+    if asked is None:
+        return {}
+    choice = None if asked.choice is None else list(asked.choice)
+    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def malformed(words: str) -> Failure[Any]:

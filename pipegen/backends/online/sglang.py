@@ -13,7 +13,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.errors import refusal_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import error_message, ids_of, logprob, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, logprob, malformed, merged
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.options import GenerationOptions
@@ -54,8 +54,15 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
         "no_stop_trim": True,
         "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
         "spaces_between_special_tokens": False,
+        **_form(options),
     }
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _form(options: GenerationOptions) -> dict[str, Any]:
+    """The form of the answer; a choice is a regular expression of its texts."""
+    form = form_of(options)
+    return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
 
 
 def _ignores_eos(options: GenerationOptions) -> bool:

@@ -13,7 +13,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.errors import refusal_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import error_message, ids_of, logprob, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, logprob, malformed, merged
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
 from pipegen.options import GenerationOptions
@@ -57,6 +57,7 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
         "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
         "spaces_between_special_tokens": False,
         "detokenize": bool(ask.stops),
+        "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
     }
     return {name: value for name, value in said.items() if value is not None}
 

@@ -60,6 +60,14 @@ def test_pictures_logprobs_and_streams_are_asked_for(ask: Any) -> None:
     assert (body["stream"], body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (True, True, -1, 3)
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "value"),
+    [({"regex": "[ab]"}, "regex", "[ab]"), ({"choice": ("a.b", "no")}, "regex", r"(a\.b|no)"), ({"json_schema": "{}"}, "json_schema", "{}")],
+)
+def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, name: str, value: str) -> None:
+    assert sglang.sampling_params(ask(structured=form))[name] == value
+
+
 def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
     assert sglang.halts(ask().options) == {"ids", "stops"}
     assert sglang.halts(ask(stop=StopOptions(ignore_eos=True)).options) == {"stops"}

@@ -68,6 +68,19 @@ def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
     assert "logprobs" not in params
 
 
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"json_schema": {"type": "object"}}, {"json": '{"type":"object"}'}),
+        ({"regex": "[ab]"}, {"regex": "[ab]"}),
+        ({"choice": ("yes", "no")}, {"choice": ["yes", "no"]}),
+    ],
+)
+def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, said: Any) -> None:
+    params = vllm.sampling_params(ask(structured=form))
+    assert json.dumps(params["structured_outputs"]).replace(" ", "") == json.dumps(said).replace(" ", "")
+
+
 def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
     extra = {"sampling_params": {"bad_words": ["x"], "top_k": None}, "priority": 3}
     body = vllm.to_wire(ask(extra_body=extra), Facts()).unwrap().body
