@@ -81,10 +81,11 @@ def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
 
 def _kind(named: str | None, model_type: str) -> Any:
     import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+    from transformers.models.auto import processing_auto
 
-    name = named or PROCESSOR_MAPPING_NAMES.get(model_type)
-    kind = processor_class_from_name(name) if isinstance(name, str) else None
+    auto = _untyped(processing_auto)
+    name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
+    kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
     if kind is None or not hasattr(kind, "get_attributes"):
         raise ValueError(f"transformers {transformers.__version__} has no processor for text and pictures of {model_type} ({name})")
     return kind
