@@ -162,3 +162,18 @@ def test_nothing_here_needs_torchvision(gemma: Path) -> None:
         f"assert Checkpoint(ModelLoadConfig(model={str(gemma)!r})).processor.image_token == '<start_of_image>'"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_servers_leave_pictures_of_such_models_to_others(gemma: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+    from pipegen.backends.online.access import access_to
+    from pipegen.backends.online.server import ServerEngine
+    from pipegen.backends.online.settings import ServerSettings
+    from pipegen.backends.online.vllm import VLLM
+
+    access = access_to("http://127.0.0.1:9", default="", variable="NO_SUCH_KEY")
+    engine = ServerEngine(VLLM, Checkpoint(ModelLoadConfig(model=str(gemma))), access, ServerSettings(), "server")
+    error = engine.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
+    assert isinstance(error, UnsupportedMultimodal)
+    assert error.message.startswith("vllm_server takes pictures of models that work on any size")

@@ -17,8 +17,11 @@ from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
 from pipegen.errors import CallFailed
 from pipegen.fields import UnknownField
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
 from pipegen.plugins.plugin import Plugin
-from pipegen.testing.models import encoded
+from pipegen.testing.models import encoded, write_model
+from pipegen.testing.pictures import picture
 
 
 def engine(**settings: Any) -> VLLMEngine:
@@ -207,3 +210,11 @@ def test_a_configuration_with_a_fallback_is_the_fallback_of_its_two_routes(start
         assert both.name == "fallback(vllm, hf)"
     with pytest.raises(pg.InvalidField, match="takes another engine than backend"):
         pg.backends.load(pg.ModelLoadConfig(model="embedded", backend="hf", fallback_backend="hf"))
+
+
+def test_pictures_of_models_with_sizes_of_their_own_go_elsewhere(started: list[Any], tmp_path: Path) -> None:
+    load = pg.ModelLoadConfig(model=str(write_model(tmp_path / "model", "llava")), backend="vllm")
+    error = VLLMEngine(load).prepare_image(ImageSource(data=picture()), VlmPreprocessOptions(), 0).failure()
+    assert isinstance(error, pg.UnsupportedMultimodal)
+    assert "tiles or has a size of its own" in error.message
+    assert started == []
