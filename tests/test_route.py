@@ -261,7 +261,9 @@ def test_a_stop_that_is_a_special_token_is_named_and_invisible(stop: str) -> Non
 
 
 def test_a_stop_that_begins_in_the_prompt_does_not_match() -> None:  # A14
-    result = pg.run(pg.route(FakeEngine("OP and on<|im_end|>")), [pg.TextGenerationRequest(prompt="ST", options=pg.GenerationOptions(stop=("STOP",)))])[0].unwrap()
+    result = pg.run(pg.route(FakeEngine("OP and on<|im_end|>")), [pg.TextGenerationRequest(prompt="ST", options=pg.GenerationOptions(stop=("STOP",)))])[
+        0
+    ].unwrap()
     assert (result.text, result.finish, result.stop) == ("OP and on", pg.Finish.EOS, None)
 
 

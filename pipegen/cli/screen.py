@@ -30,6 +30,7 @@ def under(answer: Answer) -> str:
     result = answer.slot.unwrap()
     count = result.completion_tokens
     words = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
+    words += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
     words += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
     return " · ".join(words)
 

@@ -183,6 +183,14 @@ def test_reasoning_is_dimmed_and_control_characters_are_shown() -> None:
     assert "\\x1b[2J" in plain(answer)
 
 
+def test_of_several_samples_the_first_is_shown_and_said_to_be_one() -> None:
+    agents = {"backend": {"type": "hf", "model": "m", "n": 2, "temperature": 1.0}}
+    (agent,) = chat_from(agents).agents
+    (answer,) = asyncio.run(ask([Speaker(agent, pg.route(FakeEngine("Hello")))], "Hi", lambda begun: None, lambda changed: None))
+    assert "one of 2" in under(answer)
+    assert answer.parts() == ("", "Hello")
+
+
 def test_a_failed_answer_says_why() -> None:
     (answer,) = answers(FakeEngine("x"))
     answer.end(Failure(pg.Timeout("no answer within 5 s")))

@@ -228,6 +228,7 @@ def _id(token: Any) -> int | None:
 
 
 _TOO_LONG = (
+    re.compile(r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length \((?P<limit>\d+)\)"),  # where max_tokens is not said
     re.compile(r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of (?P<limit>\d+)", re.DOTALL),
     re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least )?(?P<prompt>\d+)", re.DOTALL),
     re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the (?:messages|prompt)", re.DOTALL),

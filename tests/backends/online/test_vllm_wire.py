@@ -240,6 +240,7 @@ def test_logprobs_of_completions_are_read_too(ask: Any) -> None:
 
 # H5
 WORDINGS = [
+    ("Input length (300) exceeds model's maximum context length (256).", 300),
     ("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that `max_model_len` is no smaller.", 300),
     ("The decoder prompt (length 256) plus the number of requested output tokens (at least 1) is longer than the maximum model length of 256.", 256),
     ("This model's maximum context length is 256 tokens. However, your prompt contains 300 input tokens, please shorten it.", 300),
