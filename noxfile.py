@@ -175,6 +175,13 @@ def real_tokenizers(session: nox.Session) -> None:
 
 
 @shared(default=False)
+def faults(session: nox.Session) -> None:
+    """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with cancellation: some minutes."""
+    install(session, groups=("tests",))
+    run(session, "pytest", "tests/backends/online/test_faults.py", *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
+
+
+@shared(default=False)
 def demo(session: nox.Session) -> None:
     """Let the embedded model describe pictures and answer questions."""
     run(session, "pipegen", "demo", *session.posargs)

@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 from pipegen.backends.base import Engine
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
-from pipegen.errors import BadImage, InvalidRequest, UnsupportedPlugin
+from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
@@ -90,6 +90,8 @@ def count_tokens(of: Route, request: Request, options: GenerationOptions | None 
     >>> count_tokens(route(FakeEngine("")), {"prompt": "Hi"})
     <Success: 2>
     """
+    if "token_ids" not in of.engine.capabilities.honours:
+        return Failure(UnsupportedOption(f"{of.engine.name} does not tell how many tokens a prompt has", option="token_ids"))
     return _prepare(of.engine).apply(admit([request], options, images))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 

@@ -33,7 +33,8 @@ class FaultyServer:
 
     `share` of the calls fail, in one of the ways of `kinds`. `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
     faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
-    `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False.
+    `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False;
+    `retry_after` is what 429 and 503 ask for.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class FaultyServer:
         kinds: Sequence[str] = FAULTS,
         reply: Callable[[Sequence[int]], Sequence[int]] = lambda ids: [*reversed(ids), EOS],
         limit: int = 4096,
+        retry_after: str = "0",
     ) -> None:
-        self.share, self.seed, self.kinds, self.reply, self.limit = share, seed, tuple(kinds), reply, limit
+        self.share, self.seed, self.kinds, self.reply, self.limit, self.retry_after = share, seed, tuple(kinds), reply, limit, retry_after
         self.models = True
         self.url = ""
         self.asked: Counter[tuple[int, ...]] = Counter()
@@ -149,7 +151,7 @@ class FaultyServer:
             writer.write(b"\x00\x01 this is no HTTP \xff\r\n\r\n")
             return False
         if fault.isdigit():
-            writer.write(_http(int(fault), b'{"error":{"message":"out of order"}}', "Retry-After: 0\r\n" if fault != "500" else ""))
+            writer.write(_http(int(fault), b'{"error":{"message":"out of order"}}', f"Retry-After: {self.retry_after}\r\n" if fault != "500" else ""))
             return True
         params = body.get("sampling_params", body)
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16

@@ -1,4 +1,4 @@
-"""How many requests may be at a server at once: fewer when it asks for patience, one more for each round of answers that comes well."""
+"""How many requests may be at a server at once: fewer when it asks for patience, more with each round of answers that comes well."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ __all__ = ["Gate"]
 class Gate:
     """Lets at most `most` requests through at a time, all of one event loop, first come first served.
 
-    A refusal for want of room halves the width (once for all requests that were sent before it took effect), and closes the gate for as long as the
-    server says; each answer widens it by one over the width (additive increase, multiplicative decrease: Chiu and Jain 1989).
+    A refusal for want of room takes three tenths of the width away (once for all requests that were sent before it took effect), and closes the gate
+    for as long as the server says; a full round of answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and Jain
+    1989). So a refusal now and then leaves most of the width, and a server that is full is soon asked no more than it takes.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self._step = max(1.0, most / 16)
         self.width = float(most)
         self.busy = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -49,13 +51,13 @@ class Gate:
     def widen(self) -> None:
         """An answer came well."""
         if self.width < self.most:
-            self.width = min(float(self.most), self.width + 1 / self.width)
+            self.width = min(float(self.most), self.width + self._step / self.width)
 
     def narrow(self, sent_at: float, seconds: float | None) -> None:
         """The server had no room for a request that was sent at `sent_at`, and asks to wait `seconds`."""
         now = asyncio.get_running_loop().time()
         if sent_at >= self._narrowed_at:
-            self.width, self._narrowed_at = max(1.0, self.width / 2), now
+            self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
 
     def _room(self, now: float) -> bool:

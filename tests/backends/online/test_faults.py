@@ -146,16 +146,42 @@ def test_cancellation_reaches_the_server(wire: str) -> None:
             assert sorted(server.aborted) == sorted(body["rid"] for body in server.bodies)
 
 
-def test_memory_stays_flat_and_no_thread_is_left(faulty: FaultyServer) -> None:
-    before = threading.active_count()
-    with route_to(faulty, timeout=3.0, retries=2, max_in_flight=32) as route:
-        held = []
-        for _ in range(3):
-            pg.run(route, prompts(60), OPTIONS)
-            gc.collect()
-            held.append(len(gc.get_objects()))
-    assert threading.active_count() == before
+def test_memory_stays_flat_and_no_thread_is_left() -> None:
+    with FaultyServer(share=0.2, seed=11, kinds=SAFE) as server:
+        before, held = threading.active_count(), []
+        with route_to(server, timeout=60.0, retries=8, max_in_flight=32) as route:
+            for _ in range(3):
+                pg.run(route, prompts(60), OPTIONS)
+                server.asked.clear()
+                gc.collect()
+                held.append(len(gc.get_objects()))
+        assert threading.active_count() == before
     assert held[2] - held[1] < 400, held
+
+
+# H6
+def test_a_server_that_asks_for_more_patience_than_there_is_is_rate_limited_at_once() -> None:
+    with FaultyServer(share=1.0, kinds=("429",), retry_after="3600") as server, route_to(server, timeout=5.0, batch_budget=20.0) as route:
+        error = pg.run(route, prompts(1), OPTIONS)[0].failure()
+    assert isinstance(error, pg.RateLimited)
+    assert error.retry_after == 3600
+    assert sum(server.asked.values()) == 1
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("500", 1), ("503", 3), ("reset", 3), ("garbage", 3), ("choices", 3), ("cut", 3)])
+def test_what_is_safe_is_asked_again_and_no_more_often_than_allowed(kind: str, calls: int) -> None:
+    with FaultyServer(share=1.0, kinds=(kind,)) as server, route_to(server, timeout=30.0, retries=2) as route:
+        assert isinstance(pg.run(route, prompts(1), OPTIONS)[0].failure(), TYPED)
+    assert sum(server.asked.values()) == calls
+
+
+def test_a_server_that_is_not_there_fails_every_slot() -> None:
+    with FaultyServer() as server:
+        gone = server.url
+    server.url = gone
+    with route_to(server, retries=0) as route:
+        slots = pg.run(route, prompts(3), OPTIONS)
+    assert [type(slot.failure()) for slot in slots] == [pg.BackendFailed] * 3
 
 
 # H4
