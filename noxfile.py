@@ -227,8 +227,8 @@ def engines(session: nox.Session) -> None:
 def servers(session: nox.Session) -> None:
     """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback (x86-64, Linux): some minutes."""
     install(session, groups=("tests",))
-    pythons = {"PIPEGEN_VLLM_PYTHON": tool_in(session, VLLM, "python"), "PIPEGEN_SGLANG_PYTHON": tool_in(session, SGLANG, "python")}
-    run(session, "pytest", "tests/servers", *session.posargs, **pythons)
+    vllm, sglang = (tool_in(session, place, "python") for place in (VLLM, SGLANG))
+    run(session, "pytest", "tests/servers", *session.posargs, PIPEGEN_VLLM_PYTHON=vllm, PIPEGEN_SGLANG_PYTHON=sglang)
 
 
 @nox.session(default=False)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, altered, nearest
@@ -76,7 +76,7 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
 
 def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
-    made = request if isinstance(request, (Success, Failure)) else Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+    made = Success(request) if isinstance(request, GenerationRequest) else request if isinstance(request, Result) else request_from(request)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
         try:

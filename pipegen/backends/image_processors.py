@@ -91,7 +91,11 @@ def grid_only(picture: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
     "vllm takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
     """
     words = f"{engine} takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
-    return picture.bind(lambda image: Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words)))
+
+    def taken(image: PreparedImage) -> Slot[PreparedImage]:
+        return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words))
+
+    return picture.bind(taken)
 
 
 def as_picture(image: PreparedImage) -> Image.Image:

@@ -127,11 +127,12 @@ class HFRenderer:
     def __init__(self, raw: Any, templates: str | Mapping[str, str] | None) -> None:
         self.raw = raw
         self._templates: Mapping[str, str] = {"default": templates} if isinstance(templates, str) else dict(templates or {})
+        self._template = "\n".join(self._templates.values()) if self._templates else None
 
-    @functools.cached_property
+    @property
     def template(self) -> str | None:
         """The template's source; of several, all of them one after another."""
-        return "\n".join(self._templates.values()) if self._templates else None
+        return self._template
 
     @functools.cached_property
     def _taken(self) -> frozenset[str]:

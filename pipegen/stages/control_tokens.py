@@ -21,7 +21,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
@@ -37,13 +37,13 @@ _BLANK = " \t\n\v\f\r▁"
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
+def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
     """Finds the leftmost token, and of those the longest, as tokenizers do."""
     return re.compile("(" + "|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) + ")" if tokens else "((?!))")
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(tokens: Mapping[str, int]) -> frozenset[int]:
+def _numbers(tokens: immutabledict[str, int]) -> frozenset[int]:
     return frozenset(tokens.values())
 
 
@@ -73,8 +73,12 @@ def _escape(mark: str) -> str:
 class ControlTokens:
     """The control tokens of a tokenizer under a template, and the other added tokens, which are ordinary text with an id of its own."""
 
-    ids: Annotated[Mapping[str, int], mapping]
-    ordinary: Annotated[Mapping[str, int], mapping] = immutabledict()
+    ids: Annotated[immutabledict[str, int], mapping]
+    ordinary: Annotated[immutabledict[str, int], mapping] = immutabledict()
+
+    if TYPE_CHECKING:  # any mapping is taken, and kept frozen
+
+        def __init__(self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...) -> None: ...
 
     @property
     def known(self) -> frozenset[int]:

@@ -92,7 +92,7 @@ def _held(cache: Any) -> Iterator[torch.Tensor]:
     """Every tensor of the cache that holds rows."""
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            yield from (layer.keys, layer.values)
+            yield from (held for held in (layer.keys, layer.values) if held is not None)
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
                 yield from (held for held in states.values() if held is not None)
@@ -105,7 +105,8 @@ def _each(cache: Any, change: Callable[[torch.Tensor, int | None], torch.Tensor]
             columns = width
             if isinstance(layer, DynamicSlidingWindowLayer):
                 columns, layer.cumulative_length = min(width, layer.sliding_window - 1), width
-            layer.keys, layer.values = change(layer.keys, columns), change(layer.values, columns)
+            if layer.keys is not None and layer.values is not None:  # as is_initialized says
+                layer.keys, layer.values = change(layer.keys, columns), change(layer.values, columns)
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
                 states.update((at, change(held, None)) for at, held in list(states.items()) if held is not None)
