@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from pipegen.backends.online.wire import WireReply
@@ -25,14 +25,15 @@ class Opened:
     def __init__(self, response: Any) -> None:
         self._response = response
         self.status: int = response.status
-        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self.headers: Mapping[str, str] = response.headers  # whatever the case of the names
 
     async def body(self) -> bytes:
         """The whole body. Raises `Broken`."""
         with _translated():
             size = self._response.content_length
             if size is not None and size <= MAX_BODY:
-                return bytes(await self._response.read())
+                whole: bytes = await self._response.read()
+                return whole
             pieces, length = [], 0
             async for piece in self._response.content.iter_any():
                 pieces.append(piece)
@@ -48,37 +49,38 @@ class Opened:
                 yield piece
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
+class _translated:
     """aiohttp's errors of a connection, as `Broken`; whatever else it raises is a bug and comes through."""
-    import aiohttp
 
-    try:
-        yield
-    except aiohttp.InvalidURL:
-        raise
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        import aiohttp
+
+        if isinstance(error, (aiohttp.ClientError, ConnectionError)) and not isinstance(error, aiohttp.InvalidURL):
+            raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
 
 
 class Client:
     """A pool of connections. `limit` is how many may be open at once."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, headers: Mapping[str, str]) -> None:
         import aiohttp
 
         # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is no larger than it says.
         connector = aiohttp.TCPConnector(limit=limit, ttl_dns_cache=300, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers={"Accept-Encoding": "identity", **headers}, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
 
     @contextlib.asynccontextmanager
-    async def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> AsyncIterator[Opened]:
+    async def open(self, method: str, url: str, body: bytes | None) -> AsyncIterator[Opened]:
         """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
         with _translated():
-            response = await self._session.request(
-                method, url, data=body, headers={"Accept-Encoding": "identity", **headers}, allow_redirects=False, skip_auto_headers=("User-Agent",)
-            )
+            response = await self._session.request(method, url, data=body, allow_redirects=False)
         try:
             yield Opened(response)
         finally:
@@ -87,10 +89,11 @@ class Client:
             else:
                 response.close()
 
-    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> WireReply:
+    async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
         """Send a request and read its whole answer. Raises `Broken`."""
-        async with self.open(method, url, headers, body) as opened:
-            return WireReply(status=opened.status, headers=opened.headers, body=await opened.body())
+        with _translated():
+            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
+                return WireReply(status=response.status, headers=response.headers, body=await Opened(response).body())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -42,13 +42,19 @@ class Directory:
         self._transport, self._about = transport, about
         self._facts: Facts | None = None
         self._stale_at, self._lacks = 0.0, dict[str, float]()
+        self._known: Facts | None = None
+        self._known_until = 0.0
         self._turns = PerLoop(asyncio.Lock, _nothing)
 
     @property
     def known(self) -> Facts:
-        facts = self._facts or Facts()
-        lacks = frozenset(word for word, until in self._lacks.items() if time.monotonic() < until)
-        return Facts(models=facts.models, about=facts.about, lacks=lacks)
+        """The same object as long as nothing changes."""
+        if self._known is None or time.monotonic() >= self._known_until:
+            facts, now = self._facts or Facts(), time.monotonic()
+            lacks = {word: until for word, until in self._lacks.items() if now < until}
+            self._known = Facts(models=facts.models, about=facts.about, lacks=frozenset(lacks))
+            self._known_until = min(lacks.values(), default=float("inf"))
+        return self._known
 
     @property
     def found(self) -> bool:
@@ -58,6 +64,7 @@ class Directory:
     def learn(self, lacks: str) -> None:
         """Remember for a while that the server lacks something."""
         self._lacks[lacks] = time.monotonic() + KEPT_SECONDS
+        self._known = None
 
     async def facts(self) -> Facts:
         """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
@@ -69,14 +76,10 @@ class Directory:
 
     async def _look_up(self) -> None:
         models = await self._get("/v1/models")
-        if models is None:
-            self._facts, self._stale_at = None, time.monotonic() + PAUSE_SECONDS
-            return
-        about = await self._get(self._about) if self._about is not None else None
-        self._facts, self._stale_at = (
-            Facts(models=models_of(models), about={name: about[name] for name in ABOUT if name in about} if about else {}),
-            time.monotonic() + KEPT_SECONDS,
-        )
+        about = await self._get(self._about) if self._about is not None and models is not None else None
+        kept = {name: about[name] for name in ABOUT if name in about} if about else {}
+        self._facts = None if models is None else Facts(models=models_of(models), about=kept)
+        self._known, self._stale_at = None, time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS)
 
     async def _get(self, path: str) -> Mapping[str, Any] | None:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS

@@ -26,6 +26,14 @@ class Gate:
         self._narrowed_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
+    def try_enter(self) -> float | None:
+        """Take room where there is some without waiting; gives the loop's time at which it was taken."""
+        now = asyncio.get_running_loop().time()
+        if self._waiting or not self._room(now):
+            return None
+        self.busy += 1
+        return now
+
     async def enter(self) -> float:
         """Wait for room, and take it; gives the loop's time at which it was taken."""
         loop = asyncio.get_running_loop()

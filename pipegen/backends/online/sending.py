@@ -127,7 +127,7 @@ class Sender:
     async def _once(self, make: Make, send: Callable[[Ask, WireRequest], Awaitable[Slot[R]]], *, stream: bool) -> Slot[R]:
         """One attempt, by whatever way the server turns out to offer. What ends it early ends it on the server too."""
         while True:
-            facts, rid = await self.directory.facts(), uuid.uuid4().hex
+            facts, rid = await self.directory.facts(), uuid.uuid4().hex if self.wire.abort is not None else ""
             built = self.model(facts).bind(functools.partial(_called, make, facts, rid))
             if not is_ok(built):
                 return Failure(built.failure())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -146,7 +147,7 @@ class ServerEngine(Served[Encoded, Raw]):
         refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
-        return check_fit(encoded, Capabilities(engine=self.name, honours=frozenset(), context_length=self.limit_of(facts)))
+        return check_fit(encoded, _room_for(self.name, self.limit_of(facts)))
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
@@ -188,3 +189,9 @@ class ServerEngine(Served[Encoded, Raw]):
         if len(completions) != 1:
             return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
         return raw_of(asked, completions[0], self.tokenizer.vocab_size, self.name)
+
+
+@functools.lru_cache(maxsize=64)
+def _room_for(name: str, limit: int | None) -> Capabilities:
+    """What `check_fit` asks of an engine: its name and its limit."""
+    return Capabilities(engine=name, honours=frozenset(), context_length=limit)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from pipegen.backends.online.access import Access
@@ -52,7 +53,7 @@ class Transport:
     def __init__(self, access: Access, *, timeout: float, max_in_flight: int, retries: int) -> None:
         self.access, self.timeout, self.retries = access, timeout, retries
         self.max_in_flight = max_in_flight
-        self._held = PerLoop(lambda: (Client(max_in_flight + 8), Gate(max_in_flight)), _put_away)
+        self._held = PerLoop(lambda: (Client(max_in_flight + 8, access.headers()), Gate(max_in_flight)), _put_away)
 
     async def once(self, request: WireRequest, deadline: float | None = None) -> WireReply:
         """One attempt. Raises `Refused` for another status than 200, and `Trouble`."""
@@ -60,7 +61,7 @@ class Transport:
         client, gate, sent_at = await self._entered(deadline)
         try:
             async with self._limited(deadline):
-                reply = await client.ask(request.method, self.access.root + request.path, self.access.headers(), body)
+                reply = await client.ask(request.method, self.access.root + request.path, body)
         except Broken as broken:
             raise Trouble(unreachable(self.access.root, self.access.scrub(str(broken))), again=True) from broken
         finally:
@@ -77,7 +78,7 @@ class Transport:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with self._limited(deadline):
-                    opened = await stack.enter_async_context(client.open(request.method, self.access.root + request.path, self.access.headers(), body))
+                    opened = await stack.enter_async_context(client.open(request.method, self.access.root + request.path, body))
                     refusal = await opened.body() if opened.status != 200 else b""
                 reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
                 self._note(gate, reply, sent_at)
@@ -139,11 +140,14 @@ class Transport:
         client, _ = await self._held.get()
         with contextlib.suppress(Broken, TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await client.ask(request.method, self.access.root + request.path, self.access.headers(), _encoded(request))
+                await client.ask(request.method, self.access.root + request.path, _encoded(request))
 
     async def _entered(self, deadline: float | None) -> tuple[Client, Gate, float]:
         """Wait for room at the gate, within the batch's time."""
         client, gate = await self._held.get()
+        entered = gate.try_enter()
+        if entered is not None:
+            return client, gate, entered
         try:
             async with asyncio.timeout_at(deadline):
                 return client, gate, await gate.enter()
@@ -157,18 +161,9 @@ class Transport:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
 
-    @contextlib.asynccontextmanager
-    async def _limited(self, deadline: float | None) -> AsyncIterator[None]:
+    def _limited(self, deadline: float | None) -> _Limited:
         """The time for one attempt, or for what is left of the batch's; running out of it is `Trouble`."""
-        now = asyncio.get_running_loop().time()
-        ends = now + self.timeout if deadline is None else min(now + self.timeout, deadline)
-        try:
-            async with asyncio.timeout_at(ends):
-                yield
-        except TimeoutError as late:
-            spent = deadline is not None and ends >= deadline
-            error = self._spent() if spent else Timeout(f"{self.access.root}: no answer within {self.timeout:g} s")
-            raise Trouble(error, again=not spent) from late
+        return _Limited(self, deadline)
 
     @staticmethod
     def _note(gate: Gate, reply: WireReply, sent_at: float) -> None:
@@ -176,6 +171,28 @@ class Transport:
             gate.narrow(sent_at, retry_after(reply.headers))
         elif reply.status not in AGAIN:
             gate.widen()
+
+
+class _Limited:
+    """See `Transport._limited`."""
+
+    __slots__ = ("_spends_all", "_timeout", "_transport")
+
+    def __init__(self, transport: Transport, deadline: float | None) -> None:
+        ends = asyncio.get_running_loop().time() + transport.timeout
+        self._spends_all = deadline is not None and ends >= deadline
+        self._transport, self._timeout = transport, asyncio.timeout_at(deadline if self._spends_all else ends)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            transport = self._transport
+            spent = transport._spent() if self._spends_all else Timeout(f"{transport.access.root}: no answer within {transport.timeout:g} s")
+            raise Trouble(spent, again=not self._spends_all) from late
 
 
 async def _put_away(held: tuple[Client, Gate]) -> None:

@@ -163,24 +163,26 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, 
     if type(index) is not int or not (finish is None or isinstance(finish, str)):
         return malformed(f"choices[{position}] has index {index!r:.40} and finish_reason {finish!r:.40}")
 
-    def with_rest(token_ids: tuple[int, ...]) -> Slot[Completion]:
-        logprobs = _logprobs(choice.get("logprobs"), token_ids, ask, seen) if ask.options.logprobs else Success(None)
-        prompt_ids = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
-        return logprobs.bind(
-            lambda noted: prompt_ids.map(
-                lambda known: Completion(
-                    token_ids=token_ids,
-                    logprobs=noted,
-                    finish=finish,
-                    stop=stop if isinstance(stop, (int, str)) else None,
-                    prompt_token_ids=known,
-                    index=index,
-                    routed_experts=choice.get("routed_experts"),
-                )
-            )
+    made = ids_of(ids, f"choices[{position}].token_ids")
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
+    for read in (made, known):
+        if read is not None and not is_ok(read):
+            return Failure(read.failure())
+    token_ids = made.unwrap()
+    noted = _logprobs(choice.get("logprobs"), token_ids, ask, seen) if ask.options.logprobs else None
+    if noted is not None and not is_ok(noted):
+        return Failure(noted.failure())
+    return Success(
+        Completion(
+            token_ids=token_ids,
+            logprobs=None if noted is None else noted.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=None if known is None else known.unwrap(),
+            index=index,
+            routed_experts=choice.get("routed_experts"),
         )
-
-    return ids_of(ids, f"choices[{position}].token_ids").bind(with_rest)
+    )
 
 
 def _logprobs(said: Any, token_ids: tuple[int, ...], ask: Ask, seen: int) -> Slot[tuple[TokenLogprob, ...] | None]:

@@ -73,7 +73,7 @@ class WireReply:
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Names in lower case."""
+    """Looked up by names in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
