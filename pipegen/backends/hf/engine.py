@@ -14,6 +14,7 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import Row
 from pipegen.backends.hf.schedule import Found, Schedule, Work
 from pipegen.capabilities import ENGINES, Capabilities
@@ -42,6 +43,7 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig) -> None:
         super().__init__(load)
         self._weights = Weights(self._checkpoint)
+        self._pixels = Pixels(self._checkpoint)
         self._found = Found()
 
     @property
@@ -62,6 +64,7 @@ class HFEngine(CheckpointEngine):
 
     def close(self) -> None:
         self._weights.close()
+        self._pixels.close()
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows that ride together advance together.
@@ -76,7 +79,7 @@ class HFEngine(CheckpointEngine):
         live = [row for row in rows if not row.done]
         if not live:
             return
-        schedule = Schedule(self._loaded(), self._checkpoint, live, self._checkpoint.load.batch_size or ROWS, self._found)
+        schedule = Schedule(self._loaded(), self._checkpoint, live, self._checkpoint.load.batch_size or ROWS, self._pixels, self._found)
         while not schedule.finished:
             advanced = self._step(schedule)
             yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced or () if row.error is None)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf.rows import Row
-from pipegen.backends.native_processors import PICTURE_MARKS
+from pipegen.backends.native_processors import PICTURE_MARKS, PictureInputs
 
 __all__ = ["PICTURE_MARKS", "batch_inputs"]
 
 
-def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint) -> dict[str, Any]:
+def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], PictureInputs] | None = None) -> dict[str, Any]:
     """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the pictures of all rows in order.
 
+    `pixels` gives the inputs of pictures, the checkpoint where nothing is said.
     Position ids are left to the model's own preparation, which makes them from the mask (and, for models with several rotary axes, from the pictures).
     """
     sequences = [row.sequence for row in rows]
@@ -25,13 +26,13 @@ def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint) -> dic
     ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences], device=model.device)
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device)
     images = [image for row in rows for image in row.encoded.prompt.images]
-    pictures = _picture_inputs(images, ids, mask, model, checkpoint) if images else {}
+    pictures = _picture_inputs((pixels or checkpoint.picture_inputs)(images), ids, mask, model) if images else {}
     return {"input_ids": ids, "attention_mask": mask, **pictures}
 
 
-def _picture_inputs(images: Sequence[Any], ids: torch.Tensor, mask: torch.Tensor, model: Any, checkpoint: Checkpoint) -> dict[str, Any]:
+def _picture_inputs(made: PictureInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any) -> dict[str, Any]:
     takes = inspect.signature(model.forward).parameters
-    tensors, marked = checkpoint.picture_inputs(images)
+    tensors, marked = made
     marks = {name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long() for name, of in marked.items() if name in takes}
     return marks | {name: _placed(value, model) for name, value in tensors.items() if name in takes}
 

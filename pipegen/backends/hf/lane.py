@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.inputs import PICTURE_MARKS, batch_inputs
+from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import Row
 
 __all__ = ["FixedLane", "Lane", "read"]
@@ -23,7 +24,7 @@ __all__ = ["FixedLane", "Lane", "read"]
 Made = tuple["Lane | FixedLane", torch.Tensor]
 
 
-def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint) -> Made | None:
+def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
     """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
@@ -31,7 +32,7 @@ def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint) -> Made | None
     """
     config: Any = GenerationConfig  # not annotated
     settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=checkpoint.pad_token_id)
-    inputs = batch_inputs(rows, model, checkpoint)
+    inputs = batch_inputs(rows, model, checkpoint, pixels)
     pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
     lengths = [row.length for row in rows]
     _set_rope(model, None)

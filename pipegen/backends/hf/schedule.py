@@ -19,6 +19,7 @@ import torch
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf.lane import FixedLane, Lane, read
 from pipegen.backends.hf.memory import room_for
+from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.plan import group_size, order
 from pipegen.backends.hf.rows import Row
 from pipegen.backends.hf.sampling import Sampler
@@ -71,8 +72,8 @@ class _Ready(NamedTuple):
 class Schedule:
     """The rows of one call on their way through the model, at most `size` of them side by side. Its steps must be run without gradients."""
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, found: Found) -> None:
-        self._model, self._checkpoint, self._size, self._found = model, checkpoint, size, found
+    def __init__(self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: Found) -> None:
+        self._model, self._checkpoint, self._size, self._pixels, self._found = model, checkpoint, size, pixels, found
         self._rows = tuple(rows)
         self._live: list[Row] = []
         self._lane: Lane | FixedLane | None = None
@@ -137,7 +138,8 @@ class Schedule:
             return False
         lengths, chosen = lengths[:size], next_ones[:size]
         self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
-        made = read(self._model, [source[0] for source in chosen], self._checkpoint)
+        self._pixels.ahead(image for source in islice(self._waiting, size + self._size) for image in source[0].encoded.prompt.images)
+        made = read(self._model, [source[0] for source in chosen], self._checkpoint, self._pixels)
         if made is None:
             self._found.even = True
             return True
