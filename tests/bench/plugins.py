@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from measure import row, write
 
 import pipegen as pg
 from pipegen.plugins import RowContext, balanced_json, forbid_repeated_objects, halt_on_repetition
@@ -89,13 +90,15 @@ def main() -> None:
         for keys in (None, ("label", "bbox_2d")):
             works[f"forbid_repeated_objects, keys={keys is not None}"] = processing(forbid_repeated_objects(keys=keys), tokenizer, texts["objects"])
         rounds = [{name: work() for name, work in works.items()} for _ in range(ROUNDS)]
-    print(f"{f'{TOKENS} tokens of one row, {ROUNDS} rounds':<44}{'seconds':>10}{'of decoding':>14}{'by the wall':>14}{'aim':>8}")
     bare, *others = works
-    print(f"{bare:<44}{statistics.median(one[bare].processor for one in rounds):>9.2f}s")
+    rows = []
     for name in others:
-        by_processor = statistics.median(one[name].processor / one[bare].processor for one in rounds)
-        by_wall = statistics.median(one[name].wall / one[bare].wall for one in rounds)
-        print(f"{name:<44}{statistics.median(one[name].processor for one in rounds):>9.3f}s{by_processor:>13.2%}{by_wall:>13.2%}{'< 2%':>9}")
+        shares = sorted(one[name].processor / one[bare].processor for one in rounds)
+        figures = {"ours": f"{statistics.median(one[name].processor for one in rounds) * 1e3:.0f} ms"}
+        figures |= {"theirs": f"{statistics.median(one[bare].processor for one in rounds):.2f} s"}
+        peer = f"{TOKENS:,} tokens decoded by the embedded model"
+        rows.append(row(name, peer, statistics.median(shares), "at most 0.02", group="Plugins", spread=(shares[-1] - shares[0]) / 2, **figures))
+    write("plugins", rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,243 @@
+"""One way of asking a server, in a process of its own: `python clients.py NAME WORK.json`, then `IN_FLIGHT REQUESTS` on stdin for each run.
+
+WORK.json names the stub's address. An answer holds the seconds, those of the processor, and the median and the 99th percentile of the requests' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from measure import peak_memory
+
+QUESTION = "Say what you see. " + "sun moon star lake " * 20
+MESSAGES = [{"role": "user", "content": QUESTION}]
+BODY = {"model": "stub", "messages": MESSAGES, "max_tokens": 32, "temperature": 0.0}
+IDS = list(range(300, 400))
+ONE: dict[str, Callable[[str], Awaitable[tuple[Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]]]]]] = {}
+"""Arms that send one request at a time: given the address, what sends one, and what closes."""
+
+
+def arm(name: str) -> Callable[[Any], Any]:
+    def keep(make: Any) -> Any:
+        ONE[name] = make
+        return make
+
+    return keep
+
+
+@arm("bare aiohttp")
+async def bare_aiohttp(url: str) -> Any:
+    import aiohttp
+
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+
+    async def one() -> None:
+        async with session.post(f"{url}/v1/chat/completions", json=BODY) as answer:
+            await answer.json()
+
+    return one, session.close
+
+
+@arm("httpx, no limits")
+async def bare_httpx(url: str) -> Any:
+    import httpx
+
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=None), timeout=600)
+
+    async def one() -> None:
+        (await client.post(f"{url}/v1/chat/completions", json=BODY)).json()
+
+    return one, client.aclose
+
+
+@arm("niquests")
+async def bare_niquests(url: str) -> Any:
+    import niquests
+
+    session = niquests.AsyncSession(pool_connections=8, pool_maxsize=1_024, disable_http2=True, disable_http3=True)
+
+    async def one() -> None:
+        answer: Any = await session.post(f"{url}/v1/chat/completions", json=BODY)
+        answer.json()
+
+    return one, session.close
+
+
+@arm("pyreqwest")
+async def bare_pyreqwest(url: str) -> Any:
+    from pyreqwest.client import ClientBuilder
+
+    client: Any = await ClientBuilder().max_connections(1_024).build().__aenter__()
+
+    async def one() -> None:
+        answer = await client.post(f"{url}/v1/chat/completions").body_json(BODY).build().send()
+        await answer.json()
+
+    async def close() -> None:
+        await client.__aexit__(None, None, None)
+
+    return one, close
+
+
+def openai_client(url: str, *, aiohttp: bool) -> Any:
+    from openai import AsyncOpenAI, DefaultAioHttpClient
+
+    more: dict[str, Any] = {"http_client": DefaultAioHttpClient()} if aiohttp else {}
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", **more)
+
+
+async def _async_openai(url: str, *, aiohttp: bool) -> Any:
+    client = openai_client(url, aiohttp=aiohttp)
+
+    async def one() -> None:
+        await client.chat.completions.create(**BODY)
+
+    return one, client.close
+
+
+@arm("AsyncOpenAI")
+async def async_openai(url: str) -> Any:
+    return await _async_openai(url, aiohttp=False)
+
+
+@arm("AsyncOpenAI, aiohttp")
+async def async_openai_aiohttp(url: str) -> Any:
+    return await _async_openai(url, aiohttp=True)
+
+
+class Parsed:
+    """What a renderer gives, at no cost, so that the client alone is measured."""
+
+    content, reasoning_content, tool_calls, reasoning_complete = "text", None, (), True
+
+
+class Renderer:
+    supports_tools = True
+
+    def get_stop_token_ids(self) -> list[int]:
+        return [1]
+
+    def parse_response(self, ids: list[int], **_: Any) -> Parsed:
+        return Parsed()
+
+
+@arm("renderers.client.generate")
+async def renderers_generate(url: str) -> Any:
+    from renderers.client import generate
+
+    client, renderer = openai_client(f"{url}/logprobs", aiohttp=False), Renderer()
+
+    async def one() -> None:
+        settings = {"max_tokens": 32, "temperature": 0.0}
+        await generate(client=client, renderer=renderer, messages=[], model="stub", prompt_ids=IDS, sampling_params=settings, max_prompt_len=8_000)  # type: ignore[arg-type]
+
+    return one, client.close
+
+
+@arm("pipegen's transport")
+async def pipegen_transport(url: str) -> Any:
+    from pipegen.backends.online.access import access_to
+    from pipegen.backends.online.reading import json_of
+    from pipegen.backends.online.transport import Transport
+    from pipegen.backends.online.wire import WireRequest
+
+    access = access_to(url, default=url, variable="VLLM_API_KEY", api_key=None, headers=None)
+    transport = Transport(access, timeout=600.0, max_in_flight=1_024, retries=3)
+
+    async def one() -> None:
+        async def attempt(_: int) -> Any:
+            return json_of((await transport.once(WireRequest(path="/v1/chat/completions", body=BODY))).body).unwrap()
+
+        await transport.again(attempt)
+
+    async def close() -> None:
+        transport.close()
+
+    return one, close
+
+
+async def loop(one: Callable[[], Awaitable[Any]], in_flight: int, requests: int) -> list[float]:
+    """So many workers, each sending one request after the other; the seconds of each request."""
+    taken: list[float] = []
+    left = iter(range(requests))
+
+    async def work() -> None:
+        for _ in left:
+            begun = time.perf_counter()
+            await one()
+            taken.append(time.perf_counter() - begun)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(work())
+    return taken
+
+
+def routes(name: str, url: str) -> Any:
+    """pipegen's routes as their users call them: `arun` with a batch."""
+    import pipegen as pg
+
+    backends: Any = pg.backends
+    if name == "pipegen.vllm_server, token ids":
+        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=1_024)
+        return pg, route, [{"prompt_token_ids": IDS}]
+    if name == "pipegen.vllm_server, messages":
+        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=1_024)
+        return pg, route, [{"messages": MESSAGES}]
+    route = backends.openai_server("stub", base_url=f"{url}/v1", dialect="vllm", max_in_flight=1_024)
+    return pg, route, [{"messages": MESSAGES}]
+
+
+async def serve(name: str, url: str, out: Any) -> None:
+    if name in ONE:
+        one, close = await ONE[name](url)
+
+        async def run(in_flight: int, requests: int) -> list[float]:
+            return await loop(one, in_flight, requests)
+    else:
+        pg, route, kind = routes(name, url)
+        options = pg.GenerationOptions(max_new_tokens=32)
+
+        async def run(in_flight: int, requests: int) -> list[float]:
+            turns = iter(range(0, requests, in_flight))
+            for _ in turns if in_flight == 1 else [0]:
+                for slot in await pg.arun(route, kind * (in_flight if in_flight == 1 else requests), options):
+                    slot.unwrap()
+            return []
+
+        async def close() -> None:
+            route.engine.close()
+
+    print(json.dumps({"ready": name}), file=out, flush=True)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        in_flight, requests = map(int, line.split())
+        begun = time.perf_counter(), time.process_time()
+        taken = sorted(await run(in_flight, requests))
+        wall, cpu = time.perf_counter() - begun[0], time.process_time() - begun[1]
+        said: dict[str, Any] = {"rate": requests / wall, "cpu": cpu / requests, "peak": peak_memory()}
+        if taken:
+            said |= {"p50": statistics.median(taken), "p99": taken[min(len(taken) - 1, int(0.99 * len(taken)))]}
+        print(json.dumps(said), file=out, flush=True)
+    await close()
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with open(path, encoding="utf-8") as file:
+        url = json.load(file)["url"]
+    asyncio.run(serve(name, url, out))
+
+
+if __name__ == "__main__":
+    main()

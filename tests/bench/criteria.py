@@ -1,0 +1,104 @@
+"""One way of watching for stop strings, in a process of its own: `python criteria.py NAME WORK.json`, then `STOPS ROWS` on stdin for each run.
+
+WORK.json names a tokenizer's folder, the stop strings and the rows of ids that a model might make. An answer holds the seconds of the processor for
+setting up once, and for one step of one row.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import peak_memory
+
+PROMPT = 20
+Step = Callable[[int], object]
+Make = Callable[[Any, list[str], torch.Tensor], Step]
+"""Given the tokenizer, the stops and the ids (rows, prompt and steps), what judges the step that ends at a position."""
+
+
+def transformers_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
+    from transformers import StopStringCriteria
+
+    criteria: Any = StopStringCriteria(tokenizer=tokenizer, stop_strings=stops)
+    return lambda end: criteria(ids[:, :end], None)
+
+
+def lm_eval_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
+    try:
+        from lm_eval.models.utils_hf import stop_sequences_criteria
+    except ImportError:
+        from lm_eval.models.utils import stop_sequences_criteria
+    criteria: Any = stop_sequences_criteria(tokenizer, stops, PROMPT, ids.shape[0])
+    return lambda end: criteria(ids[:, :end], None)
+
+
+def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
+    from swift.template import StopWordsCriteria
+
+    criteria: Any = StopWordsCriteria(tokenizer, stops)
+    criteria(ids[:, :PROMPT], None)
+    return lambda end: criteria(ids[:, :end], None)
+
+
+def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
+    from pipegen.options import GenerationOptions, StopOptions, resolve
+    from pipegen.stages.follow import Follower
+
+    options = resolve(GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops))))
+    followers = [Follower(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
+
+    def step(end: int) -> None:
+        for follower, token in zip(followers, ids[:, end - 1].tolist(), strict=True):
+            follower.feed(token)
+
+    return step
+
+
+ARMS: dict[str, Make] = {
+    "pipegen": pipegen_followers,
+    "transformers stop_strings": transformers_criteria,
+    "lm-eval's criteria": lm_eval_criteria,
+    "ms-swift's criteria": ms_swift_criteria,
+}
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    with open(path, encoding="utf-8") as file:
+        work = json.load(file)
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(work["tokenizer"])
+    if name == "pipegen":
+        from pipegen.backends.tokenizers import HFTokenizer
+
+        end = tokenizer.eos_token_id
+        tokenizer = HFTokenizer(tokenizer)
+        tokenizer.eos = end
+    print(json.dumps({"ready": name}), file=out, flush=True)
+    for line in sys.stdin:
+        stops, rows = map(int, line.split())
+        ids = torch.tensor(work["rows"][:rows])
+        begun = time.process_time()
+        step = ARMS[name](tokenizer, work["stops"][:stops], ids)
+        ready = time.process_time()
+        for end in range(PROMPT + 1, ids.shape[1] + 1):
+            step(end)
+        done = time.process_time()
+        said = {"setup": ready - begun, "step": (done - ready) / (ids.shape[1] - PROMPT) / rows, "peak": peak_memory()}
+        print(json.dumps(said), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Measuring: pieces of work side by side in one run, interleaved, as medians with their spread; and the rows that the report is made of.
+
+A row says what was measured against what, the ratio, the target and whether it is met. Each program of this folder writes its rows as JSON into
+`.bench/`, and `report.py` makes docs/benchmarks.md of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / ".bench"
+REPEATS = int(os.environ.get("BENCH_REPEATS", "5"))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of each repeat, of the wall and of the processor, and the most memory that the process has held (MiB)."""
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+    peak: float | None = None
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def interleave(works: Mapping[str, Callable[[], Any]], repeats: int = REPEATS, *, warm: int = 1) -> dict[str, Taken]:
+    """Do every piece of work in turn, again and again, in an order that is turned round each time; the first rounds warm up."""
+    wall: dict[str, list[float]] = {name: [] for name in works}
+    cpu: dict[str, list[float]] = {name: [] for name in works}
+    for repeat in range(warm + repeats):
+        for name in works if repeat % 2 else reversed(works):
+            begun = time.perf_counter(), time.process_time()
+            works[name]()
+            if repeat >= warm:
+                wall[name].append(time.perf_counter() - begun[0])
+                cpu[name].append(time.process_time() - begun[1])
+    return {name: Taken(tuple(wall[name]), tuple(cpu[name])) for name in works}
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """The median of the ratios theirs / ours of the same round, and half the distance between their quartiles."""
+    ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
+    if len(ratios) < 2:
+        return ratios[0], 0.0
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return statistics.median(ratios), (high - low) / 2
+
+
+def row(
+    work: str, peer: str, ratio: float | None, target: str, *, group: str, spread: float = 0.0, ours: str = "", theirs: str = "", note: str = "", **more: Any
+) -> dict[str, Any]:
+    """A row of the report. `target` is "at least X", "at most X" or "exactly X"; a row without a ratio was not measured, and `note` says why."""
+    word, number = target.rsplit(" ", 1)
+    bound = float(number)
+    met = None
+    if ratio is not None:
+        met = ratio >= bound if word == "at least" else ratio <= bound if word == "at most" else abs(ratio - bound) < 5e-4
+    made = {"group": group, "work": work, "peer": peer, "ratio": None if ratio is None else round(ratio, 4), "target": target, "meets": met}
+    return made | {"spread": round(spread, 4), "ours": ours, "theirs": theirs, "note": note} | more
+
+
+def speed(work: str, peer: str, ours: Taken, theirs: Taken, target: float, *, group: str, note: str = "") -> dict[str, Any]:
+    """How many times as fast as the peer: seconds of the peer over seconds of pipegen, round by round."""
+    ratio, spread = paired(ours.wall, theirs.wall)
+    figures = {"ours": f"{statistics.median(ours.wall):.3g} s", "theirs": f"{statistics.median(theirs.wall):.3g} s"}
+    cpu = statistics.median(theirs.cpu) / statistics.median(ours.cpu)
+    memory = {"memory": [None if taken.peak is None else round(taken.peak) for taken in (ours, theirs)]}
+    return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures, **memory)
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """Print the rows, and keep them for the report."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for entry in rows:
+        ratio = "  -  " if entry["ratio"] is None else f"{entry['ratio']:.3g}"
+        met = {True: "met", False: "MISSED", None: "not measured"}[entry["meets"]]
+        print(
+            f"{entry['work'][:60]:<60} {entry['peer'][:44]:<44} {ratio:>8} ±{entry['spread']:<7.2g} {entry['target']:<14} {met} {entry['note'][:60]}",
+            flush=True,
+        )

@@ -1,0 +1,128 @@
+"""Pictures on the Hugging Face path, side by side with static batches and with transformers' pipeline. Run by `nox -s bench`.
+
+`python tests/bench/pictures.py [skewed] [large]`: pictures of four sizes with outputs of skewed lengths; 200 large pictures, whose preparation costs as
+much as the generation. The embedded model.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from forced import alone, closing, force, special_ids
+from measure import REPEATS, row, speed, write
+from picture_arms import inputs_of, opened
+from PIL import Image
+from text import ARRIVAL, WORDS, skewed
+from workers import race
+
+from pipegen.embedded import path as embedded_path
+from pipegen.embedded.inference import Embedded
+
+GROUP = "Hugging Face, pictures"
+SIDES = ((96, 96), (128, 96), (96, 128), (128, 128))
+"""Four sizes that the model takes as they are, so that every way of running it sees the same pixels."""
+PIPELINE = "transformers image-text-to-text pipeline"
+
+
+def picture(folder: Path, number: int, width: int, height: int, drawn: random.Random) -> str:
+    """Shapes of colour over a gradient, as a JPEG file (PNG where it must be exact)."""
+    small = Image.new("RGB", (8, 8))
+    small.putdata([tuple(drawn.randrange(256) for _ in range(3)) for _ in range(64)])
+    path = folder / f"{number}.{'png' if width < 200 else 'jpg'}"
+    small.resize((width, height), Image.Resampling.BICUBIC).save(path)
+    return str(path)
+
+
+def work_of(folder: Path, sides: list[tuple[int, int]], wanted: list[tuple[int, ...]], *, batch: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    drawn = random.Random(7)
+    paths = [picture(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+    embedded = Embedded(embedded_path())
+    tokenizer, eos = embedded.tokenizer, [embedded.tokenizer.eos_token_id]
+    banned = special_ids(tokenizer)
+    force(embedded.model, eos, banned, counted_down=True)
+    closings, lengths, answers = [], [], []
+    for path, counts in zip(paths, wanted, strict=True):
+        beginnings = ((f"{drawn.choice(WORDS)} {drawn.choice(WORDS)}", count) for _ in range(200) for count in counts)
+        text, count = next((closed, count) for begun, count in beginnings if (closed := closing(tokenizer, begun, count)) is not None)
+        closings.append(text)
+        lengths.append(count)
+        answers.append(alone(embedded.model, inputs_of(embedded, [opened(path)], [text]), count, eos))
+    if [len(answer) + 1 for answer in answers] != lengths:
+        raise AssertionError("a row alone does not make as many tokens as it should")
+    sizes = {"batch": batch, "threads": 1, "max_new_tokens": max(lengths), "lengths": lengths, "window": len(paths)}
+    forced = {"eos": eos, "banned": banned, "counted_down": True}
+    return {"model": str(embedded_path()), "pictures": paths, "closings": closings, "answers": answers, **forced, **sizes}
+
+
+def four_sizes() -> list[dict[str, Any]]:
+    """The skewed lengths of the text, over pictures of four sizes."""
+    name = "pictures of four sizes, skewed lengths, embedded model"
+    print(name, flush=True)
+    _, wanted = skewed(64, seed=2)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = work_of(Path(scratch), [SIDES[number % 4] for number in range(64)], wanted, batch=8)
+        taken, last, absent = race(["pipegen", ARRIVAL], work, script="picture_arms.py")
+    if absent:
+        raise RuntimeError(absent)
+    for arm, run in last.items():
+        if run["answers"] != work["answers"]:
+            raise AssertionError(f"{arm} did not make the ids that each row makes alone")
+    needed = sum(length - 1 for length in work["lengths"])
+    note = f"its row-steps over needed: {last[ARRIVAL]['row_steps'] / needed:.2f}"
+    rows = [speed(name, ARRIVAL, taken["pipegen"], taken[ARRIVAL], 2.0, group=GROUP, note=note)]
+    return [*rows, row(name, "row-steps over needed", last["pipegen"]["row_steps"] / needed, "exactly 1", group=GROUP, note="a count, not a clock")]
+
+
+def large() -> list[dict[str, Any]]:
+    """200 pictures of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its picture costs."""
+    name = "200 pictures of 512 to 4,096 pixels, embedded model"
+    print(name, flush=True)
+    count = int(os.environ.get("BENCH_PICTURES", "200"))
+    drawn = random.Random(11)
+    sides = [tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2)) for _ in range(count)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        paths = [picture(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+        tokenizer = Embedded(embedded_path()).tokenizer
+        forced = {"eos": [tokenizer.eos_token_id], "banned": special_ids(tokenizer), "counted_down": False}
+        work: dict[str, Any] = {"model": str(embedded_path()), "pictures": paths, "closings": [""] * count, "batch": 8, "threads": 1, "window": 64, **forced}
+        work["max_new_tokens"] = tokens = balanced(work)
+        taken, last, absent = race(["pipegen", ARRIVAL, PIPELINE], work, repeats=min(REPEATS, 3), script="picture_arms.py")
+    if any(len(answer) != tokens for arm in ("pipegen", ARRIVAL) for answer in last[arm]["answers"]):
+        raise AssertionError("not every row made as many tokens")
+    note = f"{tokens} tokens a picture; its processor resizes by itself, so the ids are not compared"
+    rows = [speed(name, f"{ARRIVAL}, each picture opened and processed before its batch", taken["pipegen"], taken[ARRIVAL], 1.6, group=GROUP, note=note)]
+    if PIPELINE in absent:
+        return [*rows, row(name, PIPELINE, None, "at least 1.6", group=GROUP, note=f"not measured: {absent[PIPELINE]}")]
+    return [*rows, speed(name, PIPELINE, taken["pipegen"], taken[PIPELINE], 1.6, group=GROUP, note=note)]
+
+
+def balanced(work: dict[str, Any]) -> int:
+    """How many tokens cost as much as preparing: from static runs over 24 pictures with 8 and with 40 tokens."""
+    seconds = []
+    for tokens in (8, 40):
+        part = {**work, "pictures": work["pictures"][:24], "closings": [""] * 24, "max_new_tokens": tokens}
+        taken, _, _ = race([ARRIVAL], part, repeats=2, script="picture_arms.py")
+        seconds.append(statistics.median(taken[ARRIVAL].wall))
+    step = (seconds[1] - seconds[0]) / 32
+    return max(8, min(400, round((seconds[0] - 8 * step) / step)))
+
+
+PARTS = {"skewed": four_sizes, "large": large}
+
+
+def main() -> None:
+    for part in sys.argv[1:] or PARTS:
+        write(f"pictures-{part}", PARTS[part]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Requests to a server: how many a second, and what one costs the client, beside other clients, at 1 to 1,000 in flight. Run by `nox -s bench`.
+
+The server is `stub_server.py`: it answers after 20 ms, always. Every client has a process of its own; all are asked in turn, level by level.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measure import REPEATS, paired, row, write
+from workers import HERE, Worker
+
+GROUP = "Servers"
+LATENCY = 0.02
+LEVELS = (1, 16, 64, 256, 1_000)
+FLOOR = "bare aiohttp"
+OURS = ("pipegen's transport", "pipegen.vllm_server, token ids", "pipegen.vllm_server, messages", "pipegen.openai_server")
+CLIENTS = ("httpx, no limits", "niquests", "pyreqwest")
+PEERS = {"AsyncOpenAI": 8.0, "AsyncOpenAI, aiohttp": 5.0, "renderers.client.generate": 8.0}
+
+
+def requests_at(in_flight: int) -> int:
+    return 30 if in_flight == 1 else min(2_000, max(200, 6 * in_flight))
+
+
+def ask(worker: Worker, in_flight: int) -> dict[str, Any]:
+    return worker.run(f"{in_flight} {requests_at(in_flight)}")
+
+
+def measured(url: str) -> tuple[dict[str, dict[int, list[dict[str, Any]]]], dict[str, str]]:
+    """What each client says of each level, once for each repeat."""
+    absent: dict[str, str] = {}
+    workers: list[Worker] = []
+    said: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "work.json")
+        path.write_text(json.dumps({"url": url}), encoding="utf-8")
+        try:
+            for name in (FLOOR, *OURS, *PEERS, *CLIENTS):
+                try:
+                    worker = Worker(name, path, "clients.py", "clients")
+                    workers.append(worker)
+                    worker.ready()
+                    ask(worker, 16)
+                    said[name] = {level: [] for level in LEVELS}
+                except (RuntimeError, FileNotFoundError) as refusal:
+                    absent[name] = str(refusal)
+                    print(f"  {name}: {refusal}", flush=True)
+            for level in LEVELS:
+                for repeat in range(REPEATS):
+                    at_work = [worker for worker in workers if worker.arm in said]
+                    for worker in at_work if repeat % 2 else reversed(at_work):
+                        said[worker.arm][level].append(ask(worker, level))
+        finally:
+            for worker in workers:
+                worker.close()
+    return said, absent
+
+
+def table(said: dict[str, dict[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """One entry for each client and level, for the page's own table."""
+    entries = []
+    for name, levels in said.items():
+        for level, runs in levels.items():
+            figures = {what: round(statistics.median(run[what] for run in runs), 6) for what in ("rate", "cpu", "p50", "p99") if what in runs[0]}
+            entries.append({"client": name, "in_flight": level, "peak": round(runs[-1]["peak"]), **figures})
+            print(f"  {name:<34}{level:>6} in flight {figures['rate']:>8.0f}/s {figures['cpu'] * 1e6:>7.0f} us", flush=True)
+    return entries
+
+
+def rows_of(said: dict[str, dict[int, list[dict[str, Any]]]], absent: dict[str, str]) -> list[dict[str, Any]]:
+    rows = []
+
+    def against(ours: str, peer: str, level: int, target: float) -> None:
+        work = f"{ours}, {level:,} in flight"
+        if ours in absent or peer in absent:
+            rows.append(row(work, peer, None, f"at least {target:g}", group=GROUP, note=f"not measured: {absent.get(ours) or absent.get(peer)}"))
+            return
+        mine, theirs = ([run["rate"] for run in said[name][level]] for name in (ours, peer))
+        ratio, spread = paired(theirs, mine)
+        costs = [statistics.median(run["cpu"] for run in said[name][level]) for name in (ours, peer)]
+        figures = {"ours": f"{statistics.median(mine):.0f}/s", "theirs": f"{statistics.median(theirs):.0f}/s"}
+        note = f"client's processor time for a request: {costs[0] * 1e6:.0f} and {costs[1] * 1e6:.0f} us"
+        rows.append(row(work, peer, ratio, f"at least {target:g}", group=GROUP, spread=spread, note=note, cpu_ratio=round(costs[1] / costs[0], 3), **figures))
+
+    for level in (64, 256, 1_000):
+        for ours in OURS:
+            against(ours, FLOOR, level, 0.85)
+            for peer, target in PEERS.items():
+                against(ours, peer, level, target)
+        names = (OURS[0], FLOOR)
+        if not any(name in absent for name in names):
+            added = [[run["p99"] - LATENCY for run in said[name][level]] for name in names]
+            ratio, spread = paired(added[1], added[0])
+            figures = {"ours": f"{statistics.median(added[0]) * 1e3:.1f} ms", "theirs": f"{statistics.median(added[1]) * 1e3:.1f} ms"}
+            rows.append(row(f"{OURS[0]}, {level:,} in flight: added to p99", FLOOR, ratio, "at most 2", group=GROUP, spread=spread, **figures))
+    return rows
+
+
+def main() -> None:
+    server = subprocess.Popen([sys.executable, str(HERE / "stub_server.py"), str(LATENCY)], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(server.stdout.readline()) if server.stdout else 0
+        said, absent = measured(f"http://127.0.0.1:{port}")
+        rows = rows_of(said, absent)
+        write("servers", rows)
+        (HERE.parents[1] / ".bench" / "servers-levels.json").write_text(json.dumps(table(said), indent=1) + "\n", encoding="utf-8")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Processes of `arms.py`, started together and asked in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from measure import REPEATS, ROOT, Taken
+
+HERE = Path(__file__).parent
+PEERS = {"outlines": "outlines", "lm-eval HFLM": "lm-eval", "ms-swift TransformersEngine": "ms-swift"}
+"""Arms that need an environment of their own, and its name."""
+ENVIRONMENTS = Path(os.environ.get("BENCH_PEERS", str(ROOT / ".nox" / "bench-peers")))
+
+
+def python_of(environment: str | None) -> Path:
+    """The interpreter of an environment, or this one. Raises `FileNotFoundError` where it is not there."""
+    path = Path(sys.executable) if environment is None else ENVIRONMENTS / environment / "bin" / "python"
+    if not path.exists():
+        raise FileNotFoundError(f"the environment {environment!r} could not be made")
+    return path
+
+
+class Worker:
+    """One arm at work, in a process of its own. Raises `RuntimeError` with the end of what it said when it dies."""
+
+    def __init__(self, arm: str, work: Path, script: str, environment: str | None = None) -> None:
+        python = python_of(environment)
+        self.arm, self._log = arm, tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        command = [str(python), str(HERE / script), arm, str(work)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
+
+    def _read(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            self._log.seek(0)
+            raise RuntimeError(f"{self.arm} died: " + " ".join(self._log.read()[-600:].split()))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ready(self) -> None:
+        self._read()
+
+    def run(self, line: str = "run") -> dict[str, Any]:
+        if self._process.stdin:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def race(
+    arms: Iterable[str], work: dict[str, Any], repeats: int = REPEATS, script: str = "arms.py"
+) -> tuple[dict[str, Taken], dict[str, dict[str, Any]], dict[str, str]]:
+    """Run every arm in turn, again and again. Gives what each took, its last answer, and why those that are left out were."""
+    absent: dict[str, str] = {}
+    workers: list[Worker] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "work.json")
+        path.write_text(json.dumps(work), encoding="utf-8")
+        try:
+            for arm in arms:
+                try:
+                    worker = Worker(arm, path, script, PEERS.get(arm))
+                    workers.append(worker)
+                    worker.ready()
+                    last = worker.run()  # to warm up
+                    print(f"  {arm}: {last['wall']:.2f} s, {last['row_steps']} row-steps, {last['tokens']} tokens in {last['calls']} calls", flush=True)
+                except (RuntimeError, FileNotFoundError) as refusal:
+                    absent[arm] = str(refusal)
+                    print(f"  {arm}: {refusal}", flush=True)
+            at_work = [worker for worker in workers if worker.arm not in absent]
+            runs: dict[str, list[dict[str, Any]]] = {worker.arm: [] for worker in at_work}
+            for repeat in range(repeats):
+                for worker in at_work if repeat % 2 else reversed(at_work):
+                    runs[worker.arm].append(worker.run())
+        finally:
+            for worker in workers:
+                worker.close()
+    taken = {arm: Taken(tuple(run["wall"] for run in made), tuple(run["cpu"] for run in made), made[-1]["peak"]) for arm, made in runs.items()}
+    return taken, {arm: made[-1] for arm, made in runs.items()}, absent
