@@ -116,7 +116,7 @@ def test_logprobs_are_those_of_the_hf_engine(served: Any, hf_of: Any) -> None:  
 
 @both
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (33, 130), (300, 40), (640, 480), (1000, 30), (17, 19)])
-@pytest.mark.parametrize("budget", [{}, {"max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 16384}], ids=json.dumps)
+@pytest.mark.parametrize("budget", [{}, {"min_pixels": 9216, "max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 16384}], ids=json.dumps)
 def test_a_picture_has_the_same_grid_and_prompt_everywhere(width: int, height: int, budget: dict[str, int], served: Any, hf_of: Any) -> None:  # P1
     request = pg.VlmGenerationRequest(prompt="What do you see?", images=[picture(width=width, height=height)])
     options = greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(**budget))
