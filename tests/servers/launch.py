@@ -39,6 +39,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: it starts in half the time
     "SGLANG_USE_CPU_ENGINE": "1",
 }
+BY_IDS = ("--enable-scale-out",)
+"""What switches on vLLM's /inference/v1/generate. Without it, there is /v1/completions, for text."""
 # PYTHONPATH, so that the processes which SGLang starts find the stand-in too.
 PATHS: Mapping[str, str] = {"vllm": "", "sglang": str(HERE / "sglang_cpu")}
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -75,7 +77,7 @@ def command(engine: str, python: str, model: str, name: str, port: int, more: Se
     """The command line that serves `model` in float32 under `name`."""
     if engine == "vllm":
         said = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--enforce-eager", "--max-num-seqs", "16"]
-        said += ["--kv-cache-memory-bytes", str(64 << 20), "--enable-scale-out", "--trust-request-mm-kwargs"]
+        said += ["--kv-cache-memory-bytes", str(64 << 20), "--trust-request-mm-kwargs"]
         said += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
     else:
         said = ["-m", "sglang.launch_server", "--model-path", model, "--device", "cpu", "--attention-backend", "torch_native"]

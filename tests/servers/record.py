@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch import PYTHONS, Answer, ask, server
+from launch import BY_IDS, PYTHONS, Answer, ask, server
 from transformers import AutoTokenizer
 
 from pipegen import embedded
@@ -214,7 +214,7 @@ def shortened(value: Any) -> Any:
 def record(engine: str) -> None:
     """Ask everything, and write it."""
     own = {"vllm": vllm, "sglang": sglang}[engine]
-    with server(engine, str(embedded.path()), embedded.NAME) as url:
+    with server(engine, str(embedded.path()), embedded.NAME, *(BY_IDS if engine == "vllm" else ())) as url:
         for case in (*own(embedded.NAME), *chats(embedded.NAME)):
             write(engine, url, case, ask(url + case[1], case[2]))
         if engine == "sglang":
