@@ -19,7 +19,6 @@ import pytest
 
 import pipegen as pg
 from pipegen import embedded
-from pipegen.testing.models import write_model
 
 # The tests of this folder are no package: what they share is loaded from where it lies.
 _spec = importlib.util.spec_from_file_location("launch", Path(__file__).with_name("launch.py"))
@@ -37,9 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The folder of a model: the embedded one, or a tiny random one of a family, with heads as large as vLLM's kernels for CPUs want them."""
+    """The folder of a model: `embedded`, which takes pictures, or `text`, its language half."""
     root: Path = tmp_path_factory.mktemp("models")
-    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else write_model(root / name, name, head_dim=32)))
+    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else embedded.export_text(root / name)))
 
 
 KEY = "the-key-of-these-tests"

@@ -14,7 +14,7 @@ from pipegen.slots import is_ok
 from pipegen.testing.ask import chat, greedy
 from pipegen.testing.parity import chat_requests, mixed_requests, report
 
-REQUESTS = {"embedded": 80, "qwen3": 60}
+REQUESTS = {"embedded": 80, "text": 60}
 SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in REQUESTS]
 SEES = ("embedded",)
 
