@@ -16,7 +16,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from queue import Queue
+from typing import Any, NoReturn
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.vllm.arguments import engine_arguments
@@ -81,10 +82,13 @@ class Running:
             return renderer.render_cmpl([prompt])[0]
 
     def add(self, request_id: str, prompt: Any, params: Any, box: deque[Any]) -> None:
-        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it."""
+        """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it, and `CallFailed`."""
         with self.lock:
             self._check()
-            self.engine.add_request(request_id, prompt, params, **self._adapter)
+            try:
+                self.engine.add_request(request_id, prompt, params, **self._adapter)
+            except _deaths() as error:
+                self._died(error)
             self._boxes[request_id] = box
 
     def step(self, box: deque[Any]) -> list[Any]:
@@ -111,10 +115,10 @@ class Running:
             if not self._boxes:
                 return
             try:
+                _wait(self.engine.engine_core)
                 outputs = self.engine.step()
             except _deaths() as error:
-                self.stop(failure(f"{type(error).__name__}: {error}", "batch"))
-                raise CallFailed(self.failed or failure(str(error), "batch")) from error
+                self._died(error)
             for output in outputs:
                 if output.request_id in self._boxes:
                     self._boxes[output.request_id].append(output)
@@ -132,6 +136,11 @@ class Running:
         """Have this done after the step under way, which it would otherwise wait for."""
         self._turns.submit(do)
 
+    def _died(self, error: Exception) -> NoReturn:
+        because = failure(f"{type(error).__name__}: {error}", "batch")
+        self.stop(because)
+        raise CallFailed(because) from error
+
     def _check(self) -> None:
         if self.failed is not None:
             raise CallFailed(self.failed)
@@ -146,6 +155,19 @@ class Running:
                 engine.engine_core.shutdown()
                 del engine
                 _release()
+
+
+def _wait(core: Any) -> None:
+    """Wait for outputs of an engine in a process of its own. vLLM's `step` would wait for ever for a process that was killed: it only notes its death."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    outputs, resources = getattr(core, "outputs_queue", None), getattr(core, "resources", None)
+    if isinstance(outputs, Queue) and hasattr(resources, "engine_dead"):
+        with outputs.not_empty:
+            while not outputs.queue:
+                if resources.engine_dead:
+                    raise EngineDeadError
+                outputs.not_empty.wait(0.2)
 
 
 def _emptied(box: deque[Any]) -> list[Any]:

@@ -58,12 +58,16 @@ class Standin:
     dies: bool = False
     stopped: bool = False
     steps: int = 0
+    process: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What its core has where it runs in a process of its own."""
 
     @property
     def engine_core(self) -> Any:
-        return SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True))
+        return SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True), **self.process)
 
     def add_request(self, request_id: str, prompt: Any, params: Any, **more: Any) -> None:
+        if self.dies and not self.live:
+            raise Dead("gone before")
         if prompt["prompt_token_ids"][0] == 7:
             raise ValueError("no sevens")
         self.more.append(more)

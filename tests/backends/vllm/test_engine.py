@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +184,28 @@ def test_an_engine_that_died_fails_the_call_and_another_one_starts(started: list
     assert started[0].stopped
     assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
     assert len(started) == 2
+
+
+def test_a_process_that_was_killed_fails_the_call_that_waits_for_it(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    dies = SimpleNamespace(engine_dead=False)
+    started[0].process = {"outputs_queue": Queue(), "resources": dies}
+    killed = threading.Timer(0.05, lambda: setattr(dies, "engine_dead", True))
+    killed.start()
+    with pytest.raises(CallFailed) as failed:
+        running.generate([encoded([10], max_new_tokens=1)])
+    assert failed.value.error.scope == "batch"
+    assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
+
+
+def test_an_engine_found_dead_when_a_row_is_queued_fails_the_call(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].dies = True
+    with pytest.raises(CallFailed):
+        running.generate([encoded([10], max_new_tokens=1), encoded([11], max_new_tokens=1)])
+    assert started[0].stopped
 
 
 def test_a_stream_that_is_left_ends_its_rows_and_closing_stops_the_engine(started: list[Any]) -> None:
