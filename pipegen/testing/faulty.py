@@ -34,7 +34,7 @@ class FaultyServer:
     `share` of the calls fail, in one of the ways of `kinds`. `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
     faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
     `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False;
-    `retry_after` is what 429 and 503 ask for.
+    `retry_after` is what 429 and 503 ask for, and `without` names paths that are not there.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class FaultyServer:
         reply: Callable[[Sequence[int]], Sequence[int]] = lambda ids: [*reversed(ids), EOS],
         limit: int = 4096,
         retry_after: str = "0",
+        without: Sequence[str] = (),
     ) -> None:
         self.share, self.seed, self.kinds, self.reply, self.limit, self.retry_after = share, seed, tuple(kinds), reply, limit, retry_after
+        self.without = tuple(without)
         self.models = True
         self.url = ""
         self.asked: Counter[tuple[int, ...]] = Counter()
@@ -110,6 +112,9 @@ class FaultyServer:
         length = next((int(line.split(":")[1]) for line in head if line.lower().startswith("content-length:")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
         self.paths[path] += 1
+        if path in self.without:
+            writer.write(_http(404, b'{"detail":"Not Found"}'))
+            return True
         if path not in _GENERATING:
             status, answer = self._fact(path, body)
             writer.write(_http(status, json.dumps(answer).encode()))
