@@ -154,6 +154,12 @@ def test_the_text_is_cut_here_by_the_same_rule() -> None:
     assert (said.text, said.raw_text, said.stop) == ("xa", "xabcdef", "bc")
 
 
+def test_what_comes_after_the_stop_is_no_part_of_the_row() -> None:
+    collected = row("END")
+    assert [collected.take(Completion(text=text)).text for text in ("a", "END", "more")] == ["a", "", ""]
+    assert (collected.slot().unwrap().text, collected.slot().unwrap().raw_text) == ("a", "aEND")
+
+
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
     pytest.importorskip("aiohttp")

@@ -161,8 +161,8 @@ def test_memory_stays_flat_and_no_thread_is_left() -> None:
 
 # H6
 def test_a_server_that_asks_for_more_patience_than_there_is_is_rate_limited_at_once() -> None:
-    with FaultyServer(share=1.0, kinds=("429",), retry_after="3600") as server, route_to(server, timeout=5.0, batch_budget=20.0) as route:
-        error = pg.run(route, prompts(1), OPTIONS)[0].failure()
+    with FaultyServer(share=1.0, kinds=("429",), retry_after="3600") as server, route_to(server, timeout=5.0) as route:
+        error = asyncio.run(asyncio.wait_for(pg.arun(route, prompts(1), OPTIONS), 30))[0].failure()
     assert isinstance(error, pg.RateLimited)
     assert error.retry_after == 3600
     assert sum(server.asked.values()) == 1

@@ -71,6 +71,18 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
         assert result.finish is pg.Finish.ABORTED  # it stopped, and nothing of the ids says why
 
 
+@pytest.mark.parametrize("ran", [(1, 2, 3), (1,), (1, 9), ()])
+def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
+    from pipegen.backends.online.rows import Row, raw_of
+    from pipegen.backends.online.wire import Completion
+
+    piece = Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)
+    row = Row(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
+    assert row.take(piece) == ()
+    for slot in (raw_of(encoded((1, 2)), piece, 260, "x"), row.slot()):
+        assert isinstance(slot.failure(), pg.MalformedResponse)
+
+
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 @pytest.mark.parametrize("options", [{}, {"min_new_tokens": 2}, {"ignore_eos": True}, {"stop_token_ids": [69]}])
 def test_a_stop_ends_the_row_whoever_halts_it(wire: str, options: dict[str, Any]) -> None:
