@@ -161,7 +161,8 @@ def _wait(core: Any) -> None:
     """Wait for outputs of an engine in a process of its own. vLLM's `step` would wait for ever for a process that was killed: it only notes its death."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    outputs, resources = getattr(core, "outputs_queue", None), getattr(core, "resources", None)
+    outputs: Any = getattr(core, "outputs_queue", None)
+    resources: Any = getattr(core, "resources", None)
     if isinstance(outputs, Queue) and hasattr(resources, "engine_dead"):
         with outputs.not_empty:
             while not outputs.queue:
