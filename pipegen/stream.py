@@ -196,7 +196,14 @@ async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | TextMade | RowDon
 
     events = _events(wanted)
     try:
-        while (event := await asyncio.to_thread(next, events, None)) is not None:
+        while True:
+            coming = asyncio.ensure_future(asyncio.to_thread(next, events, None))
+            try:
+                event = await asyncio.shield(coming)
+            finally:  # a thread cannot be cancelled: an engine at work is waited for, and closed only then
+                await asyncio.wait([coming])
+            if event is None:
+                return
             yield event
     finally:
         events.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -172,3 +174,31 @@ def test_leaving_a_stream_early_leaves_the_engine_early() -> None:
     next(events)
     events.close()  # type: ignore[attr-defined]
     assert left == [True]
+
+
+def test_cancelling_waits_for_the_step_at_work_and_closes_the_engines_stream() -> None:
+    at_work, go_on, closed = threading.Event(), threading.Event(), []
+
+    class Slow(FakeEngine):
+        def stream(self, inputs: Any) -> Iterator[Any]:
+            try:
+                at_work.set()
+                assert go_on.wait(10)
+                yield from super().stream(inputs)
+            finally:
+                closed.append(True)
+
+    async def cancelled() -> None:
+        async def consume() -> None:
+            async for _ in pg.astream(pg.route(Slow("abc")), [PROMPT]):
+                pass
+
+        task = asyncio.ensure_future(consume())
+        await asyncio.to_thread(at_work.wait, 10)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert closed == [True]
