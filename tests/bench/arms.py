@@ -119,6 +119,7 @@ def outlines(work: Work) -> tuple[Run, Counts]:
     import outlines as package
 
     model, tokenizer, counts = loaded(work)
+    tokenizer.chat_template = None  # it would put plain prompts into a chat
     wrapped: Any = package.from_transformers(model, tokenizer)
     settings = {"max_new_tokens": work["max_new_tokens"], "do_sample": False, "eos_token_id": work["eos"], "pad_token_id": tokenizer.pad_token_id}
 
@@ -143,6 +144,7 @@ def ms_swift(work: Work) -> tuple[Run, Counts]:
     from swift.infer_engine import InferRequest, RequestConfig, TransformersEngine
 
     engine: Any = TransformersEngine(work["model"], torch_dtype=torch.float32, max_batch_size=work["batch"], model_type="qwen3", template_type="dummy")
+    engine.template.use_chat_template = False  # plain prompts, as everywhere here
     counts = forced(engine.model, work)
     settings = RequestConfig(max_tokens=work["max_new_tokens"], temperature=0)
 

@@ -180,18 +180,18 @@ async def loop(one: Callable[[], Awaitable[Any]], in_flight: int, requests: int)
     return taken
 
 
-def routes(name: str, url: str) -> Any:
+def routes(name: str, url: str, in_flight: int) -> Any:
     """pipegen's routes as their users call them: `arun` with a batch."""
     import pipegen as pg
 
     backends: Any = pg.backends
     if name == "pipegen.vllm_server, token ids":
-        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=1_024)
+        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight)
         return pg, route, [{"prompt_token_ids": IDS}]
     if name == "pipegen.vllm_server, messages":
-        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=1_024)
+        route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight)
         return pg, route, [{"messages": MESSAGES}]
-    route = backends.openai_server("stub", base_url=f"{url}/v1", dialect="vllm", max_in_flight=1_024)
+    route = backends.openai_server("stub", base_url=f"{url}/v1", dialect="vllm", max_in_flight=in_flight)
     return pg, route, [{"messages": MESSAGES}]
 
 
@@ -202,18 +202,19 @@ async def serve(name: str, url: str, out: Any) -> None:
         async def run(in_flight: int, requests: int) -> list[float]:
             return await loop(one, in_flight, requests)
     else:
-        pg, route, kind = routes(name, url)
-        options = pg.GenerationOptions(max_new_tokens=32)
+        made: dict[int, Any] = {}  # a route for each level, which lets so many be in flight
 
         async def run(in_flight: int, requests: int) -> list[float]:
-            turns = iter(range(0, requests, in_flight))
-            for _ in turns if in_flight == 1 else [0]:
-                for slot in await pg.arun(route, kind * (in_flight if in_flight == 1 else requests), options):
-                    slot.unwrap()
+            if in_flight not in made:
+                made[in_flight] = routes(name, url, in_flight)
+            pg, route, kind = made[in_flight]
+            for slot in await pg.arun(route, kind * requests, pg.GenerationOptions(max_new_tokens=32)):
+                slot.unwrap()
             return []
 
         async def close() -> None:
-            route.engine.close()
+            for _, route, _ in made.values():
+                route.engine.close()
 
     print(json.dumps({"ready": name}), file=out, flush=True)
     reader = asyncio.StreamReader()

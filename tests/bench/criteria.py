@@ -40,7 +40,7 @@ def lm_eval_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Ste
 
 
 def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
-    from swift.template import StopWordsCriteria
+    from swift.template.utils import StopWordsCriteria
 
     criteria: Any = StopWordsCriteria(tokenizer, stops)
     criteria(ids[:, :PROMPT], None)

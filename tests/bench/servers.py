@@ -6,6 +6,7 @@ The server is `stub_server.py`: it answers after 20 ms, always. Every client has
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from workers import HERE, Worker
 
 GROUP = "Servers"
 LATENCY = 0.02
+MOST = int(os.environ.get("BENCH_REQUESTS", "2000"))
 LEVELS = (1, 16, 64, 256, 1_000)
 FLOOR = "bare aiohttp"
 OURS = ("pipegen's transport", "pipegen.vllm_server, token ids", "pipegen.vllm_server, messages", "pipegen.openai_server")
@@ -26,7 +28,7 @@ PEERS = {"AsyncOpenAI": 8.0, "AsyncOpenAI, aiohttp": 5.0, "renderers.client.gene
 
 
 def requests_at(in_flight: int) -> int:
-    return 30 if in_flight == 1 else min(2_000, max(200, 6 * in_flight))
+    return 30 if in_flight == 1 else min(MOST, max(200, 6 * in_flight))
 
 
 def ask(worker: Worker, in_flight: int) -> dict[str, Any]:
