@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from pipegen.contrib.renderers import RendererBackend, SGLangBackend, VLLMBackend, generate
+
+if not any(map(importlib.util.find_spec, ("httpx", "httpx2"))):
+    pytest.skip("the client's own HTTP library is not installed", allow_module_level=True)
 
 RECORDED = Path(__file__).parents[2] / "backends" / "online" / "recorded"
 BACKENDS = pytest.mark.parametrize(("engine", "backend"), [("vllm", VLLMBackend()), ("sglang", SGLangBackend())], ids=["vllm", "sglang"])
