@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipegen.drive import arun, run
-from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal
+from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
 from pipegen.options import GenerationOptions, StopOptions, StructuredOptions
 from pipegen.records import Finish
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
