@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,32 @@ def test_pictures_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of
         both = pg.run(pg.fallback(fast, safe, when=pg.UnsupportedMultimodal), requests, greedy(max_new_tokens=4))
         assert [slot.unwrap().route for slot in both] == ["vllm", "hf", "vllm"]
         assert [type(error) for error in both[1].unwrap().tried] == [pg.UnsupportedMultimodal]
+
+
+def test_both_routes_fail_and_the_history_is_kept(vllm_of: Callable[..., Any], model_of: Callable[[str], str]) -> None:  # K4
+    asked = pg.VlmGenerationRequest(prompt="What is it?", images=[picture(width=64, height=64)])
+    with vllm_of("qwen3_vl", variant="text") as fast, pg.backends.hf(model_of("qwen3_vl"), variant="text") as safe:
+        error = pg.run(pg.fallback(fast, safe, when=pg.UnsupportedMultimodal), [asked])[0].failure()
+    assert [(type(each), each.message.split()[0]) for each in (*error.earlier, error)] == [
+        (pg.UnsupportedMultimodal, "vllm"),
+        (pg.UnsupportedMultimodal, "hf"),
+    ]
+
+
+@pytest.mark.parametrize("route", ["embedded"], indirect=True)
+def test_json_is_halted_where_it_closes_in_any_company(route: pg.Route) -> None:  # K5, K7
+    shapes = (Path(__file__).parents[2] / "docs" / "examples" / "shapes.png").read_bytes()
+    ask = pg.VlmGenerationRequest(prompt="Return JSON.", images=[shapes])
+    requests: list[Any] = [ask, *(chat(text) for text in PROMPTS), ask, *(chat(text) for text in PROMPTS)][:8]
+    options = merge(pg.GenerationOptions(max_new_tokens=160), _on())
+    with pg.backends.hf("embedded", dtype="float32") as other:
+        watched, reference = (pg.attach(each, pg.plugins.balanced_json()).unwrap() for each in (route, other))
+        results, wanted = ([slot.unwrap() for slot in pg.run(each, requests, options)] for each in (watched, reference))
+        alone = [pg.run(watched, [request], options)[0].unwrap() for request in requests]
+    assert [result.token_ids for result in results] == [result.token_ids for result in alone] == [result.token_ids for result in wanted]
+    assert [result.finish for result in results] == [result.finish for result in wanted]
+    assert (results[0].finish, results[0].stop) == (pg.Finish.PLUGIN, "balanced_json")
+    assert {len(found["bbox_2d"]) for found in json.loads(results[0].text)["objects"]} == {4}
 
 
 def held() -> int:
