@@ -159,6 +159,11 @@ class TestStop:
     def test_the_last_token_may_complete_a_stop(self) -> None:  # A13
         assert ended("abSTOP", "STOP", max_new_tokens=4) == ("ab", Finish.STOP_STRING, "STOP", 4)
 
+    def test_of_a_visible_stop_and_one_with_a_special_token_the_longer_wins_where_both_complete(self) -> None:
+        visible, mixed = "a" * 20 + "b", "<|image_pad|>b"
+        assert ended("a" * 20 + mixed, visible, mixed)[::2] == ("", visible)
+        assert ended("a" * 20 + mixed, visible[10:], mixed)[::2] == ("a" * 20, mixed)
+
     def test_only_generated_text_is_searched(self) -> None:  # A14
         assert ended("P<|im_end|>", "STOP") == ("P", Finish.EOS, None, 2)
 
