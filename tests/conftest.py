@@ -8,5 +8,5 @@ import os
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Code for type checkers, which is not run; and real engines, in environments of their own: `nox -s engines`, `nox -s servers`.
-collect_ignore = ["typing", "engines", "servers"]
+# Code for type checkers, which is not run; programs that measure; and real engines, in environments of their own: `nox -s engines`, `nox -s servers`.
+collect_ignore = ["typing", "bench", "engines", "servers"]
