@@ -63,3 +63,8 @@ def test_records_take_keywords_only() -> None:
 
     with pytest.raises(TypeError):
         Room(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def test_a_field_that_must_be_given_is_missed_by_its_name() -> None:
+    with pytest.raises(TypeError, match="model"):
+        pg.ModelLoadConfig()  # type: ignore[call-arg]

@@ -12,6 +12,7 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
+from pipegen.backends.base import TextMade
 from pipegen.records import Encoded
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
@@ -202,3 +203,16 @@ def test_cancelling_waits_for_the_step_at_work_and_closes_the_engines_stream() -
 
     asyncio.run(cancelled())
     assert closed == [True]
+
+
+def test_an_engine_that_decodes_by_itself_shows_what_has_text_or_reasoning_and_nothing_else() -> None:
+    class Chat(FakeEngine):
+        def stream(self, inputs: Any) -> Iterator[Any]:
+            made = list(super().stream(inputs))
+            yield TextMade(row=0, text="", reasoning="hm")
+            yield TextMade(row=0, text="")
+            yield TextMade(row=0, text="ab")
+            yield made[-1]
+
+    events = list(pg.stream(pg.route(Chat("abc")), [PROMPT]))
+    assert [(event.text, event.reasoning) for event in events if isinstance(event, pg.Delta)] == [("", "hm"), ("ab", ""), ("c", "")]

@@ -110,6 +110,19 @@ class TestStopScanner:
         scanner = StopScanner(("END",))
         assert (scanner.feed("aEN").text, scanner.finish(), scanner.finish()) == ("a", "EN", "")
 
+    def test_meeting_a_stop_is_what_feeding_finds_however_little_is_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pipegen.stages.scan.MOVES", 2)
+        pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab")
+        for stops in (("ababc", "ca"), ("bc",), ()):
+            meeting, feeding = StopScanner(stops), StopScanner(stops)
+            for place, piece in enumerate(pieces):
+                found = feeding.feed(piece, counts=place > 3).stop
+                assert meeting.meets(piece, counts=place > 3) == found
+                if found:
+                    break
+            assert meeting.stop == feeding.stop
+            assert meeting.stop is None or meeting.meets("ab") is None
+
     def test_many_stops_and_a_long_text_take_one_step_per_character(self) -> None:
         stops = tuple("a" * length + "b" for length in range(1, 200))
         scanner = StopScanner(stops)
