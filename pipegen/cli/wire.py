@@ -28,5 +28,5 @@ def dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
     if not is_ok(made):
         return strict_json.dump({"agent": agent.id, "error": error_to_plain(made.failure())}), False
     request = made.unwrap()
-    url = f"{engine.sender.access.root}{request.path}"
+    url = engine.sender.access.url(request.path)
     return strict_json.dump({"agent": agent.id, "method": request.method, "url": url, "body": request.body}), True

@@ -61,7 +61,7 @@ class Transport:
         client, gate, sent_at = await self._entered(deadline)
         try:
             async with self._limited(deadline):
-                reply = await client.ask(request.method, self.access.root + request.path, body)
+                reply = await client.ask(request.method, self.access.url(request.path), body)
         except Broken as broken:
             raise Trouble(unreachable(self.access.root, self.access.scrub(str(broken))), again=True) from broken
         finally:
@@ -78,7 +78,7 @@ class Transport:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with self._limited(deadline):
-                    opened = await stack.enter_async_context(client.open(request.method, self.access.root + request.path, body))
+                    opened = await stack.enter_async_context(client.open(request.method, self.access.url(request.path), body))
                     refusal = await opened.body() if opened.status != 200 else b""
                 reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
                 self._note(gate, reply, sent_at)
@@ -140,7 +140,7 @@ class Transport:
         client, _ = await self._held.get()
         with contextlib.suppress(Broken, TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await client.ask(request.method, self.access.root + request.path, _encoded(request))
+                await client.ask(request.method, self.access.url(request.path), _encoded(request))
 
     async def _entered(self, deadline: float | None) -> tuple[Client, Gate, float]:
         """Wait for room at the gate, within the batch's time."""

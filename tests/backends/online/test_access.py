@@ -20,12 +20,36 @@ def test_an_address_means_the_same_however_it_ends(address: str) -> None:
     assert root_of(address, "") == "http://h:1"
 
 
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("http://h:1", "http://h:1/v1/models"),
+        ("https://h/llm/", "https://h/llm/v1/models"),
+        ("https://api.z.ai/api/paas/v4", "https://api.z.ai/api/paas/v4/models"),
+        ("https://h/v1beta/openai/", "https://h/v1beta/openai/models"),
+        ("https://h/client/v4/accounts/7/ai/v1", "https://h/client/v4/accounts/7/ai/v1/models"),
+        ("https://h/vision", "https://h/vision/v1/models"),
+        ("http://[::1]:8000//v1//", "http://[::1]:8000/v1/models"),
+    ],
+)
+def test_an_address_with_a_version_of_its_own_keeps_it(address: str, url: str) -> None:
+    access = access_to(address, default="", variable="X")
+    assert access.url("/v1/models") == url
+    assert access.url("/version") == f"{access.root}/version"
+
+
 @pytest.mark.parametrize("wire", [VLLM, SGLANG, *DIALECTS.values()])
 def test_without_an_address_it_is_this_machine(wire: object) -> None:
     assert root_of(None, wire.default_url).startswith("http://localhost:")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("address", ["", "localhost:8000", "ftp://h", "http://me:pw@h", "http://h?key=1", "http://h/#x", "http://h:port", "http://"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "localhost:8000", "ftp://h", "unix:///tmp/socket", "http://me:pw@h", "http://h?key=1", "http://h/#x", "http://"),
+        *("http://h:port", "http://h:0", "http://h:99999", "http://[::1/v1", "http://h h/v1", "http://h:1\n2", "http://h/v1/chat/completions"),
+    ],
+)
 def test_other_addresses_are_refused_without_their_secrets(address: str) -> None:
     with pytest.raises(pg.InvalidField) as refused:
         root_of(address, "")
@@ -56,7 +80,7 @@ def test_the_key_is_in_no_repr_pickle_error_or_result() -> None:
         assert key not in repr((route, route.engine, slots, vars(route.engine)))
 
 
-@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X": "ä"}, {"X": 1}])
+@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X": "ä"}, {"X": 1}, {"X Y": "a"}, {"": "a"}, {"ä": "a"}])
 def test_headers_that_could_break_out_are_refused(headers: object) -> None:
     with pytest.raises(pg.InvalidField):
         access_to("http://h", default="", variable="X", headers=headers)  # type: ignore[arg-type]
