@@ -241,7 +241,7 @@ class Checkpoint:
     def resized_again(self, prompt: Prompt) -> GenerationError | None:
         """What is wrong where a server that applies the model's own processor would give a picture another size than it was prepared to.
 
-        Such a server cannot be told another pixel budget, nor to leave the size alone.
+        Most cannot be told another pixel budget, nor to leave the size alone.
         """
         from pipegen.stages.image_sizes import fit
 

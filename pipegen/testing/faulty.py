@@ -34,7 +34,7 @@ class FaultyServer:
     `share` of the calls fail, in one of the ways of `kinds`. `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
     faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
     `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False;
-    `retry_after` is what 429 and 503 ask for, and `without` names paths that are not there.
+    `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class FaultyServer:
         limit: int = 4096,
         retry_after: str = "0",
         without: Sequence[str] = (),
+        answers: Mapping[str, tuple[int, Any]] | None = None,
     ) -> None:
         self.share, self.seed, self.kinds, self.reply, self.limit, self.retry_after = share, seed, tuple(kinds), reply, limit, retry_after
-        self.without = tuple(without)
+        self.without, self.answers = tuple(without), dict(answers or {})
         self.models = True
         self.url = ""
         self.asked: Counter[tuple[int, ...]] = Counter()
@@ -132,6 +133,8 @@ class FaultyServer:
         if path == "/abort_request":
             self.aborted.append(str(body.get("rid")))
             return 200, {}
+        if path in self.answers:
+            return self.answers[path]
         if path == "/v1/models" and self.models:
             return 200, {"data": [{"id": "toy", "max_model_len": self.limit}]}
         return (200, {"version": "0"}) if path in ("/version", "/server_info") else (503, {"detail": "not here"})

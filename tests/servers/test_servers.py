@@ -129,9 +129,25 @@ def test_a_picture_has_the_same_grid_and_prompt_everywhere(width: int, height: i
     assert (one.image_grid_thw, one.prompt_token_ids, one.text) == (other.image_grid_thw, other.prompt_token_ids, other.text)
 
 
-@both
+# The checkpoint's own processor, which the servers use, enlarges to 9216 pixels.
+SMALL = [{"max_pixels": 4096}, {"max_pixels": 2048}, {"min_pixels": 65536, "max_pixels": 90000}, {"do_resize": False}]
+
+
+@pytest.mark.parametrize("served", ["vllm-embedded"], indirect=True)
+@pytest.mark.parametrize("budget", SMALL, ids=json.dumps)
+def test_vllm_keeps_a_budget_that_is_not_the_checkpoints_own(budget: dict[str, Any], served: Any, hf_of: Any) -> None:  # P1
+    options = greedy(max_new_tokens=12, preprocess=pg.VlmPreprocessOptions(**budget))
+    sizes = [(64, 64)], [(64, 64), (320, 160)]
+    requests = [pg.VlmGenerationRequest(prompt="Compare.", images=[picture(width=width, height=height) for width, height in some]) for some in sizes]
+    with served.opened() as route:
+        found, streamed = pg.run(route, requests, options), [event.slot for event in pg.stream(route, requests, options) if isinstance(event, pg.Done)]
+        for one, two, other in zip(answers(found), answers(streamed), answers(pg.run(hf_of(served.model), requests, options)), strict=True):
+            assert same(one, other)
+            assert same(two, other)
+
+
+@pytest.mark.parametrize("served", ["sglang-embedded"], indirect=True)
 def test_a_budget_that_the_server_would_not_keep_is_refused(served: Any) -> None:  # P1
-    """The checkpoint's own processor, which the server uses, enlarges to 9216 pixels."""
     request = pg.VlmGenerationRequest(prompt="What do you see?", images=[picture(width=64, height=64)])
     with served.opened() as route:
         error = pg.run(route, [request], greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(max_pixels=4096)))[0].failure()

@@ -1,4 +1,4 @@
-"""What every engine's answer is read with: typed looks into plain data, logprobs that are numbers, and bodies merged without touching them.
+"""What every engine's answer is read with: typed looks into plain data, and bodies merged without touching them.
 
 >>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}, "c": None})
 {'a': {'b': 1, 'd': 3}}
@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +15,9 @@ from returns.result import Failure, Success
 from pipegen.backends.online.wire import WireReply
 from pipegen.errors import InvalidRequest, MalformedResponse
 from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob
 from pipegen.slots import Slot
 
-__all__ = ["error_message", "form_of", "ids_of", "json_of", "logprob", "malformed", "merged", "refused_ids"]
-
-SENTINEL = -9999.0
-"""What servers write where a log probability is minus infinity, or is not there."""
+__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "refused_ids"]
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,34 +86,6 @@ def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
         if type(number) is not int or number < 0:
             return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
     return Success(tuple(value))
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > SENTINEL
-
-
-def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
-    """The logprob of the generated token at `index`, from the (id, logprob) that the server said of it and of the likeliest there.
-
-    What is missing, no number, not finite, the sentinel that stands for minus infinity, or said of another token is `MalformedResponse`, which names
-    the index. 0.0 is a logprob.
-
-    >>> logprob(5, 3, (5, None), (), 0).failure().message
-    'the logprob of generated token 3 (id 5) is None, not a number'
-    """
-    if said is None:
-        return malformed(f"there is no logprob of generated token {index} (id {token_id})")
-    if said[0] != token_id or isinstance(said[0], bool):
-        return malformed(f"the logprob of generated token {index} is said of id {said[0]!r:.40}, and the token has id {token_id}")
-    if not _number(said[1]):
-        return malformed(f"the logprob of generated token {index} (id {token_id}) is {said[1]!r:.40}, not a number")
-    for other, value in top:
-        if type(other) is not int or not _number(value):
-            return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
-    if len(top) < wanted:
-        return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
-    likeliest = sorted(((other, float(value)) for other, value in top), key=lambda entry: -entry[1])[:wanted]
-    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest)))
 
 
 def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:

@@ -12,6 +12,7 @@ from returns.result import Failure, Success
 from pipegen.backends.base import TokensMade
 from pipegen.backends.image_processors import grid_only
 from pipegen.backends.online.access import Access
+from pipegen.backends.online.pictures import places
 from pipegen.backends.online.reading import refused_ids
 from pipegen.backends.online.rows import Row, raw_of, touches
 from pipegen.backends.online.sending import Make
@@ -118,18 +119,19 @@ class ServerEngine(Served[Encoded, Raw]):
     async def row(self, asked: Encoded, deadline: float | None) -> Slot[Raw]:
         if self._must_follow(asked.options):
             return await self.followed(asked, deadline, None)
-        checked = self._checked(asked, await self.sender.directory.facts())
-        if not is_ok(checked):
-            return Failure(checked.failure())
-        encoded = checked.unwrap()
-        return await self.sender.whole(self.make(encoded, stream=False), lambda found: self.answer(encoded, found), deadline)
+        ready = await self._ready(asked, deadline)
+        if not is_ok(ready):
+            return Failure(ready.failure())
+        encoded, features = ready.unwrap()
+        return await self.sender.whole(self.make(encoded, stream=False, features=features), lambda found: self.answer(encoded, found), deadline)
 
     async def followed(self, asked: Encoded, deadline: float | None, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
-        checked = self._checked(asked, await self.sender.directory.facts())
-        if not is_ok(checked):
-            return Failure(checked.failure())
-        row = Row(checked.unwrap(), self.tokenizer, self.eos_token_ids, self.plugins, self.name)
+        ready = await self._ready(asked, deadline)
+        if not is_ok(ready):
+            return Failure(ready.failure())
+        encoded, features = ready.unwrap()
+        row = Row(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name)
 
         def take(piece: Completion) -> bool:
             made = row.take(piece)
@@ -137,14 +139,26 @@ class ServerEngine(Served[Encoded, Raw]):
                 tell(made)
             return row.done
 
-        error = await self.sender.pieces(self.make(row.encoded, stream=True), take, deadline)
+        error = await self.sender.pieces(self.make(encoded, stream=True, features=features), take, deadline)
         return row.slot() if error is None else Failure(error)
+
+    async def _ready(self, asked: Encoded, deadline: float | None) -> Slot[tuple[Encoded, Any]]:
+        """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
+        checked = self._checked(asked, await self.sender.directory.facts())
+        resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
+        if resized is None:
+            return checked.map(lambda encoded: (encoded, None))
+        made = await self.sender.whole(self.make(asked, stream=False), lambda found: Success(found[0].features), deadline)
+        if not is_ok(made) and "render" in self.sender.directory.known.lacks:
+            return Failure(resized)
+        return made.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
 
     def _checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
         """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
         prompt = encoded.prompt
         refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
-        refused = refused or self._checkpoint.resized_again(prompt)
+        if not self.wire.keeps_sizes or facts.lacks & {"generate", "render"}:
+            refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
         return check_fit(encoded, _room_for(self.name, self.limit_of(facts)))
@@ -164,17 +178,20 @@ class ServerEngine(Served[Encoded, Raw]):
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
         return () if hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in stops) else stops
 
-    def make(self, asked: Encoded, *, stream: bool) -> Make:
+    def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
         options, prompt = asked.options, asked.prompt
 
         def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
             return Success(
                 Ask(
-                    token_ids=prompt.compact_token_ids,
+                    token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
                     options=options,
                     ending_ids=ending_ids(options, self.tokenizer, self.eos_token_ids),
                     stops=self._stops(options, facts),
                     images=prompt.images,
+                    places=places(prompt, self._checkpoint.image_token_id),
+                    resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,
+                    features=features,
                     prompt_tokens=len(prompt.token_ids),
                     model=model,
                     rid=rid,

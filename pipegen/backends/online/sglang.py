@@ -12,8 +12,9 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import error_message, form_of, ids_of, logprob, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.options import GenerationOptions
@@ -160,7 +161,11 @@ def _completion(item: Any, ask: Ask, seen: int, index: int) -> Slot[Completion]:
             new = ids
         else:
             return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
-        noted = _logprobs(meta, new, ask, seen, len(ids)) if ask.options.logprobs else Success(None)
+        noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
+        if ask.options.logprobs:
+            told = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+            first = seen if isinstance(told, list) and len(told) == seen + len(new) else 0
+            noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
         known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
         return noted.bind(
             lambda logprobs: known.map(
@@ -178,30 +183,6 @@ def _completion(item: Any, ask: Ask, seen: int, index: int) -> Slot[Completion]:
 
     ids = item.get("output_ids")
     return ids_of([] if ids is None and (ask.stream or finish == "abort") else ids, "output_ids").bind(new_of)
-
-
-def _logprobs(meta: Mapping[str, Any], new: tuple[int, ...], ask: Ask, seen: int, ids: int) -> Slot[tuple[TokenLogprob, ...] | None]:
-    """The logprobs of the new tokens, from lists of all so far or of the new ones alone."""
-    said, tops = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
-    said, tops = said if isinstance(said, list) else [], tops if isinstance(tops, list) else []
-    first = seen if len(said) == seen + len(new) and seen else 0
-    if len(said) - first > len(new):
-        return malformed(f"the answer has logprobs of {len(said)} tokens, and generated {seen + len(new)}")
-    out: list[TokenLogprob] = []
-    for place, token_id in enumerate(new):
-        own = _pair(said[first + place]) if first + place < len(said) else None
-        table = tops[first + place] if first + place < len(tops) else None
-        entries = [_pair(entry) or (None, None) for entry in table] if isinstance(table, list) else []
-        read = logprob(token_id, seen + place, own, entries, ask.options.top_logprobs or 0)
-        if not is_ok(read):
-            return Failure(read.failure())
-        out.append(read.unwrap())
-    return Success(tuple(out))
-
-
-def _pair(entry: Any) -> tuple[Any, Any] | None:
-    """(id, logprob) from SGLang's [logprob, id, text]."""
-    return (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else None
 
 
 _TOO_LONG = (

@@ -12,12 +12,13 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.logprobs import entries_in, logprobs_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import error_message, form_of, ids_of, logprob, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.online.vllm_render import read_features, render_request, renders_none, unkept
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
 from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob
 from pipegen.slots import Slot, is_ok
 
 __all__ = ["VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
@@ -100,9 +101,12 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
     if refusal is not None:
         return Failure(refusal)
     if "generate" not in facts.lacks:
+        if ask.resized and ask.features is None:
+            return Failure(unkept("this vLLM server does not keep the sizes of pictures")) if "render" in facts.lacks else Success(render_request(ask))
         body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
         if ask.images:
-            body |= {"content_parts": [{"type": "image_url", "url": data_url(image)} for image in ask.images], "return_token_ids": True}
+            parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
+            body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
         return Success(_request(GENERATE, body, ask, lacks="generate"))
     if ask.images:
         words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
@@ -119,7 +123,9 @@ def _request(path: str, body: dict[str, Any], ask: Ask, *, lacks: str = "") -> W
 
 
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
-    """The completions of a whole answer, of either endpoint."""
+    """The completions of a whole answer, of either endpoint; or what it made of pictures, where that was asked."""
+    if ask.resized and ask.features is None:
+        return read_features(answer, ask)
     return _completions(answer, ask, 0).bind(lambda found: _all_there(found, ask))
 
 
@@ -169,7 +175,8 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, 
         if read is not None and not is_ok(read):
             return Failure(read.failure())
     token_ids = made.unwrap()
-    noted = _logprobs(choice.get("logprobs"), token_ids, ask, seen) if ask.options.logprobs else None
+    wanted = ask.options.top_logprobs or 0
+    noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=wanted, seen=seen) if ask.options.logprobs else None
     if noted is not None and not is_ok(noted):
         return Failure(noted.failure())
     return Success(
@@ -183,50 +190,6 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, 
             routed_experts=choice.get("routed_experts"),
         )
     )
-
-
-def _logprobs(said: Any, token_ids: tuple[int, ...], ask: Ask, seen: int) -> Slot[tuple[TokenLogprob, ...] | None]:
-    entries = _entries(said) if isinstance(said, Mapping) else []
-    if len(entries) > len(token_ids):
-        return malformed(f"the answer has logprobs of {len(entries)} tokens, and generated {len(token_ids)}")
-    out: list[TokenLogprob] = []
-    for place, token_id in enumerate(token_ids):
-        own, top = entries[place] if place < len(entries) else (None, [])
-        read = logprob(token_id, seen + place, own, top, ask.options.top_logprobs or 0)
-        if not is_ok(read):
-            return Failure(read.failure())
-        out.append(read.unwrap())
-    return Success(tuple(out))
-
-
-_Entry = tuple[tuple[Any, Any] | None, list[tuple[Any, Any]]]
-
-
-def _entries(said: Mapping[str, Any]) -> list[_Entry]:
-    """For each token what is said of it and of the likeliest there, in either endpoint's form."""
-    if isinstance(said.get("content"), list):
-        return [(_pair(entry), [_pair(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in said["content"]]
-    tokens, values, tops = (_listed(said, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
-    rows: list[_Entry] = []
-    for place, (token, value) in enumerate(zip(tokens, values, strict=False)):
-        table = tops[place] if place < len(tops) else None
-        rows.append(((_id(token), value), [(_id(name), other) for name, other in table.items()] if isinstance(table, Mapping) else []))
-    return rows
-
-
-def _pair(entry: Any) -> tuple[Any, Any] | None:
-    return (entry.get("token_id"), entry.get("logprob")) if isinstance(entry, Mapping) else None
-
-
-def _listed(entry: Any, name: str) -> list[Any]:
-    value = entry.get(name) if isinstance(entry, Mapping) else None
-    return value if isinstance(value, list) else []
-
-
-def _id(token: Any) -> int | None:
-    """The id in `token_id:123`."""
-    number = token.removeprefix("token_id:") if isinstance(token, str) else ""
-    return int(number) if number.isdecimal() and len(number) < 19 else None
 
 
 _TOO_LONG = (
@@ -257,8 +220,10 @@ def classify(reply: WireReply, ask: Ask) -> GenerationError:
 
 
 def lacking(reply: WireReply, request: WireRequest) -> str:
-    """`generate` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
+    """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
     message, holder = error_message(reply)
+    if request.lacks == "render":
+        return "render" if renders_none(reply) else ""
     if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
         return "generate"
     return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
@@ -274,6 +239,7 @@ VLLM = Wire(
     classify=classify,
     lacking=lacking,
     halts=halts,
+    keeps_sizes=True,
     about="/version",
 )
 """vLLM's wire."""

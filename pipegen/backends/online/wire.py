@@ -40,6 +40,12 @@ class Ask:
     stops: tuple[str, ...] = ()
     """Stop strings that the server is to halt at, as an early exit; where the text ends is decided by pipegen."""
     images: tuple[PreparedImage, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+    """Where each picture's tokens lie in the expanded prompt: offset and length."""
+    resized: bool = False
+    """Whether the server's own processor would give the pictures other sizes than they were prepared to."""
+    features: Any = None
+    """What the server made of such pictures in a request before this one; `token_ids` are then those of the expanded prompt."""
     prompt_tokens: int = 0
     """How long the prompt is with its pictures expanded; 0 where that is not known."""
     model: str | None = None
@@ -95,6 +101,8 @@ class Completion:
     """In an event, pieces of calls; each names the `index` of its call."""
     usage: Mapping[str, int] = field(default_factory=dict)
     index: int = 0
+    features: Any = None
+    """What the server made of the pictures, where that was all that it was asked."""
     routed_experts: Any = None
     """As the server wrote them."""
 
@@ -141,6 +149,9 @@ class Wire:
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
     halts: Callable[[GenerationOptions], frozenset[str]] = _all
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
+    keeps_sizes: bool = False
+    """Whether the server can be asked to keep pictures at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
+    then makes the request for them, and `from_wire` reads its answer."""
     raw_stops: bool = False
     """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
     abort: Callable[[str], WireRequest] | None = None
