@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from pipegen.config.files import Place
-from pipegen.config.keys import ALIASES, KEYS, TYPES, keys_of
+from pipegen.config.generation import is_option, options_beside
+from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
 from pipegen.config.secret import Secret, expanded, provider_variables
-from pipegen.fields import InvalidField, UnknownField, mapping, nearest, one_of, record, text
-from pipegen.options import GROUPS, GenerationOptions, option_names, options_from
+from pipegen.fields import InvalidField, UnknownField, freeze, mapping, nearest, one_of, record, text
+from pipegen.options import GenerationOptions, option_names
 
 if TYPE_CHECKING:
     from pipegen.route import Route
@@ -65,25 +66,30 @@ class BackendConfig:
 def backend_from(values: Any, place: Place) -> BackendConfig:
     """The backend of plain data. Raises `InvalidField` and `UnknownField` with the place and what the key takes, or the nearest key."""
     if not isinstance(values, Mapping):
-        raise InvalidField(f"{place}: takes a mapping such as {{type: hf, model: embedded}}, not {values!r:.200}")
+        raise InvalidField(f"{place}: takes a mapping such as {{type: hf, model: embedded}}, not {type(values).__name__}")
     for name in ("type", "model"):
         if values.get(name) is None:
             raise InvalidField(f"{place}: takes {name} too")
-    kind = _checked("type", values["type"], one_of(*TYPES), place)
-    model = _checked("model", values["model"], text, place)
+    kind = _checked("type", values["type"], one_of(*TYPES), place, "; another server that speaks OpenAI's is type openai with its base_url")
+    model = _expanded("model", _checked("model", values["model"], text, place), place)
     constructor = _constructor(kind, values)
-    said = {name: value for name, value in values.items() if name not in ("type", "model")}
     known = keys_of(constructor)
-    options = _options({name: said.pop(name) for name in tuple(said) if name not in known and _is_option(name)}, said, place)
-    settings: dict[str, Any] = {}
-    for name, value in said.items():
-        if name not in known:
-            raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, known)}")
-        if value is not None:
+    beside, settings = dict[str, Any](), dict[str, Any]()
+    for name, value in values.items():
+        if name in ("type", "model"):
+            continue
+        if name not in known and is_option(name):
+            beside[name] = value
+        elif name not in known:
+            raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, known, values)}")
+        elif value is not None:
             settings[name] = _checked(name, value, known[name].check, place)
     secrets = _secrets(settings, place) if "base_url" in known else ()
     if constructor == "openai_server":
-        settings.setdefault("dialect", _dialect(kind, settings.get("base_url")))
+        _settle_dialect(kind, settings, place)
+    options, extra = options_beside(beside, settings.get("extra_body") or {}, place, settings.get("dialect"))
+    if "extra_body" in settings:
+        settings["extra_body"] = freeze(extra)
     return BackendConfig(type=kind, model=model, constructor=constructor, settings=settings, secrets=secrets, options=options)
 
 
@@ -93,67 +99,45 @@ def _constructor(kind: str, said: Mapping[str, Any]) -> str:
     return kind
 
 
-def _dialect(kind: str, base_url: str | None) -> str:
-    """Whose extensions a chat server takes: that of its type, else of the engine whose port it listens on."""
+def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
+    """Whose extensions a chat server takes: that of its type, else what the file says, else of the engine whose port it listens on."""
+    said, base_url = settings.get("dialect"), settings.get("base_url")
     if kind in ("vllm", "sglang"):
-        return kind
-    return "vllm" if base_url is None else _PORTS.get(urlsplit(base_url).port or 0, "plain")
+        if said not in (None, kind):
+            raise InvalidField(f"{place.at('dialect')}: type {kind!r} speaks its own dialect; take type openai for another")
+        settings["dialect"] = kind
+    elif said is None:
+        settings["dialect"] = "vllm" if base_url is None else _PORTS.get(urlsplit(base_url).port or 0, "plain")
 
 
-def _checked(name: str, value: Any, check: Any, place: Place) -> Any:
+def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") -> Any:
     try:
         return check(value)
     except ValueError as refusal:
-        raise InvalidField(f"{place.at(name)}: takes {refusal}, not {_shown(name, value)}") from None
+        raise InvalidField(f"{place.at(name)}: takes {refusal}, not {_shown(name, value)}{more}") from None
 
 
 def _shown(name: str, value: Any) -> str:
-    return "what stands there" if name in ("api_key", "headers") else f"{value!r:.200}"
+    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{value!r:.200}"
 
 
-def _unknown(name: str, kind: str, known: Mapping[str, Any]) -> str:
+def _unknown(name: str, kind: str, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
     if name in KEYS and kind == "vllm":
         return "type 'vllm' takes this key " + ("only without base_url" if "base_url" in known else "only with base_url (null is the port on this machine)")
     if name in KEYS:
         takers = [other for other in TYPES if not {_constructor(other, {}), _constructor(other, {"base_url": ""})}.isdisjoint(KEYS[name].constructors)]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
-    return f"type {kind!r} takes no such key{nearest(name, ('type', 'model', *known, *option_names(), *ALIASES))}"
-
-
-def _is_option(name: str) -> bool:
-    return name in ALIASES or name in GROUPS or name in option_names()
-
-
-def _options(said: dict[str, Any], beside: Mapping[str, Any], place: Place) -> GenerationOptions:
-    """The options under pipegen's names. What a template's variables say of thinking is said by the option of that name."""
-    values: dict[str, Any] = {}
-    for given, value in said.items():
-        name = ALIASES.get(given, given)
-        if name in values:
-            raise InvalidField(f"{place.at(given)}: says the same as {name}, which stands there too")
-        values[name] = value
-    for key, holder in (("chat_template_kwargs", values.get("template_kwargs")), ("extra_body", _inner(beside.get("extra_body"), "chat_template_kwargs"))):
-        thinking = _inner(holder, "enable_thinking")
-        if type(thinking) is bool:
-            if values.get("enable_thinking") not in (None, thinking):
-                raise InvalidField(f"{place.at(key)}: enable_thinking is {thinking} here, and {values['enable_thinking']} elsewhere")
-            values["enable_thinking"] = thinking
-    if isinstance(values.get("template_kwargs"), Mapping):
-        values["template_kwargs"] = {name: value for name, value in values["template_kwargs"].items() if name != "enable_thinking"}
-    for given in said:  # one by one: so each refusal has its place
-        name = ALIASES.get(given, given)
-        options_from({name: values[name]}, str(place.at(given)))
-    return options_from(values, str(place))
-
-
-def _inner(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None
+    if name in ("id", "system_message"):
+        return f"{name} goes beside backend, not into it"
+    return foreign(name, beside) or f"type {kind!r} takes no such key{nearest(name, ('type', 'model', *known, *option_names(), *ALIASES))}"
 
 
 def _secrets(settings: dict[str, Any], place: Place) -> tuple[tuple[str, Any], ...]:
-    """The key and the headers, taken out of the settings, with `${NAME}` read; the address with `${NAME}` read too."""
-    if settings.get("base_url") is not None:
-        settings["base_url"] = _expanded("base_url", settings["base_url"], place)
+    """The key and the headers, taken out of the settings, with `${NAME}` read; the address and the model's name with `${NAME}` read too."""
+    for name in ("base_url", "served_model_name"):
+        if settings.get(name) is not None:
+            settings[name] = _expanded(name, settings[name], place)
+    _check_address(settings.get("base_url"), place)
     key = _expanded("api_key", settings.pop("api_key", ""), place)
     variables = provider_variables(settings.get("base_url"))
     if not key and variables:  # a provider is sent its own key, never that of another
@@ -161,6 +145,15 @@ def _secrets(settings: dict[str, Any], place: Place) -> tuple[tuple[str, Any], .
     headers = settings.pop("headers", {})
     shown = tuple((str(name), Secret(_expanded("headers", value, place))) for name, value in headers.items())
     return (*((("api_key", Secret(key)),) if key else ()), *((("headers", shown),) if shown else ()))
+
+
+def _check_address(base_url: str | None, place: Place) -> None:
+    from pipegen.backends.online.access import root_of
+
+    try:
+        root_of(base_url, "")
+    except InvalidField as refusal:
+        raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
 
 
 def _expanded(name: str, value: Any, place: Place) -> str:

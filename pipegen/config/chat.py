@@ -13,12 +13,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Annotated, Any, TypeVar
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
+from pipegen.config.keys import foreign
 from pipegen.fields import InvalidField, UnknownField, boolean, nearest, one_of, record, text
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
@@ -72,7 +75,7 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
     said = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
     given = [name for name in ("agents", "agent", "backend") if name in said]
     if len(given) != 1:
-        raise InvalidField(f"{place}: takes one of agents, agent and backend, not {' and '.join(given) or 'none of them'}")
+        raise InvalidField(f"{place}: takes one of agents, agent and backend, {'not ' + ' and '.join(given) if given else 'and holds none of them'}")
     if given != ["backend"] and ("system_message" in said or "id" in said):
         raise InvalidField(f"{place}: id and system_message go with each of the {given[0]}")
     if given == ["agents"]:
@@ -87,12 +90,18 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
 def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise InvalidField(f"{place}: takes a list of at least one agent")
-    agents = tuple(_agent(one, place.at(position)) for position, one in enumerate(values))
-    names = [agent.id for agent in agents]
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise InvalidField(f"{place.at(position)}: the id {name!r} is that of agents[{names.index(name)}] already")
-    return agents
+    agents = [_agent(one, place.at(position)) for position, one in enumerate(values)]
+    named = [agent.id if one.get("id") is not None else None for agent, one in zip(agents, values, strict=True)]
+    for position, name in enumerate(named):
+        if name is not None and name in named[:position]:
+            raise InvalidField(f"{place.at(position)}: the id {name!r} is that of agents[{named.index(name)}] already")
+    taken = {name for name in named if name is not None}
+    for position, agent in enumerate(agents):
+        if named[position] is None:  # the type is its name; the next of the type is its second
+            free = next(name for number in count(1) if (name := agent.id if number == 1 else f"{agent.id}-{number}") not in taken)
+            agents[position] = dataclasses.replace(agent, id=free)
+            taken.add(free)
+    return tuple(agents)
 
 
 def _agent(values: Any, place: Place) -> Agent:
@@ -104,7 +113,9 @@ def _agent(values: Any, place: Place) -> Agent:
 def _ui(values: Any, place: Place) -> ChatUi:
     said = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
     if "type" in said:  # a name that many files of the original system use for it
-        said.setdefault("display_type", said.pop("type"))
+        if "display_type" in said:
+            raise InvalidField(f"{place.at('type')}: says the same as display_type, which stands there too")
+        said["display_type"] = said.pop("type")
     return _made(ChatUi, said, place)
 
 
@@ -120,5 +131,5 @@ def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, An
         raise InvalidField(f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}")
     for name in values:
         if name not in known:
-            raise UnknownField(f"{place.at(name)}: there is no such key here{nearest(str(name), known)}")
+            raise UnknownField(f"{place.at(name)}: {foreign(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
     return values

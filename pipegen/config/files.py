@@ -7,6 +7,7 @@ length. What is wrong is said with the file, and in YAML with the line.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,8 @@ __all__ = ["MAX_FILE_BYTES", "Place", "read_plain"]
 
 MAX_FILE_BYTES = 2**20
 """How long a file of options or of a chat may be."""
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_TEXT_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+|0o[0-7]+")
 Path_ = tuple[str | int, ...]
 
 
@@ -133,4 +136,23 @@ def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
             for position, item in enumerate(node.value):
                 lines[*path, position] = item.start_mark.line + 1
                 left.append((item, (*path, position)))
+        trap = _trap(node)
+        if trap:
+            raise InvalidField(f"{Place(str(file), lines, path)}: {trap}")
     return lines
+
+
+def _trap(node: yaml.Node) -> str:
+    """What readers of YAML understand differently, or JSON does not have, and what to write instead; the value itself may be a key and is not shown."""
+    import yaml
+
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in ("map", "seq", "str", "int", "float", "bool", "null"):
+        return "a date in YAML: write it in quotes" if kind == "timestamp" else f"the tag {node.tag!r:.200} is not taken"
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return ""
+    if kind in ("int", "float") and (":" in node.value or _OCTAL.fullmatch(node.value)):
+        return "a number with a leading zero or a colon, which YAML reads by another base: write it plainly, or in quotes where it is text"
+    if kind == "str" and _TEXT_NUMBER.fullmatch(node.value):
+        return "YAML takes this number for text: write it as 0.001 or 1.0e-3, or in quotes where it is text"
+    return ""

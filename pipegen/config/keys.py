@@ -5,13 +5,13 @@ A test holds it beside the constructors in `pipegen.backends`: a key is an argum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pipegen.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole
+from pipegen.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole, with_schema
 from pipegen.records import ModelLoadConfig
 
-__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "keys_of"]
+__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "foreign", "keys_of"]
 
 TYPES: Mapping[str, str] = {
     "hf": "Hugging Face transformers, in this process",
@@ -33,6 +33,16 @@ ALIASES: Mapping[str, str] = {
     "chat_template_kwargs": "template_kwargs",
 }
 """Names that servers have for generation options."""
+_TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
+_FOREIGN: Mapping[str, str] = {
+    **dict.fromkeys(("cwd", "mcp_servers", "custom_tools", "allowed_tools", "exclude_tools", "upload_files", "permission_mode"), _TOOLS),
+    **dict.fromkeys(("enable_web_search", "enable_code_interpreter", "enable_code_execution", "enable_mcp_command_line"), _TOOLS),
+    **dict.fromkeys(("enable_image_generation", "enable_audio_generation", "enable_video_generation", "enable_file_generation"), _TOOLS),
+    "command_line_execution_mode": _TOOLS,
+    **dict.fromkeys(("orchestrator", "timeout_settings", "memory", "display"), _TEAM),
+    **dict.fromkeys(("text", "reasoning"), "this is of OpenAI's Responses, and pipegen speaks Chat Completions (reasoning_effort goes to extra_body)"),
+}
+"""Keys of the original system that have nothing here to act on, and why."""
 
 
 class Key(NamedTuple):
@@ -46,6 +56,15 @@ class Key(NamedTuple):
 _LOADED, _SERVERS, _CHAT = ("hf", "vllm"), ("vllm_server", "sglang_server", "openai_server"), ("openai_server",)
 _RENDERED = ("hf", "vllm", "vllm_server", "sglang_server")
 """Those that need the checkpoint here, since pipegen renders."""
+
+
+def _any_text(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+with_schema(_any_text, {"type": "string"})
 _LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
 
 KEYS: Mapping[str, Key] = {
@@ -68,7 +87,7 @@ KEYS: Mapping[str, Key] = {
     "enable_prefix_caching": Key(boolean, "Share the cache of equal beginnings.", ("vllm",)),
     "limit_mm_per_prompt": Key(mapping, "Pictures in one request: `{image: 4}`.", ("vllm",)),
     "base_url": Key(text, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
-    "api_key": Key(text, "The key, best as `${NAME}` from the environment.", _SERVERS),
+    "api_key": Key(_any_text, "The key, best as `${NAME}` from the environment; empty is not said.", _SERVERS),
     "headers": Key(mapping, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
     "timeout": Key(real(above=0), "Seconds for one attempt at one request.", _SERVERS),
     "max_in_flight": Key(whole(low=1), "Requests at the server at a time.", _SERVERS),
@@ -79,6 +98,16 @@ KEYS: Mapping[str, Key] = {
     "separate_reasoning": Key(boolean, "Ask SGLang for the reasoning apart from the answer.", _CHAT),
     "extra_body": Key(mapping, "Merged into the body of each request, deeply.", _SERVERS),
 }
+
+
+def foreign(name: str, beside: Iterable[str]) -> str:
+    """Why a key of the original system is not taken, with those beside it that are not either; empty for any other key.
+
+    >>> foreign("cwd", ["model", "cwd", "mcp_servers"])
+    'pipegen has no tools of its own: take it out, and mcp_servers'
+    """
+    others = "".join(f", and {other}" for other in beside if other in _FOREIGN and other != name)
+    return f"{_FOREIGN[name]}: take it out{others}" if name in _FOREIGN else ""
 
 
 def keys_of(constructor: str) -> Mapping[str, Key]:

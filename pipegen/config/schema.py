@@ -48,7 +48,7 @@ def schema() -> dict[str, Any]:
         "oneOf": [{"required": [name]} for name in ("agents", "agent", "backend")],
         "$defs": {
             "agent": {**_object({**agent, "backend": backend}), "required": ["backend"]},
-            "ui": _object({**_fields(ChatUi), "type": _fields(ChatUi)["display_type"]}),
+            "ui": {**_object({**_fields(ChatUi), "type": _fields(ChatUi)["display_type"]}), "not": {"required": ["display_type", "type"]}},
             "backend": _backend(),
             **{constructor: _object(_backend_keys(constructor)) for constructor in CONSTRUCTORS},
         },
@@ -61,7 +61,11 @@ def _backend() -> dict[str, Any]:
     by_type = [_if({"type": kind}, kinds.get(kind, "openai_server")) for kind in TYPES if kind != "vllm"]
     vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}
     served = {"if": {"required": ["base_url"]}, "then": {"$ref": "#/$defs/openai_server"}, "else": {"$ref": "#/$defs/vllm"}}
-    return {"type": "object", "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}]}
+    own = [
+        {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": {"properties": {"dialect": {"enum": [name, None]}}}}
+        for name in ("vllm", "sglang")
+    ]
+    return {"type": "object", "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
 
 
 def _if(said: Mapping[str, str], constructor: str) -> dict[str, Any]:
@@ -85,6 +89,7 @@ def _options() -> dict[str, Any]:
             flat[name] = _object(_fields(kind))
     stops = _fields(StopOptions)
     flat["stop"] = {"anyOf": [stops["stop"], _object(stops)], "description": stops["stop"]["description"]}
+    flat["top_k"] = {**flat["top_k"], "minimum": -1}  # the engines' word for all, which is 0 here
     return flat | {alias: flat[name] for alias, name in ALIASES.items()}
 
 

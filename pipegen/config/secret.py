@@ -32,6 +32,7 @@ _PROVIDERS: Mapping[str, tuple[str, ...]] = {
     "z.ai": ("ZAI_API_KEY",),
 }
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_BARE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Secret:
@@ -76,6 +77,10 @@ def expanded(text: str) -> str:
             raise ValueError(f"the environment variable {name} is not set")
         return os.environ.get(name, "")
 
+    if _BARE.fullmatch(text):
+        raise ValueError("a variable of the environment is written ${NAME}")
+    if "${" in _VARIABLE.sub("", text):
+        raise ValueError("takes ${NAME} with a name of letters, digits and underscores, and nothing else between the braces")
     return _VARIABLE.sub(value, text)
 
 

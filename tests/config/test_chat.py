@@ -128,7 +128,19 @@ def test_thinking_may_be_said_in_three_places_that_agree() -> None:
         ("backend: {type: hf, model: m}\nagents: []", "takes one of agents, agent and backend"),
         ("agents: []", "at least one agent"),
         ("agents: [{id: a, backend: {type: hf, model: m}}, {id: a, backend: {type: hf, model: m}}]", r"agents\[1\]: the id 'a' is that of agents\[0\]"),
-        ("orchestrator: {}\nbackend: {type: hf, model: m}", "orchestrator: there is no such key"),
+        ("orchestrator: {}\nbackend: {type: hf, model: m}", "line 1: orchestrator: pipegen asks each model once, by itself: take it out"),
+        ("backend: {type: hf, model: m, cwd: w, mcp_servers: {}}", r"backend\.cwd: pipegen has no tools of its own: take it out, and mcp_servers"),
+        ("backend: {type: hf, model: m, system_message: s}", "goes beside backend"),
+        ("backend: {type: gemini, model: m}", "another server that speaks OpenAI's is type openai with its base_url"),
+        ("backend: {type: openai, model: m, base_url: 'http://h:99999/v1'}", r"line 1: backend\.base_url: takes the address"),
+        ("backend: {type: openai, model: m, base_url: 'http://[::1/v1'}", r"backend\.base_url: takes the address"),
+        ("backend: {type: vllm, model: m, base_url: null, dialect: sglang}", r"backend\.dialect: type 'vllm' speaks its own dialect"),
+        ("backend: {type: hf, model: m}\nui: {type: simple, display_type: simple}", r"ui\.type: says the same as display_type"),
+        ("backend: {type: openai, model: m, api_key: $KEY}", r"backend\.api_key: .* is written \$\{NAME\}"),
+        ("backend: {type: openai, model: m, api_key: '${KEY:-sk}'}", r"backend\.api_key: takes \$\{NAME\}"),
+        ("backend: {type: openai, model: '${NO_SUCH_VARIABLE}'}", r"backend\.model: the environment variable NO_SUCH_VARIABLE is not set"),
+        ("agents:", r"agents: takes a list"),
+        ("{}", "and holds none of them"),
         ("backend: [hf]", "takes a mapping such as"),
         ("backend: {type: sglang, model: m, headers: {X-Key: '${NO_SUCH_VARIABLE}'}}", "variable NO_SUCH_VARIABLE is not set"),
         ("backend: {type: sglang, model: m, api_key: '${NO_SUCH_VARIABLE}'}", r"backend\.api_key: the environment variable NO_SUCH_VARIABLE is not set"),
@@ -171,7 +183,33 @@ def test_keys_come_from_the_environment_and_show_nowhere(
         pickle.dumps(made)
 
 
-def test_a_bad_key_is_not_repeated_in_the_refusal() -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"type": "sglang", "model": "m", "api_key": ["sk-secret"]},
+        {"type": "sglang", "model": "m", "headers": ["sk-secret"]},
+        {"type": "sglang", "model": "m", "headers": {"X": ["sk-secret"]}},
+        {"type": "sglang", "model": "m", "api_key": "${sk-secret}"},
+        {"type": "sglang", "model": "m", "api_keyy": "sk-secret"},
+        {"type": "sglang", "model": "m", "base_url": ["http://me:sk-secret@h"]},
+        {"type": "sglang", "model": "m", "base_url": "http://me:sk-secret@h"},
+        [{"type": "sglang", "api_key": "sk-secret"}],
+    ],
+)
+def test_a_key_is_not_repeated_in_a_refusal(values: Any) -> None:
     with pytest.raises(InvalidField) as refusal:
-        backend(type="sglang", api_key=["sk-secret"])
+        chat_from({"backend": values})
     assert "sk-secret" not in str(refusal.value)
+
+
+def test_agents_without_an_id_have_their_type_for_one_and_a_number() -> None:
+    agents = [{"backend": {"type": "hf", "model": "m"}}, {"id": "hf-2", "backend": {"type": "hf", "model": "m"}}, {"backend": {"type": "hf", "model": "n"}}]
+    assert [agent.id for agent in chat_from({"agents": agents}).agents] == ["hf", "hf-2", "hf-3"]
+    agents[2]["id"] = "hf"
+    assert [agent.id for agent in chat_from({"agents": agents}).agents] == ["hf-3", "hf-2", "hf"]
+
+
+def test_an_empty_key_is_not_said_and_a_model_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_MODEL", "Qwen/Qwen3-4B")
+    made = backend(type="vllm", model="${MY_MODEL}", base_url=None, api_key="")
+    assert (made.model, made.secrets) == ("Qwen/Qwen3-4B", ())

@@ -48,14 +48,16 @@ ONLY: Mapping[str, tuple[str, ...]] = {
 
 
 def misplaced(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
-    """The field of `extra_body` that this dialect does not have, and another has.
+    """The field of `extra_body` that this dialect does not have, and another has. A plain server may be any: it is sent what stands there.
 
     >>> misplaced({"separate_reasoning": True}, "vllm").option
     'separate_reasoning'
-    >>> misplaced({"separate_reasoning": True}, "sglang") is None
-    True
+    >>> misplaced({"separate_reasoning": True}, "sglang") is None, misplaced({"top_k": 5}, "plain") is None
+    (True, True)
     """
     for name, value in extra_body.items():
+        if dialect == "plain" and name != "separate_reasoning":  # which has a keyword of its own, and is SGLang's
+            continue
         if value is not None and dialect not in ONLY.get(name, (dialect,)):
             words = f"extra_body.{name} is a field of {' and '.join(_SERVERS[other] for other in ONLY[name])}, and the dialect is {dialect!r}"
             return UnsupportedOption(words, option=name, hint="leave it out, or say the server's own dialect")

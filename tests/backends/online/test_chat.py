@@ -61,6 +61,13 @@ def test_a_field_of_another_engine_is_refused(ask: Any) -> None:
     assert error.option == "separate_reasoning"
 
 
+def test_a_plain_server_is_sent_the_extra_body_as_it_is(ask: Any) -> None:
+    extra = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": True}, "regex": "a"}
+    assert extra.items() <= body(ask, "plain", extra_body=extra).items()
+    error = openai.wire_of("plain").to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
+    assert isinstance(error, pg.UnsupportedOption)
+
+
 def answer(**message: Any) -> dict[str, Any]:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
     return {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}

@@ -1,0 +1,107 @@
+"""The generation options of a backend: they stand flat beside it, under pipegen's names or a server's, in the template's variables, and in `extra_body`.
+
+>>> said, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
+>>> said.max_new_tokens, said.chat.enable_thinking, said.top_k, extra
+(9, True, 5, {'chat_template_kwargs': {'enable_thinking': True}})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.config.files import Place
+from pipegen.config.keys import ALIASES
+from pipegen.fields import InvalidField
+from pipegen.options import GROUPS, GenerationOptions, flat_values, merge, option_names, options_from
+
+__all__ = ["is_option", "options_beside"]
+
+_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "max_completion_tokens", "n", "stop")
+_ENGINES = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "enable_thinking")
+_OWN = ("messages", "stream", "stream_options", "rid")
+"""Fields of a chat request that pipegen says itself."""
+
+
+def is_option(name: str) -> bool:
+    """Whether a key beside a backend is a generation option.
+
+    >>> is_option("max_tokens"), is_option("base_url")
+    (True, False)
+    """
+    return name in ALIASES or name in GROUPS or name in option_names()
+
+
+def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
+    """The options under pipegen's names, and what is left of `extra_body`.
+
+    An option that stands in the `extra_body` of a chat server is that option, so that results tell the truth of it. Raises `InvalidField`, which names the
+    place, for a value that an option does not take, and where two places contradict each other.
+    """
+    values = dict(_renamed(said, place))
+    variables = values.get("template_kwargs")
+    if isinstance(variables, Mapping):
+        values["template_kwargs"] = {name: value for name, value in variables.items() if name != "enable_thinking"}
+    for given in said:  # one by one: so each refusal has its place
+        name = ALIASES.get(given, given)
+        options_from({name: values[name]}, str(place.at(given)))
+    options = options_from(values, str(place))
+    options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
+    if dialect is not None:
+        return _lifted(options, extra, place.at("extra_body"), dialect)
+    for field in extra:
+        if field in (*_OPENAI, *_ENGINES, *_OWN, "chat_template_kwargs"):
+            raise InvalidField(f"{place.at('extra_body', field)}: a server asked by token ids has no such field; options stand beside the backend")
+    return options, dict(extra)
+
+
+def _renamed(said: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    values: dict[str, Any] = {}
+    for given, value in said.items():
+        name = ALIASES.get(given, given)
+        if name in values:
+            raise InvalidField(f"{place.at(given)}: says the same as {name}, which stands there too")
+        values[name] = _in_our_words(name, value)
+    return values
+
+
+def _in_our_words(name: str, value: Any) -> Any:
+    return 0 if name == "top_k" and type(value) is int and value == -1 else value  # both mean all, to the engines
+
+
+def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, dialect: str) -> tuple[GenerationOptions, dict[str, Any]]:
+    """What `extra_body` says of options moves there, but for names by which pipegen would not send them."""
+    left = dict(extra)
+    for field in extra:
+        if field in _OWN:
+            raise InvalidField(f"{place.at(field)}: pipegen says this field itself; leave it out")
+        name, value = ALIASES.get(field, field), extra[field]
+        if value is None or field not in (_OPENAI if dialect == "plain" else _OPENAI + _ENGINES):
+            continue
+        lifted = [value] if field == "stop" and isinstance(value, str) else _in_our_words(name, value)
+        options = _with(options, name, lifted, place.at(field))
+        if field != "max_completion_tokens":
+            del left[field]
+    variables = extra.get("chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise InvalidField(f"{place.at('chat_template_kwargs')}: takes a mapping, not {variables!r:.200}")
+    if dialect != "plain":
+        options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
+    return options, left
+
+
+def _with(options: GenerationOptions, name: str, value: Any, place: Place) -> GenerationOptions:
+    """The options with one more, which must not contradict what they say of it."""
+    more = options_from({name: value}, str(place))
+    before, now = flat_values(options)[name], flat_values(more)[name]
+    if None not in (before, now) and before != now:
+        raise InvalidField(f"{place}: {name} is {now!r:.80} here, and {before!r:.80} elsewhere")
+    return merge(more, options) or more
+
+
+def _thinking(variables: Any, place: Place) -> bool | None:
+    """What a template's variables say of thinking."""
+    value = variables.get("enable_thinking") if isinstance(variables, Mapping) else None
+    if value is not None and type(value) is not bool:
+        raise InvalidField(f"{place.at('enable_thinking')}: takes True or False, not {value!r:.200}")
+    return value
