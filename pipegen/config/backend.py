@@ -156,10 +156,8 @@ def _check_address(base_url: str | None, place: Place) -> None:
         raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
 
 
-def _expanded(name: str, value: Any, place: Place) -> str:
+def _expanded(name: str, value: str, place: Place) -> str:
     try:
-        if not isinstance(value, str):
-            raise ValueError("takes strings")
         return expanded(value)
     except ValueError as refusal:
         raise InvalidField(f"{place.at(name)}: {refusal}") from None

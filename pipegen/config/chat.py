@@ -116,7 +116,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
         if "display_type" in said:
             raise InvalidField(f"{place.at('type')}: says the same as display_type, which stands there too")
         said["display_type"] = said.pop("type")
-    return _made(ChatUi, said, place)
+    return _made(ChatUi, {name: value for name, value in said.items() if value is not None}, place)
 
 
 def _made(kind: type[R], said: Mapping[str, Any], place: Place) -> R:

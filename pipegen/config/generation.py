@@ -15,7 +15,7 @@ from pipegen.config.keys import ALIASES
 from pipegen.fields import InvalidField
 from pipegen.options import GROUPS, GenerationOptions, flat_values, merge, option_names, options_from
 
-__all__ = ["is_option", "options_beside"]
+__all__ = ["is_option", "not_in_extra_body", "options_beside"]
 
 _OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "max_completion_tokens", "n", "stop")
 _ENGINES = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "enable_thinking")
@@ -30,6 +30,15 @@ def is_option(name: str) -> bool:
     (True, False)
     """
     return name in ALIASES or name in GROUPS or name in option_names()
+
+
+def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
+    """The fields that the `extra_body` of a chat server, or of one asked by token ids, must not hold: pipegen says them itself.
+
+    >>> "top_k" in not_in_extra_body(chat=True), "top_k" in not_in_extra_body(chat=False)
+    (False, True)
+    """
+    return _OWN if chat else (*_OWN, *_OPENAI, *_ENGINES, "chat_template_kwargs")
 
 
 def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
@@ -50,7 +59,7 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
     if dialect is not None:
         return _lifted(options, extra, place.at("extra_body"), dialect)
     for field in extra:
-        if field in (*_OPENAI, *_ENGINES, *_OWN, "chat_template_kwargs"):
+        if field in not_in_extra_body(chat=False):
             raise InvalidField(f"{place.at('extra_body', field)}: a server asked by token ids has no such field; options stand beside the backend")
     return options, dict(extra)
 

@@ -6,7 +6,7 @@ A test holds it beside the constructors in `pipegen.backends`: a key is an argum
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipegen.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole, with_schema
 from pipegen.records import ModelLoadConfig
@@ -58,13 +58,26 @@ _RENDERED = ("hf", "vllm", "vllm_server", "sglang_server")
 """Those that need the checkpoint here, since pipegen renders."""
 
 
-def _any_text(value: object) -> object:
+def _any_text(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
 
 
+def _address(value: Any) -> Any:
+    return text(value)
+
+
+def _headers(value: Any) -> Any:
+    kept = mapping(value)
+    if not all(isinstance(one, str) for one in kept.values()):
+        raise ValueError("a mapping of strings")
+    return kept
+
+
 with_schema(_any_text, {"type": "string"})
+with_schema(_address, {"type": "string", "pattern": r"^\s*[Hh][Tt][Tt][Pp][Ss]?://.|\$\{"})
+with_schema(_headers, {"type": "object", "additionalProperties": {"type": "string"}})
 _LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
 
 KEYS: Mapping[str, Key] = {
@@ -86,9 +99,9 @@ KEYS: Mapping[str, Key] = {
     "enforce_eager": Key(boolean, "No CUDA graphs.", ("vllm",)),
     "enable_prefix_caching": Key(boolean, "Share the cache of equal beginnings.", ("vllm",)),
     "limit_mm_per_prompt": Key(mapping, "Pictures in one request: `{image: 4}`.", ("vllm",)),
-    "base_url": Key(text, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
+    "base_url": Key(_address, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
     "api_key": Key(_any_text, "The key, best as `${NAME}` from the environment; empty is not said.", _SERVERS),
-    "headers": Key(mapping, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
+    "headers": Key(_headers, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
     "timeout": Key(real(above=0), "Seconds for one attempt at one request.", _SERVERS),
     "max_in_flight": Key(whole(low=1), "Requests at the server at a time.", _SERVERS),
     "retries": Key(whole(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),

@@ -16,11 +16,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.chat import Agent, ChatUi
+from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
 from pipegen.fields import checks_of, schema_of
 from pipegen.options import GROUPS, GenerationOptions, StopOptions
 
 __all__ = ["field_words", "schema"]
+
+_NAMED: Mapping[str, Any] = {
+    "type": {"enum": list(TYPES), "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items())},
+    "model": {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."},
+}
+"""What every backend says."""
 
 
 def field_words(kind: type[Any]) -> dict[str, str]:
@@ -37,18 +44,22 @@ def field_words(kind: type[Any]) -> dict[str, str]:
 
 def schema() -> dict[str, Any]:
     """The schema of a chat file (draft 7, which editors know)."""
-    agent = {"id": _described({"type": "string", "minLength": 1}, field_words(Agent)["id"]), "system_message": _fields(Agent)["system_message"]}
+    agent = {"id": _optional(_described({"type": "string", "minLength": 1}, field_words(Agent)["id"])), "system_message": _fields(Agent)["system_message"]}
     backend = {"$ref": "#/$defs/backend"}
+    own = [{"required": ["id"]}, {"required": ["system_message"]}]
     agents = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/agent"}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "pipegen chat",
         "description": "One or several models that answer the same prompt: pipegen chat --config FILE.",
         **_object({"agents": agents, "agent": {"$ref": "#/$defs/agent"}, "backend": backend, **agent, "ui": {"$ref": "#/$defs/ui"}}),
-        "oneOf": [{"required": [name]} for name in ("agents", "agent", "backend")],
+        "oneOf": [{"required": ["backend"]}, *({"required": [name], "not": {"anyOf": own}} for name in ("agents", "agent"))],
         "$defs": {
             "agent": {**_object({**agent, "backend": backend}), "required": ["backend"]},
-            "ui": {**_object({**_fields(ChatUi), "type": _fields(ChatUi)["display_type"]}), "not": {"required": ["display_type", "type"]}},
+            "ui": {
+                **_optional(_object({**_fields(ChatUi), "type": _fields(ChatUi)["display_type"]})),
+                "not": {"type": "object", "required": ["display_type", "type"]},
+            },
             "backend": _backend(),
             **{constructor: _object(_backend_keys(constructor)) for constructor in CONSTRUCTORS},
         },
@@ -65,7 +76,7 @@ def _backend() -> dict[str, Any]:
         {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": {"properties": {"dialect": {"enum": [name, None]}}}}
         for name in ("vllm", "sglang")
     ]
-    return {"type": "object", "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
+    return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
 
 
 def _if(said: Mapping[str, str], constructor: str) -> dict[str, Any]:
@@ -75,9 +86,9 @@ def _if(said: Mapping[str, str], constructor: str) -> dict[str, Any]:
 
 def _backend_keys(constructor: str) -> dict[str, Any]:
     own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(constructor).items()}
-    kind = {"enum": list(TYPES), "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items())}
-    model = {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."}
-    return {"type": kind, "model": model, **own, **_options()}
+    if "extra_body" in own:
+        own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=constructor == "openai_server"))}}}
+    return {**_NAMED, **own, **_options()}
 
 
 def _options() -> dict[str, Any]:

@@ -203,7 +203,11 @@ def test_a_key_is_not_repeated_in_a_refusal(values: Any) -> None:
 
 
 def test_agents_without_an_id_have_their_type_for_one_and_a_number() -> None:
-    agents = [{"backend": {"type": "hf", "model": "m"}}, {"id": "hf-2", "backend": {"type": "hf", "model": "m"}}, {"backend": {"type": "hf", "model": "n"}}]
+    agents: list[dict[str, Any]] = [
+        {"backend": {"type": "hf", "model": "m"}},
+        {"id": "hf-2", "backend": {"type": "hf", "model": "m"}},
+        {"backend": {"type": "hf", "model": "n"}},
+    ]
     assert [agent.id for agent in chat_from({"agents": agents}).agents] == ["hf", "hf-2", "hf-3"]
     agents[2]["id"] = "hf"
     assert [agent.id for agent in chat_from({"agents": agents}).agents] == ["hf-3", "hf-2", "hf"]

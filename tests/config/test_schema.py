@@ -12,9 +12,9 @@ import pytest
 
 from pipegen import backends
 from pipegen.config import chat_from, schema
-from pipegen.config.keys import CONSTRUCTORS, KEYS, keys_of
+from pipegen.config.keys import ALIASES, CONSTRUCTORS, KEYS, TYPES, keys_of
 from pipegen.fields import InvalidField
-from pipegen.options import option_names
+from pipegen.options import GROUPS, option_names
 
 SCHEMA = schema()
 Checker = Callable[[Any], Any]
@@ -54,6 +54,9 @@ GOOD: list[Any] = [
     {"agent": {"id": "a", "backend": {"type": "vllm", "model": "m", "base_url": None, "enable_thinking": True, "top_k": 0}}},
     {"agents": [{"backend": {"type": "sglang", "model": "m", "extra_body": {"a": 1}}, "system_message": "s"}], "ui": {"display_type": "simple"}},
     {"backend": {"type": "vllm", "model": "m", "max_model_len": 5, "decode": {"strip_whitespace": True}}},
+    {"backend": {"type": "hf", "model": "m"}, "ui": None, "id": None, "system_message": None},
+    {"backend": {"type": "hf", "model": "m"}, "ui": {"type": "simple", "logging_enabled": None}},
+    {"backend": {"type": "openai", "model": "m", "base_url": "HTTPS://h", "api_key": "", "headers": {"X": "y"}, "top_k": -1}},
 ]
 BAD: list[Any] = [
     {},
@@ -67,6 +70,12 @@ BAD: list[Any] = [
     {"backend": {"type": "sglang", "model": "m", "top_p": 0}},
     {"backend": {"type": "sglang", "model": "m", "dialect": "french"}},
     {"backend": {"type": "sglang", "model": "m"}, "ui": {"colour": True}},
+    {"backend": {"type": "sglang", "model": "m"}, "ui": {"type": "simple", "display_type": "simple"}},
+    {"backend": {"type": "gemini", "model": "m"}},
+    {"backend": {"type": None, "model": "m"}},
+    {"backend": {"type": "sglang", "model": "m", "dialect": "vllm"}},
+    {"agent": {"backend": {"type": "hf", "model": "m"}}, "id": "a"},
+    {"backend": {"type": "hf", "model": "m"}, "agent": None},
 ]
 
 
@@ -82,3 +91,46 @@ def test_what_is_refused_is_not_valid(values: Any, checker: Checker) -> None:
         chat_from(values)
     with pytest.raises(ValueError, match=r"data"):
         checker(values)
+
+
+AWKWARD: list[Any] = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    0.5,
+    -0.5,
+    "",
+    "x",
+    "auto",
+    "http://h:1",
+    "ftp://h",
+    [],
+    ["a"],
+    [""],
+    [1],
+    {},
+    {"a": 1},
+    {"a": "b"},
+    {"stop": ["a"]},
+]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("served", [False, True])
+def test_the_schema_and_the_reader_agree_on_every_key(kind: str, served: bool, checker: Checker) -> None:
+    def taken(check: Checker, values: Any) -> bool:
+        try:
+            check(values)
+        except ValueError:
+            return False
+        return True
+
+    parted = []
+    for name in (*KEYS, *ALIASES, *GROUPS, *option_names(), "bogus"):
+        for value in AWKWARD:
+            values = {"backend": {"type": kind, "model": "m", **({"base_url": None} if served else {}), name: value}}
+            if name != "json_schema" and taken(chat_from, values) != taken(checker, values):  # JSON within a string is beyond a schema
+                parted.append((name, value))
+    assert parted == []
