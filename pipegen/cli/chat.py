@@ -76,18 +76,23 @@ class _Turn:
         self.lively = chat.ui.display_type == "rich_terminal" and self.console.is_terminal and not as_json
 
     def ask(self, prompt: str) -> bool:
-        """Ask, show, log; whether all answered."""
+        """Ask, show, log; whether all answered. Who interrupts keeps what has come: whole answers, and on the screen pieces too."""
         answers: list[Answer] = []
-        with _live(self.console, answers, shown=self.lively):
-            self.runner.run(ask(self.speakers, prompt, answers.extend, lambda answer: None))
-        if self.lively:
-            self.console.print(screen(answers, self.console, whole=True))
-        else:
-            for answer in answers:
-                _out(as_line(answer, brief=False) if self.as_json else plain(answer))
-        if self.chat.ui.logging_enabled:
-            _log(prompt, answers)
+        try:
+            with _live(self.console, answers, shown=self.lively):
+                self.runner.run(ask(self.speakers, prompt, answers.extend, lambda answer: None))
+        finally:
+            self._show(prompt, answers)
         return all(answer.slot is not None and is_ok(answer.slot) for answer in answers)
+
+    def _show(self, prompt: str, answers: list[Answer]) -> None:
+        whole = [answer for answer in answers if answer.slot is not None]
+        if self.lively and answers:
+            self.console.print(screen(answers, self.console, whole=True))
+        for answer in [] if self.lively else whole:
+            _out(as_line(answer, brief=False) if self.as_json else plain(answer))
+        if self.chat.ui.logging_enabled and whole:
+            _log(prompt, whole)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def test_one_that_fails_leaves_the_others_and_its_history_alone(chat_file: Path,
     ran = command("chat", "-c", chat_file, "Hi", "--json")
     assert (ran.code, ran.out[0]["ok"], ran.out[1]["ok"]) == (1, True, False)
     assert ran.out[1]["error"]["type"] == "UnsupportedOption"
+
+
+@pytest.mark.parametrize("flags", [("--json",), ()])
+def test_who_interrupts_keeps_the_answers_that_are_whole(flags: tuple[str, ...], chat_file: Path, models: Any, capsys: Any, monkeypatch: Any) -> None:
+    async def one_answers_and_then_ctrl_c(speakers: Any, prompt: str, began: Any, changed: Any) -> None:
+        first, second = Answer(speakers[0]), Answer(speakers[1])
+        began([first, second])
+        first.end(pg.run(speakers[0].route, [{"prompt": prompt}])[0])
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("pipegen.cli.chat.ask", one_answers_and_then_ctrl_c)
+    with pytest.raises(SystemExit) as left:
+        main(["chat", "-c", str(chat_file), "Hi", *flags])
+    assert left.value.code == 130
+    shown = capsys.readouterr().out
+    assert "Hello" in shown
+    assert "two" not in shown
 
 
 def test_a_dry_run_of_a_model_in_this_process_shows_the_call(chat_file: Path, models: dict[str, FakeEngine], command: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -145,6 +146,23 @@ def test_a_server_that_refuses_leaves_no_key_in_the_error(command: Command, chat
     assert (ran.code, [line["ok"] for line in ran.out]) == (1, [False, False])
     assert "no such thing" in ran.out[0]["error"]["message"]
     assert "sk-secret" not in json.dumps(ran.out) + ran.err
+
+
+def test_a_server_that_is_down_fails_its_own_answer_and_says_what_to_do(command: Command, chat_file: Path, stub: Stub) -> None:
+    with socket.socket() as bound:  # bound, but not listening: nobody else gets this port meanwhile
+        bound.bind(("127.0.0.1", 0))
+        down = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        chat_file.write_text(chat_file.read_text().replace(f'"{stub.url}"', f'"{down}", retries: 0'))
+        ran = command("chat", "--config", chat_file, "Hi", "--json")
+    assert (ran.code, [line["ok"] for line in ran.out], ran.out[0]["text"]) == (1, [True, False], "Hello")
+    assert ran.out[1]["error"]["hint"].startswith("see that a server runs there")
+    assert down in ran.out[1]["error"]["message"]
+
+
+def test_a_version_of_its_own_is_asked_as_it_stands(command: Command, chat_file: Path, stub: Stub) -> None:
+    chat_file.write_text(chat_file.read_text().replace(f"{stub.url}/v1", f"{stub.url}/api/paas/v4"))
+    assert command("chat", "--config", chat_file, "Hi", "--json").code == 0
+    assert {path for path, _, _ in stub.sent} == {"/api/paas/v4/chat/completions", "/v1/chat/completions"}
 
 
 def test_generate_asks_a_server_and_answers_batch_lines_in_their_form(command: Command, jsonl: Any, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,12 @@ def refusal_of(server: str, reply: WireReply, message: str) -> GenerationError:
     if reply.status in WRONG:
         return InvalidRequest(words)
     hint = "check the key: api_key, or the environment variable that docs/servers.md names" if reply.status in (401, 403) else ""
+    if reply.status in range(300, 400):
+        hint = "redirects are not followed: give base_url the address that the server has moved to"
     return BackendFailed(words, hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
 
 
 def unreachable(server: str, words: str) -> BackendFailed:
     """The error of a connection that could not be made, or broke."""
-    return BackendFailed(f"{server}: {words}", backend=server, scope="row", incident=uuid.uuid4().hex[:12])
+    hint = "see that a server runs there and that base_url is its address; the request can be sent again"
+    return BackendFailed(f"{server}: {words}", hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
