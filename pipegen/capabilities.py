@@ -23,7 +23,7 @@ FEATURES: Mapping[Capability, str] = {
     "stream": "yields text as it comes",
     "token_ids": "takes and gives token ids, so that prompt, text and finish are pipegen's own",
     "repeatable": "a seeded row comes out the same again, in any company",
-    "watch": "can be halted by an engine-neutral plugin at the very token",
+    "watch": "can be halted by an engine-neutral plugin: at the very token; by chat, at the very character",
     "stopping_criteria": "takes Hugging Face StoppingCriteria",
     "logits_processor": "takes Hugging Face LogitsProcessors",
 }
@@ -49,9 +49,10 @@ _NOT_HF: frozenset[Capability] = frozenset({"no_repeat_ngram_size", "stopping_cr
 _STRUCTURED: frozenset[Capability] = frozenset({"json_schema", "regex", "choice"})
 # Where the server renders, what is promised of prompts, ids and pixels does not hold.
 _CHAT: frozenset[Capability] = frozenset({"images", "stream", "max_new_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
-_CHAT |= {"samples", "stop", "strip_whitespace"}
+_CHAT |= {"samples", "stop", "strip_whitespace", "watch"}
 _CHAT_MORE: frozenset[Capability] = frozenset({"top_k", "min_p", "repetition_penalty", "min_new_tokens", "stop_token_ids", "ignore_eos"})
 _CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "continue_final_message", "add_generation_prompt"}
+_CHAT_MORE |= {"logprobs", "top_logprobs"}
 
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": (_OPTIONS | frozenset(FEATURES)) - _STRUCTURED,

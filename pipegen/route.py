@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,6 +47,8 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
     """
 
     engine: Engine = dataclasses.field(kw_only=True)
+    maker: Callable[[Engine], Route] | None = dataclasses.field(default=None, kw_only=True)
+    """What makes such a route of an engine, where that is not `route`."""
 
     def __enter__(self) -> Self:
         return self
@@ -177,4 +179,4 @@ def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
             words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
             return Failure(UnsupportedPlugin(words, plugin=plugin.name))
         engine = engine.with_plugin(plugin)
-    return Success(route(engine))
+    return Success((to.maker or route)(engine))

@@ -48,13 +48,13 @@ class ChatEngine(Served[Job, Said]):
         return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
 
     async def row(self, asked: Job, deadline: float | None) -> Slot[Said]:
-        if self._cuts_away(asked):
-            # Such a server cuts the stop away and does not name it: the stream is cut here instead, and closed.
+        if self._cuts_away(asked) or self.watches:
+            # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
             return await self.followed(asked, deadline, None)
         return await self.sender.whole(self.make(asked, stream=False), lambda found: self.answer(asked, found), deadline)
 
     async def followed(self, asked: Job, deadline: float | None, tell: Callable[[Made], None] | None) -> Slot[Said]:
-        row = ChatRow(asked)
+        row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
             made = row.take(piece)
@@ -65,8 +65,13 @@ class ChatEngine(Served[Job, Said]):
         error = await self.sender.pieces(self.make(asked, stream=True), take, deadline, ended=lambda: row.ended)
         return row.slot() if error is None else Failure(error)
 
+    @property
+    def watches(self) -> bool:
+        """Whether a plugin may halt its rows."""
+        return any(plugin.feed is not None for plugin in self.plugins)
+
     def _cuts_away(self, job: Job) -> bool:
-        return self.name == "openai_chat" and bool(_stops(job))
+        return bool(_stops(job)) and "stops" not in self.wire.halts(job.options)
 
     def make(self, asked: Job, *, stream: bool) -> Make:
         def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
@@ -75,6 +80,7 @@ class ChatEngine(Served[Job, Said]):
                     messages=messages,
                     tools=tuple(asked.request.tools),
                     options=asked.options,
+                    ending_ids=tuple((asked.options.stop.stop_token_ids or ()) if asked.options.stop is not None else ()),
                     stops=() if self._cuts_away(asked) else _stops(asked),
                     model=model,
                     rid=rid,
@@ -88,7 +94,7 @@ class ChatEngine(Served[Job, Said]):
     def answer(self, asked: Job, completions: tuple[Completion, ...]) -> Slot[Said]:
         if len(completions) != 1:
             return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
-        row = ChatRow(asked)
+        row = ChatRow(asked, self.plugins)
         row.take(completions[0])
         return row.slot()
 
@@ -145,8 +151,8 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         options = resolve(said)
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
-    if options.min_new_tokens and options.stop is not None and options.stop.stop:
-        words = f"{engine.name} does not honour min_new_tokens with stop strings: where a token ends in the text is not known here"
+    if options.min_new_tokens and (engine.watches or (options.stop is not None and options.stop.stop)):
+        words = f"{engine.name} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
     chat = options.chat
     if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
@@ -170,4 +176,4 @@ def chat_route(engine: ChatEngine) -> Route:
 
     whole = samples(each("resolve", resolved) >> each("support", supported) >> call(engine) >> each("result", finished))
     # The engine of a chat route has no tokenizer: `token_ids` is not among its capabilities.
-    return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=cast(Any, engine))
+    return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=cast(Any, engine), maker=cast(Any, chat_route))

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.backends.online.wire import Completion
-from pipegen.errors import GenerationError, MalformedResponse
+from pipegen.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.fields import freeze, record
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, Encoded, Finish, GenerationResult, Job, Prompt, Raw
+from pipegen.records import Decoded, Encoded, Finish, GenerationResult, Job, Prompt, Raw, TokenLogprob
 from pipegen.slots import Slot
 from pipegen.stages.scan import StopScanner
 from pipegen.stages.trim import Stripper, trim
+from pipegen.stages.watch import Watch
 
 __all__ = ["ChatRow", "Made", "Said", "result_of"]
 
@@ -35,6 +36,7 @@ class Said:
     finish: Finish
     stop: str | int | None = None
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_token_ids: tuple[int, ...] = ()
     usage: Mapping[str, int]
 
@@ -56,16 +58,20 @@ class ChatRow:
     (['a ', '', ''], True, 'END')
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, plugins: Sequence[Plugin] = ()) -> None:
         self._job = job
         stop = job.options.stop
-        self._scanner = StopScanner((stop.stop if stop is not None else None) or ())
+        self._stops = (stop.stop if stop is not None else None) or ()
+        self._scanner = StopScanner(self._stops)
+        self._watch = Watch(plugins)
+        self._halted: str | None = None
         self._stripper = Stripper() if job.options.decode is not None and job.options.decode.strip_whitespace else None
         self._raw: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._prompt_ids: tuple[int, ...] = ()
         self._finish: str | None = None
         self._stop: int | str | None = None
@@ -74,8 +80,8 @@ class ChatRow:
 
     @property
     def cut_short(self) -> bool:
-        """Whether nothing more is wanted: a stop completed in the text, or a piece was malformed."""
-        return self._error is not None or self._scanner.stop is not None
+        """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or a piece was malformed."""
+        return self._error is not None or self._halted is not None or self._scanner.stop is not None
 
     @property
     def ended(self) -> bool:
@@ -85,11 +91,15 @@ class ChatRow:
     def take(self, piece: Completion) -> Made:
         """Take a piece; what of it is final."""
         final = ""
-        if piece.text and self._scanner.stop is None:
+        if piece.text and not self.cut_short:
             self._raw.append(piece.text)
-            final = self._scanner.feed(piece.text).text
+            final = self._read(piece.text)
         if piece.finish is not None:
-            final += self._scanner.finish() if self._scanner.stop is None else ""
+            if isinstance(piece.stop, str) and piece.stop in self._stops and not self.cut_short:
+                # The server cut its stop away. With it, the text is cut by pipegen's rule, whichever stop the server took.
+                self._raw.append(piece.stop)
+                final += self._read(piece.stop)
+            final += self._scanner.finish() if not self.cut_short else ""
             self._finish, self._stop = piece.finish, piece.stop
         self._text.append(final)
         if piece.reasoning:
@@ -97,9 +107,30 @@ class ChatRow:
         for place, call in enumerate(piece.tool_calls):
             self._add(call, place)
         self._ids += piece.token_ids or ()
+        self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
         self._usage = piece.usage or self._usage
         return Made(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
+
+    def _read(self, text: str) -> str:
+        """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece."""
+        if not self._watch:
+            return self._scanner.feed(text).text
+        final: list[str] = []
+        for mark in text:
+            final.append(self._scanner.feed(mark).text)
+            if self._scanner.stop is not None:
+                break
+            halt = self._watch.feed(mark)
+            if isinstance(halt, PluginFailed):
+                self._error = halt
+                return ""
+            if halt is not None:
+                self._halted = halt.plugin
+                last = final.pop() + self._scanner.held  # ends with this character
+                final.append(last if halt.kept else last[:-1])
+                break
+        return "".join(final)
 
     def _add(self, call: Mapping[str, Any], place: int) -> None:
         """Add a tool call, or a piece of one: strings of arguments are joined, everything else is said once."""
@@ -131,12 +162,15 @@ class ChatRow:
             finish=finish,
             stop=stop,
             token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
         )
         return Success(said)
 
     def _ending(self) -> tuple[Finish, str | int | None]:
+        if self._halted is not None:
+            return Finish.PLUGIN, self._halted
         if self._scanner.stop is not None:
             return Finish.STOP_STRING, self._scanner.stop
         if self._finish == "length":
@@ -146,14 +180,13 @@ class ChatRow:
         asked = self._job.options.stop
         if asked is not None and self._stop in (asked.stop_token_ids or ()):
             return Finish.STOP_TOKEN, self._stop
-        # A stop within the reasoning, which is not cut.
-        return (Finish.STOP_STRING, self._stop) if asked is not None and self._stop in (asked.stop or ()) else (Finish.EOS, None)
+        return Finish.EOS, None
 
 
 def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports."""
     prompt = Prompt(token_ids=said.prompt_token_ids, compact_token_ids=said.prompt_token_ids)
-    raw = Raw(encoded=Encoded(request=said.job.request, options=said.job.options, prompt=prompt), token_ids=said.token_ids)
+    raw = Raw(encoded=Encoded(request=said.job.request, options=said.job.options, prompt=prompt), token_ids=said.token_ids, logprobs=said.logprobs)
     decoded = Decoded(raw=raw, text=said.text, raw_text=said.raw_text, text_ends=(), raw_ends=(), finish=said.finish, stop=said.stop)
 
     def with_rest(result: GenerationResult) -> GenerationResult:

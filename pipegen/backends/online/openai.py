@@ -5,6 +5,7 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,56 +13,18 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online import sglang, vllm
 from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.extra_body import SERVERS, misplaced
+from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.fields import InvalidField, freeze, nearest
+from pipegen.options import GenerationOptions
 from pipegen.slots import Slot, is_ok
 
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
 
 PATH = "/v1/chat/completions"
-_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "plain": "the server"}
-ONLY: Mapping[str, tuple[str, ...]] = {
-    "separate_reasoning": ("sglang",),
-    "stream_reasoning": ("sglang",),
-    "no_stop_trim": ("sglang",),
-    "stop_regex": ("sglang",),
-    "ebnf": ("sglang",),
-    "regex": ("sglang",),
-    "include_reasoning": ("vllm",),
-    "include_stop_str_in_output": ("vllm",),
-    "mm_processor_kwargs": ("vllm",),
-    "return_tokens_as_token_ids": ("vllm",),
-    "structured_outputs": ("vllm",),
-    "return_token_ids": ("vllm", "sglang"),
-    "chat_template_kwargs": ("vllm", "sglang"),
-    "enable_thinking": ("vllm", "sglang"),
-    "ignore_eos": ("vllm", "sglang"),
-    "min_p": ("vllm", "sglang"),
-    "min_tokens": ("vllm", "sglang"),
-    "repetition_penalty": ("vllm", "sglang"),
-    "stop_token_ids": ("vllm", "sglang"),
-    "top_k": ("vllm", "sglang"),
-}
-"""Fields of `extra_body` that only some dialects have; any other field is sent as it is."""
-
-
-def misplaced(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
-    """The field of `extra_body` that this dialect does not have, and another has. A plain server may be any: it is sent what stands there.
-
-    >>> misplaced({"separate_reasoning": True}, "vllm").option
-    'separate_reasoning'
-    >>> misplaced({"separate_reasoning": True}, "sglang") is None, misplaced({"top_k": 5}, "plain") is None
-    (True, True)
-    """
-    for name, value in extra_body.items():
-        if dialect == "plain" and name != "separate_reasoning":  # which has a keyword of its own, and is SGLang's
-            continue
-        if value is not None and dialect not in ONLY.get(name, (dialect,)):
-            words = f"extra_body.{name} is a field of {' and '.join(_SERVERS[other] for other in ONLY[name])}, and the dialect is {dialect!r}"
-            return UnsupportedOption(words, option=name, hint="leave it out, or say the server's own dialect")
-    return None
 
 
 def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
@@ -89,7 +52,8 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
             "min_p": options.min_p,
             "repetition_penalty": options.repetition_penalty,
-            "min_tokens": options.min_new_tokens,
+            # Where the end token is ignored, it would only be held back.
+            "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
             "stop": list(ask.stops) or None,
             "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
             "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
@@ -98,10 +62,12 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
             "chat_template_kwargs": {"enable_thinking": bool(chat.enable_thinking), **(chat.template_kwargs or {}), **thinking},
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
-            "include_stop_str_in_output": True if dialect == "vllm" and ask.stops else None,
             "no_stop_trim": True if dialect == "sglang" and ask.stops else None,
             "return_token_ids": True if dialect == "vllm" else None,
         }
+        if options.logprobs:
+            more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(ask) if dialect == "vllm" else options.top_logprobs) or 0}
+            more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
         if dialect == "sglang" and ask.rid:
             more["rid"] = ask.rid
     return merged({name: value for name, value in {**own, **more}.items() if value is not None}, extra)
@@ -109,7 +75,7 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
 
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    read = _read(answer, ask, "message")
+    read = _read(answer, ask, "message", 0)
     if not is_ok(read):
         return read
     found = tuple(sorted(read.unwrap(), key=lambda completion: completion.index))
@@ -122,7 +88,7 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    return _read(event, ask, "delta").map(lambda found: found or (Completion(usage=_usage(event)),))
+    return _read(event, ask, "delta", seen).map(lambda found: found or (Completion(usage=_usage(event)),))
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
@@ -130,13 +96,15 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in said.items() if type(value) is int} if isinstance(said, Mapping) else {}
 
 
-def _read(answer: Any, ask: Ask, holder: str) -> Slot[tuple[Completion, ...]]:
+def _read(answer: Any, ask: Ask, holder: str, seen: int) -> Slot[tuple[Completion, ...]]:
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
     out: list[Completion] = []
     for position, choice in enumerate(choices):
         read = _completion(choice, answer, holder, position)
+        if is_ok(read) and ask.options.logprobs:
+            read = _with_logprobs(read.unwrap(), choice, ask, seen)
         if not is_ok(read):
             return Failure(read.failure())
         out.append(read.unwrap())
@@ -176,6 +144,30 @@ def _completion(choice: Any, answer: Mapping[str, Any], holder: str, position: i
     )
 
 
+def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Ask, seen: int) -> Slot[Completion]:
+    """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info` does."""
+    meta = choice.get("meta_info")
+    entries = entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
+    read = logprobs_of(entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen)
+    return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
+
+
+def _unsupported(ask: Ask, dialect: str) -> UnsupportedOption | None:
+    """The option that such a server would change, or cannot carry out."""
+    if dialect == "sglang" and ask.stream and ask.options.logprobs:
+        words = "sglang_chat does not honour logprobs in a stream: there the server names tokens by their texts alone"
+        return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
+    return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
+
+
+def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
+    """What such a server may end a row at. A plain one names no stop; and SGLang, told to leave a stop string in the text, leaves a stop token there too."""
+    if dialect == "vllm":
+        return frozenset({"ids", "stops"})
+    by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
+    return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.halts(options)
+
+
 def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
     message, holder = error_message(reply)
     lengths = vllm.too_long(message) or sglang.too_long(message)
@@ -188,7 +180,7 @@ def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
     def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
-        refusal = misplaced(ask.extra_body, dialect)
+        refusal = misplaced(ask.extra_body, dialect) or _unsupported(ask, dialect)
         if refusal is not None:
             return Failure(refusal)
         return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))
@@ -200,7 +192,8 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         to_wire=to_wire,
         from_wire=from_wire,
         from_event=from_event,
-        classify=lambda reply, ask: _classify(_SERVERS[dialect], reply, ask),
+        halts=lambda options: _halts(options, dialect),
+        classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
         abort=sglang.abort if dialect == "sglang" else None,
         about=about,
     )

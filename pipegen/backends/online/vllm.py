@@ -36,7 +36,7 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
     """
-    options, asked = ask.options, _logprobs_asked(ask)
+    options, asked = ask.options, logprobs_asked(ask)
     said = {
         "n": ask.n,
         "temperature": options.temperature,
@@ -63,7 +63,7 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _logprobs_asked(ask: Ask) -> int | None:
+def logprobs_asked(ask: Ask) -> int | None:
     """How many logprobs to ask for: the server counts the drawn token among them, so one more where that need not be the likeliest."""
     if not ask.options.logprobs:
         return None
@@ -80,7 +80,7 @@ def unsupported(ask: Ask) -> UnsupportedOption | None:
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
     if options.temperature and options.temperature > MOST_TEMPERATURE:
         return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
-    if (_logprobs_asked(ask) or 0) > MOST_LOGPROBS:
+    if (logprobs_asked(ask) or 0) > MOST_LOGPROBS:
         words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
         return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
     if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
