@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Renderer", "Tokenizer"]
+__all__ = ["Renderer", "SpellsAlone", "Tokenizer"]
 
 
 @runtime_checkable
@@ -39,6 +39,15 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included. An incomplete character at the end shows as U+FFFD."""
+        ...
+
+
+@runtime_checkable
+class SpellsAlone(Protocol):
+    """What a tokenizer may know beyond `Tokenizer`. Without it every token of a row with stop strings is looked at."""
+
+    def piece(self, token_id: int) -> str | None:
+        """What the token adds to the text after any other that is not empty, whole characters; None where that may hang on its neighbours."""
         ...
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,26 @@ class HFTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included, nothing cleaned up."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""  # some decoders panic without any
+
+    def piece(self, token_id: int) -> str | None:
+        """What the token adds to the text after any other that is not empty; None where that may hang on its neighbours, as with parts of characters."""
+        if self._anchor is None or _BYTE.fullmatch(self._backend.id_to_token(token_id) or "<0x00>"):
+            return None
+        added = self.decode((self._anchor, token_id))[len(self.decode((self._anchor,))) :]
+        return None if "\ufffd" in added else added
+
+    @functools.cached_property
+    def _anchor(self) -> int | None:
+        """A token to see others after: the first that is a letter. None where tokens may change each other's text, as far as is known."""
+        from tokenizers import Tokenizer, models
+
+        frame = Tokenizer(models.BPE())
+        if self._backend.decoder is not None:
+            frame.decoder = self._backend.decoder
+        if _shape(json.loads(frame.to_str())["decoder"]) not in _SPELL_ALONE:
+            return None
+        return next((number for number in range(self._size) if self.decode((number,)).isalpha()), None)
 
     @functools.cached_property
     def _plain(self) -> tuple[Any, Any]:
@@ -90,6 +110,25 @@ class HFTokenizer:
             for copy in copies:
                 copy.model = model
         return copies
+
+
+def _shape(decoder: Any) -> str:
+    """A decoder's settings in short: its parts, and what bears on whether tokens change each other's text."""
+    if not isinstance(decoder, Mapping):
+        return "None"
+    if decoder["type"] == "Sequence":
+        return " ".join(map(_shape, decoder["decoders"]))
+    if decoder["type"] == "Replace":
+        return f"Replace({decoder['pattern'].get('String')}, {decoder['content']})"
+    if decoder["type"] == "Strip":
+        return f"Strip({decoder['content']}, {decoder['start']}, {decoder['stop']})"
+    return str(decoder["type"])
+
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_FALLBACK = "Replace(▁,  ) ByteFallback Fuse"
+_SPELL_ALONE = ("ByteLevel", "Metaspace", "WordPiece", _FALLBACK, f"{_FALLBACK} Strip( , 1, 0)")
+"""Decoders that work token by token, but for the first of all and for the bytes of a character: read in the source of the tokenizers library."""
 
 
 def _never_first(settings: Any) -> Any:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipegen.errors import PluginFailed
 from pipegen.options import GenerationOptions
@@ -18,20 +18,24 @@ from pipegen.plugins.plugin import Plugin
 from pipegen.records import Finish
 from pipegen.stages.decode import hidden_ids
 from pipegen.stages.detokenize import Detokenizer
+from pipegen.stages.quiet import quiet_tokens
 from pipegen.stages.scan import StopScanner
 from pipegen.stages.stop import ending_ids, endings, plan_stops, text_offset
 from pipegen.stages.trim import Stripper
 from pipegen.stages.watch import Watch
 from pipegen.tokenizer import Tokenizer
 
-__all__ = ["Follower", "ending_ids"]
+__all__ = ["Follower", "ending_ids", "feed_each"]
+
+NONE: Mapping[int, str] = {}
 
 
 class Follower:
     """`decode` and `stop`, one token at a time, with the same text, finish, stop and count.
 
     The joined pieces that `feed` and `close` give back are the text, stripped if the options ask for it, before any plugin trims it. With `text=False`
-    they are empty, and ids become text only where a stop string or a plugin needs it. `options` must be resolved, or `ValueError` is raised.
+    they are empty, and ids become text only where a stop string or a plugin needs it: tokens that can complete no stop are only kept (see `quiet`), and
+    looked at later, as far as a stop may reach back. `options` must be resolved, or `ValueError` is raised.
     """
 
     def __init__(
@@ -44,8 +48,8 @@ class Follower:
         """How the row ended; None while it runs."""
         self.stop: str | int | None = None
         """What ended it: the stop string, the stop token's id, or the plugin's name."""
-        self.count = 0
-        """Generated tokens, the ending one included."""
+        self.token_ids: list[int] = []
+        """The generated tokens, the ending one included."""
         self.failure: PluginFailed | None = None
         """What a plugin did wrong while it watched; the row is then `ABORTED`."""
         self._endings = endings(options, plan, eos_token_ids)
@@ -59,12 +63,36 @@ class Follower:
         self._raw = _RawText(tokenizer, plan.raw) if plan.raw else None
         self._stripper = Stripper() if options.decode.strip_whitespace else None
         self._pending, self._given = "", 0  # text not given out yet, and the length of what is
+        self._looked = 0  # so many tokens have been looked at
+        skips = self._halts_only or not self._reads
+        self._tokens = quiet_tokens(tokenizer, plan.text, frozenset(self._endings), skips_special=bool(self._hidden)) if skips else None
+        self.quiet: Mapping[int, str] = NONE
+        """Tokens that now need no look: while there are fewer than `room` tokens, these may also be put to `token_ids` without `feed`."""
+        self.room = self._max - 1
+        """How many tokens the row takes before the one that ends it anyway."""
+        self._rest()
+
+    @property
+    def count(self) -> int:
+        """Generated tokens, the ending one included."""
+        return len(self.token_ids)
 
     def feed(self, token_id: int) -> str:
         """The text that is final with this token. A row that has ended takes no more tokens and gives nothing."""
         if self.finish is not None:
             return ""
-        self.count += 1
+        if self._tokens is not None and self.quiet is not NONE and len(self.token_ids) < self.room and self._tokens.takes(token_id):
+            self.token_ids.append(token_id)
+            return ""
+        self._catch_up()
+        self.token_ids.append(token_id)
+        self._looked = len(self.token_ids)
+        shown = self._look(token_id)
+        self._rest()
+        return shown
+
+    def _look(self, token_id: int) -> str:
+        """Judge the newest token."""
         if token_id in self._endings and self.count > self._min:
             finish, stop = self._endings[token_id]
             return self._end(finish, stop, ending_id=token_id)
@@ -75,6 +103,29 @@ class Follower:
         if self.finish is None and self.count >= self._max:
             return self._show(piece) + self._end(Finish.LENGTH, None)
         return self._show(piece)
+
+    def _rest(self) -> None:
+        """From here on quiet tokens need no look, if the row goes on and nothing is held back of what came before."""
+        rests = self._tokens is not None and self.finish is None and (not self._reads or self._text.settled)
+        self.quiet = self._tokens.pieces if rests and self._tokens is not None else NONE
+
+    def _catch_up(self) -> None:
+        """Bring the text up to the newest token: the characters that a stop may still need, and the last token as context of the next."""
+        last, reach = None, []
+        missing = 0 if self._tokens is None else self._tokens.longest - 1
+        for place in range(len(self.token_ids) - 1, self._looked - 1, -1):
+            token_id = self.token_ids[place]
+            piece = self.quiet[token_id]
+            if piece:
+                last = token_id if last is None else last
+                reach.append(piece)
+                missing -= len(piece)
+                if missing <= 0:  # a stop that began before these would be complete within them
+                    break
+        for piece in reversed(reach):
+            self._stops.meets(piece)
+        if last is not None:
+            self._text.settle(last)
 
     def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
         """The row gets no more tokens: the engine gave up, or a plugin of its own (named by `halted`) ended it. Gives the text still held."""
@@ -125,6 +176,25 @@ class Follower:
 
     def _show(self, piece: str) -> str:
         return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)
+
+
+def feed_each(followers: Sequence[Follower], token_ids: Sequence[int]) -> None:
+    """`feed` for several rows, one token each: a step of a batch. Most tokens are quiet, and cost a look into a table.
+
+    >>> from pipegen.options import GenerationOptions, resolve
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> rows = [Follower(resolve(GenerationOptions(stop=stop)), ToyTokenizer(), text=False) for stop in (("ab",), ("b",))]
+    >>> for token_id in b"xab":
+    ...     feed_each(rows, (token_id, token_id))
+    >>> [row.stop for row in rows]
+    ['ab', 'b']
+    """
+    for follower, token_id in zip(followers, token_ids, strict=True):
+        ids = follower.token_ids
+        if token_id in follower.quiet and len(ids) < follower.room:
+            ids.append(token_id)
+        else:
+            follower.feed(token_id)
 
 
 class _RawText:

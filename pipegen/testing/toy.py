@@ -82,6 +82,11 @@ class ToyTokenizer:
             raise ValueError(f"id {unknown[0]} is beyond the vocabulary of {len(self._tokens)} tokens")
         return b"".join(self._tokens[token_id] for token_id in token_ids).decode(errors="replace")
 
+    def piece(self, token_id: int) -> str | None:
+        """The text of the token, if its bytes are whole characters: a `pipegen.tokenizer.SpellsAlone`."""
+        text = self.decode((token_id,))
+        return None if "\ufffd" in text else text
+
 
 def _longest_first(tokens: Iterable[AnyStr]) -> list[AnyStr]:
     return [re.escape(token) for token in sorted(tokens, key=len, reverse=True)]

@@ -18,16 +18,20 @@ import torch
 from measure import peak_memory
 
 PROMPT = 20
-Step = Callable[[int], object]
+Step = Callable[[Any], object]
 Make = Callable[[Any, list[str], torch.Tensor], Step]
-"""Given the tokenizer, the stops and the ids (rows, prompt and steps), what judges the step that ends at a position."""
+"""Given the tokenizer, the stops and the prompts' ids, what judges a step: given all ids so far as a tensor, or, for pipegen, the new ones as a list.
+
+Both lie ready before the clock starts, as in the loops of the engines: transformers makes the tensor for its model, and pipegen's engine has brought the
+new ids from the device, for the rows to keep.
+"""
 
 
 def transformers_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from transformers import StopStringCriteria
 
     criteria: Any = StopStringCriteria(tokenizer=tokenizer, stop_strings=stops)
-    return lambda end: criteria(ids[:, :end], None)
+    return lambda so_far: criteria(so_far, None)
 
 
 def lm_eval_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
@@ -36,29 +40,24 @@ def lm_eval_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Ste
     except ImportError:
         from lm_eval.models.utils import stop_sequences_criteria
     criteria: Any = stop_sequences_criteria(tokenizer, stops, PROMPT, ids.shape[0])
-    return lambda end: criteria(ids[:, :end], None)
+    return lambda so_far: criteria(so_far, None)
 
 
 def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from swift.template.utils import StopWordsCriteria
 
     criteria: Any = StopWordsCriteria(tokenizer, stops)
-    criteria(ids[:, :PROMPT], None)
-    return lambda end: criteria(ids[:, :end], None)
+    criteria(ids, None)
+    return lambda so_far: criteria(so_far, None)
 
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from pipegen.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.follow import Follower
+    from pipegen.stages.follow import Follower, feed_each
 
     options = resolve(GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops))))
     followers = [Follower(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
-
-    def step(end: int) -> None:
-        for follower, token in zip(followers, ids[:, end - 1].tolist(), strict=True):
-            follower.feed(token)
-
-    return step
+    return lambda new: feed_each(followers, new)
 
 
 ARMS: dict[str, Make] = {
@@ -90,11 +89,13 @@ def main() -> None:
     for line in sys.stdin:
         stops, rows = map(int, line.split())
         ids = torch.tensor(work["rows"][:rows])
+        ends = range(PROMPT + 1, ids.shape[1] + 1)
+        inputs: list[Any] = [ids[:, end - 1].tolist() if name == "pipegen" else ids[:, :end] for end in ends]
         begun = time.process_time()
-        step = ARMS[name](tokenizer, work["stops"][:stops], ids)
+        step = ARMS[name](tokenizer, work["stops"][:stops], ids[:, :PROMPT])
         ready = time.process_time()
-        for end in range(PROMPT + 1, ids.shape[1] + 1):
-            step(end)
+        for given in inputs:
+            step(given)
         done = time.process_time()
         said = {"setup": ready - begun, "step": (done - ready) / (ids.shape[1] - PROMPT) / rows, "peak": peak_memory()}
         print(json.dumps(said), file=out, flush=True)

@@ -95,6 +95,14 @@ class TestHalting:
             row.feed(token_id)
         assert toy.decodes <= 2 * 4000
 
+    def test_without_need_for_text_a_token_is_decoded_once_however_often_it_comes(self) -> None:
+        toy = CountingTokenizer()
+        row = Follower(resolve(GenerationOptions(stop=("END",), max_new_tokens=4097)), toy, text=False)
+        for token_id in b"abcd" * 1000:
+            row.feed(token_id)
+        assert (row.finish, row.count) == (None, 4000)
+        assert toy.decodes <= 8
+
     def test_options_must_be_resolved(self) -> None:
         with pytest.raises(ValueError, match="resolve"):
             Follower(GenerationOptions(), TOY)
