@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 
 FILES, MODEL, SERVER, FOLDER = "Input and output", "Model", "Server", "A folder of pictures"
+BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai (chat), or with --base-url vllm or sglang (chat, with what they add)")
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -58,7 +59,9 @@ IN may also be a folder of pictures, searched with its subfolders in natural ord
 Each line of OUT is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}. A line that cannot
 be read is a failed line; the others go on.
 
-Options of a line win over flags, and flags over --options. Exit code: 0 all good, 1 some requests failed, 2 bad usage.
+A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
+
+Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed, 2 bad usage.
 """
 
 EXAMPLES = """\b
@@ -66,6 +69,8 @@ Examples:
   pipegen generate requests.jsonl -o results.jsonl --model embedded --stop "\\n\\n"
   pipegen generate photos/ --prompt "Describe it." --sidecar txt --model Qwen/Qwen3-VL-4B-Instruct
   cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
+  pipegen generate in.jsonl -o out.jsonl --backend vllm_server --base-url http://localhost:8000 --model Qwen/Qwen3-4B
+  pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent qwen
 """
 
 
@@ -88,8 +93,12 @@ def _root(
 @with_option_flags
 def generate(
     source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of pictures.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)],
     flags: dict[str, Any],
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags.", rich_help_panel=MODEL)
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
     options: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
@@ -110,7 +119,7 @@ def generate(
     sidecar: Annotated[
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its picture: a.png, a.txt.", rich_help_panel=FOLDER)
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="The engine; pipegen doctor lists them.", rich_help_panel=MODEL)] = "hf",
+    backend: Annotated[str, typer.Option("--backend", help=f"The engine: {', '.join(BACKENDS)}.", rich_help_panel=MODEL)] = "hf",
     fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
     base_url: Annotated[
         str | None, typer.Option("--base-url", metavar="URL", help="A server's address; its key is read from the environment.", rich_help_panel=SERVER)
@@ -129,7 +138,7 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
-    from pipegen.cli.usage import SERVERS, Load, images_of, load_config_of, run_options, server_of
+    from pipegen.cli.usage import images_of, load_of, run_options
 
     files = Files(
         source=source,
@@ -146,11 +155,8 @@ def generate(
     local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "dtype": dtype, "device": device, "device_map": device_map}
     local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
     there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
-    if backend in SERVERS or any(value is not None for value in there.values()):
-        load: Load = server_of(backend, model, fallback, **there, **local)
-    else:
-        load = load_config_of(model=model, backend=backend, fallback_backend=fallback, **local)
-    raise typer.Exit(run_generate(files, load, run_options(flags, options), images_of(image_root, allow_http, allow_host or ())))
+    load = load_of(config, agent, model, backend, fallback, there, local)
+    raise typer.Exit(run_generate(files, load, run_options(flags, options, load), images_of(image_root, allow_http, allow_host or ())))
 
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipegen.backends.extras import MissingExtra
-from pipegen.cli.inputs import Item, Place, from_folder, from_lines
+from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
 from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, open_routes, refuse, window_of
+from pipegen.cli.usage import Load, Server, open_routes, refuse, window_of
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
@@ -70,6 +70,8 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
 def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
+        if isinstance(load, Server) and load.system is not None:
+            items = _told(items, load.system)
         route = stack.enter_context(open_routes(load))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
@@ -90,6 +92,11 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return 1 if tally.failed or tally.lost_samples else 0
+
+
+def _told(items: Iterator[Item], system: str) -> Iterator[Item]:
+    for item in items:
+        yield item._replace(slot=item.slot.bind(lambda request: told(request, system)))
 
 
 def _noted(items: Iterator[Item], under_way: deque[Place]) -> Iterator[tuple[Place, Slot[GenerationRequest]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipegen.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.requests import GenerationRequest, VlmGenerationRequest
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Item", "Place", "from_folder", "from_lines"]
+__all__ = ["Item", "Place", "from_folder", "from_lines", "told"]
 
 
 class Place(NamedTuple):
@@ -66,6 +67,20 @@ def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
     if not request.sources:
         return request
     return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
+
+
+def told(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
+    """The request with a system message before its messages, unless it has one of its own.
+
+    >>> told(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
+    'Be brief.'
+    """
+    if request.messages is None:
+        words = "the chat file has a system_message, which goes before messages, and this request holds none"
+        return Failure(InvalidRequest(words, hint="write the prompt as messages, or take system_message out of the chat file"))
+    if request.messages[0].role in ("system", "developer"):
+        return Success(request)
+    return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
 
 
 def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:

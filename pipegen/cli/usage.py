@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 import typer
 
 from pipegen.cli.flags import flag_of, options_of_flags
-from pipegen.config import BackendConfig, Place, backend_from, read_options
+from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
 from pipegen.errors import UnsupportedMultimodal
-from pipegen.fields import InvalidField
+from pipegen.fields import InvalidField, nearest
 from pipegen.options import GenerationOptions, merge
 from pipegen.pipe import fallback
 from pipegen.records import ModelLoadConfig
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["SERVERS", "Load", "Server", "images_of", "load_config_of", "open_route", "open_routes", "refuse", "run_options", "server_of", "window_of"]
+__all__ = ["Load", "Server", "images_of", "load_config_of", "load_of", "open_route", "open_routes", "refuse", "run_options", "server_of", "window_of"]
 
 
-SERVERS = frozenset(TYPES) - {"hf", "vllm"}
+_IN_PROCESS = ("hf", "vllm")
+_SERVERS = frozenset(TYPES) - set(_IN_PROCESS)
 """What `--backend` takes besides the engines that run in this process."""
 Load: TypeAlias = "ModelLoadConfig | Server"
 """What `pipegen generate` runs on."""
 
 
 class Server(NamedTuple):
-    """A backend that is described as in a chat file, and the engine for pictures that it does not take."""
+    """A backend that is described as in a chat file, the engine for pictures that it does not take, and what it is told before the messages of a request."""
 
     backend: BackendConfig
     fallback: str | None
+    system: str | None = None
 
     @property
     def model(self) -> str:
@@ -46,7 +48,7 @@ class Server(NamedTuple):
 
 def window_of(load: Load) -> int:
     """How many requests are held at a time: enough to keep a server busy."""
-    return 1024 if isinstance(load, Server) else 64
+    return 1024 if isinstance(load, Server) and load.backend.constructor not in _IN_PROCESS else 64
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
@@ -54,15 +56,50 @@ def refuse(message: str, *flags: str) -> NoReturn:
     raise typer.BadParameter(message, param_hint=" / ".join(flags) or None)
 
 
-def run_options(flags: dict[str, Any], file: Path | None) -> GenerationOptions | None:
-    """The options of the whole run: flags win over the file."""
+def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
+    """The options of the whole run: flags win over the file, and the file over those of a chat file."""
     said = options_of_flags(flags) if flags else None
-    if file is None:
-        return said
     try:
-        return merge(said, read_options(file))
+        said = said if file is None else merge(said, read_options(file))
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
+    try:
+        return merge(said, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else said
+    except InvalidField as refusal:
+        refuse(f"with the options of the chat file: {refusal}", "--config")
+
+
+def load_of(
+    config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, there: dict[str, Any], local: dict[str, Any]
+) -> Load:
+    """What the flags say to run on: a model of a chat file, a server (`there`), or a model in this process (`local`)."""
+    said = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
+    if config is not None:
+        for name, value in said.items():
+            if value not in (None, False, "auto"):
+                refuse("goes with --model: the chat file says it, or leaves it out", flag_of(name))
+        return _agent_of(config, agent, fallback)
+    if agent is not None:
+        refuse("takes --config FILE too", "--agent")
+    if model is None:
+        refuse("say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config FILE", "--model")
+    if backend in _SERVERS or any(value is not None for value in there.values()):
+        return server_of(backend, model, fallback, **there, **local)
+    return load_config_of(model=model, backend=backend, fallback_backend=fallback, **local)
+
+
+def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
+    """The model of a chat file, by its id where there are several."""
+    try:
+        agents = {agent.id: agent for agent in read_chat(file).agents}
+    except InvalidField as refusal:
+        refuse(str(refusal), "--config")
+    if name is None and len(agents) > 1:
+        refuse(f"{file} holds {', '.join(agents)}: say which", "--agent")
+    if name is not None and name not in agents:
+        refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
+    agent = agents[name] if name is not None else next(iter(agents.values()))
+    return Server(agent.backend, fallback, agent.system_message)
 
 
 def load_config_of(**said: Any) -> ModelLoadConfig:
@@ -133,8 +170,10 @@ def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
 
     try:
         first = load.backend.open()
+        if load.backend.constructor in _IN_PROCESS:
+            _ = first.engine.capabilities
         if load.fallback is None:
             return first
         return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
-    except (InvalidField, ImportError, OSError) as refusal:
+    except (ImportError, OSError, ValueError) as refusal:  # as for open_route
         refuse(f"{load.backend.type}: {refusal}", "--backend")

@@ -94,7 +94,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
 
 
 def _constructor(kind: str, said: Mapping[str, Any]) -> str:
-    if kind in ("openai", "chatcompletion", "sglang") or (kind == "vllm" and "base_url" in said):
+    if kind in ("openai", "openai_server", "chatcompletion", "sglang") or (kind == "vllm" and "base_url" in said):
         return "openai_server"
     return kind
 

@@ -20,6 +20,7 @@ TYPES: Mapping[str, str] = {
     "sglang": "the chat route of an SGLang server",
     "sglang_server": "an SGLang server, by token ids",
     "openai": "the chat route of any server that speaks OpenAI's",
+    "openai_server": "the same as `openai`",
     "chatcompletion": "the same as `openai`",
 }
 """What `type` takes."""

@@ -42,9 +42,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": {"message": "no such thing", "type": "BadRequestError", "code": 400}}, 400)
         elif body.get("stream"):
             deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"reasoning_content": "Hm."}, {"content": "Hel"}, {"content": "lo"}]
-            choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+            choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
             choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
-            events = [{"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} for choice in choices]
+            events: list[dict[str, Any]] = [{"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice]} for choice in choices]
             usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
             events.append({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [], "usage": usage})
             self.write(b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n", "text/event-stream")

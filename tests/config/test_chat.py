@@ -113,7 +113,7 @@ def test_thinking_may_be_said_in_three_places_that_agree() -> None:
         ("agents:\n- backend:\n    type: hf\n    model: m\n    temprature: 1\n", r"line 5: agents\[0\]\.backend\.temprature: .* did you mean 'temperature'\?"),
         (
             "backend: {type: hf, model: m, base_url: null}",
-            r"line 1: backend\.base_url: .*; vllm, vllm_server, sglang, sglang_server, openai, chatcompletion do",
+            r"line 1: backend\.base_url: .*; vllm, vllm_server, sglang, sglang_server, openai, openai_server, chatcompletion do",
         ),
         ("backend: {type: vllm, model: m, api_key: k}", "only with base_url"),
         ("backend: {type: vllm, model: m, base_url: null, dtype: auto}", "only without base_url"),

@@ -1,0 +1,94 @@
+"""`pipegen generate --config`: one model of a chat file answers a whole file of requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.cli.usage import Server, load_of, window_of
+from pipegen.testing.fake import FakeEngine
+
+Command = Callable[..., Any]
+MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
+FILE = """
+agents:
+  - id: first
+    system_message: Be brief.
+    backend: {type: hf, model: one, max_new_tokens: 40, temperature: 0.5, seed: 3}
+  - id: second
+    backend: {type: vllm, model: two, base_url: "http://localhost:8000/v1", top_k: 5, extra_body: {priority: 1}}
+"""
+
+
+@pytest.fixture
+def chat_file(tmp_path: Path) -> Path:
+    file = tmp_path / "chat.yaml"
+    file.write_text(FILE)
+    return file
+
+
+def test_the_agents_options_stand_below_file_flags_and_line(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("temperature: 0.6\nmax_new_tokens: 30\n")
+    source = jsonl({**MESSAGES, "options": {"max_new_tokens": 10}}, MESSAGES)
+    ran = command("generate", source, "-c", chat_file, "--agent", "first", "--options", tmp_path / "options.yaml", "--temperature", "0.7")
+    assert ran.code == 0, ran.err
+    said = [(row.options.max_new_tokens, row.options.temperature, row.options.seed) for row in engine.calls[-1]]
+    assert said == [(10, 0.7, 3), (30, 0.7, 3)]
+
+
+def test_the_system_message_goes_before_messages_that_have_none(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path) -> None:
+    own = {"messages": [{"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}]}
+    batch = {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": MESSAGES}
+    ran = command("generate", jsonl(MESSAGES, own, {"prompt": "Hi"}, batch), "-c", chat_file, "--agent", "first")
+    first, second, third, fourth = ran.out
+    assert first["prompt_text"].count("Be brief.") == 1
+    assert ("Be brief." in second["prompt_text"], "Sing." in second["prompt_text"]) == (False, True)
+    assert (third["ok"], third["error"]["type"]) == (False, "InvalidRequest")
+    assert fourth["response"]["status_code"] == 200
+    assert len(engine.calls[-1]) == 3
+
+
+def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text("backend: {type: hf, model: m, max_tokens: 7}")
+    assert command("generate", jsonl(MESSAGES), "--config", file).code == 0
+    assert engine.calls[-1][0].options.max_new_tokens == 7
+
+
+def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
+    made = load_of(chat_file, "second", None, "hf", "hf", {}, {})
+    assert isinstance(made, Server)
+    assert (made.model, made.fallback, made.system, made.backend.settings["extra_body"]) == ("two", "hf", None, {"priority": 1})
+    assert (window_of(made), window_of(load_of(chat_file, "first", None, "hf", None, {}, {}))) == (1024, 64)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-c", "FILE"), "--agent: .* holds first, second: say which"),
+        (("-c", "FILE", "--agent", "secnd"), "--agent: .*did you mean 'second'"),
+        (("-c", "FILE", "--agent", "first", "--model", "m"), "--model: goes with --model"),
+        (("-c", "FILE", "--agent", "first", "--base-url", "http://h"), "--base-url: goes with --model"),
+        (("-c", "FILE", "--agent", "first", "--trust-remote-code"), "--trust-remote-code: goes with --model"),
+        (("-c", "FILE", "--agent", "first", "--backend", "vllm"), "--backend: goes with --model"),
+        (("-c", "FILE", "--agent", "first", "--min-new-tokens", "50"), "--config: with the options of the chat file: .*min_new_tokens"),
+        (
+            (
+                "-c",
+                "nowhere.yaml",
+            ),
+            "--config: .*cannot be read",
+        ),
+        (("--agent", "first", "--model", "m"), "--agent: takes --config FILE too"),
+        ((), "--model: say which model to ask"),
+    ],
+)
+def test_bad_usage_names_the_flag(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, flags: tuple[str, ...], words: str) -> None:
+    ran = command("generate", jsonl(MESSAGES), *(chat_file if flag == "FILE" else flag for flag in flags))
+    assert (ran.code, engine.calls) == (2, [])
+    said = " ".join(ran.err.replace("│", " ").split())
+    assert re.search(f"Invalid value for {words}", said), said
