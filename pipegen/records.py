@@ -206,6 +206,7 @@ class ModelLoadConfig:
     model: Annotated[str, text]
     """A local folder, a hub name, or `embedded`."""
     backend: Annotated[str, text] = "hf"
+    """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
     fallback_backend: Annotated[str | None, text] = None
     """The engine for pictures that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"

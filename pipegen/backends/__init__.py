@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "hf", "load", "openai_server", "route_of", "sglang_server", "vllm", "vllm_server"]
 
-BACKENDS = ("hf", "vllm")
-"""The names that `ModelLoadConfig.backend` takes."""
+BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
+"""The names that `ModelLoadConfig.backend` takes: those of the functions here."""
 
 
 def hf(
@@ -189,14 +189,15 @@ def openai_server(
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route that a configuration describes; with `fallback_backend`, the fallback from it for pictures that the first engine does not take.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where plugins are to
-    be attached, take `route_of`, which gives a route with one engine. The checkpoint's configuration is read here, but no weights: what is wrong with the
+    A server's address and patience stand in `engine_kwargs`, as its function takes them; its key is in the environment. The second engine has the same
+    settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where plugins are to be attached, take `route_of`,
+    which gives a route with one engine. The checkpoint's configuration is read here, but no weights, and no server is asked: what is wrong with the
     model's name is an OSError or a ValueError at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
-    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, not 'hff'; did you mean 'hf'?
+    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
     from pipegen.pipe import fallback
 
@@ -211,7 +212,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
 
 def route_of(config: ModelLoadConfig) -> Route:
-    """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as `hf` and `vllm` do."""
+    """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as that backend's function does."""
     from pipegen.route import route
 
     if config.backend == "hf":
@@ -224,4 +225,9 @@ def route_of(config: ModelLoadConfig) -> Route:
         from pipegen.backends.vllm.engine import VLLMEngine
 
         return route(VLLMEngine(config))
+    servers = {"vllm_server": vllm_server, "sglang_server": sglang_server, "openai_server": openai_server}
+    if config.backend in servers:
+        from pipegen.backends.configured import arguments_of
+
+        return servers[config.backend](config.model, **arguments_of(config, servers[config.backend]))
     raise InvalidField(f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not {config.backend!r}{nearest(config.backend, BACKENDS)}")

@@ -1,0 +1,66 @@
+"""A configuration names any backend; what a server does not take is refused, and a key has no place in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.faulty import FaultyServer
+
+
+def config(backend: str, **said: Any) -> pg.ModelLoadConfig:
+    return pg.ModelLoadConfig(model="embedded", backend=backend, **said)
+
+
+def test_every_backend_is_named_as_its_function() -> None:
+    assert all(callable(getattr(pg.backends, name)) for name in pg.backends.BACKENDS)
+    assert set(pg.backends.BACKENDS) == set(pg.backends.__all__) - {"BACKENDS", "load", "route_of"}
+
+
+def test_a_server_is_asked_where_the_configuration_says() -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+    with FaultyServer() as server:
+        said = {"base_url": server.url, "dialect": "vllm", "served_model_name": "toy"}
+        with pg.backends.route_of(config("openai_server", batch_size=3, engine_kwargs=said)) as route:
+            (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "abc"}]}])
+            settings = route.engine.sender.settings  # type: ignore[attr-defined]  # of an online engine
+    assert (slot.unwrap().route, slot.unwrap().text) == ("vllm_chat", "cba")
+    assert (settings.max_in_flight, settings.served_model_name) == (3, "toy")
+
+
+@pytest.mark.parametrize("backend", ["vllm_server", "sglang_server"])
+def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: str) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+    pytest.importorskip("transformers")
+    assert pg.backends.route_of(config(backend, variant="vlm", engine_kwargs={"base_url": "http://h:1"})).name == backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "said", "words"),
+    [
+        ("vllm_server", {"dtype": "float32"}, "ModelLoadConfig.dtype is for engines in this process"),
+        ("sglang_server", {"device": "cpu"}, "ModelLoadConfig.device is for engines in this process"),
+        ("openai_server", {"revision": "main"}, "ModelLoadConfig.revision is for engines in this process"),
+        ("vllm_server", {"engine_kwargs": {"base_ulr": "http://h"}}, "vllm_server takes no 'base_ulr'; did you mean 'base_url'"),
+        ("vllm_server", {"engine_kwargs": {"api_key": "sk-secret"}}, "takes no api_key, which it would show"),
+        ("vllm_server", {"engine_kwargs": {"headers": {"X": "sk-secret"}}}, "takes no headers, which it would show"),
+        ("vllm_server", {"engine_kwargs": {"model": "m"}}, "takes no 'model'"),
+        ("vllm_sever", {}, "did you mean 'vllm_server'"),
+    ],
+)
+def test_what_a_server_does_not_take_is_refused(backend: str, said: dict[str, Any], words: str) -> None:
+    with pytest.raises(pg.InvalidField, match=words) as refusal:
+        pg.backends.route_of(config(backend, **said))
+    assert "sk-secret" not in str(refusal.value)
+
+
+def test_a_server_may_be_fallen_back_to() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+    with pg.backends.load(config("hf", fallback_backend="openai_server")) as both:
+        assert both.name
