@@ -50,7 +50,7 @@ def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
     free = greedy(stop=StopOptions(ignore_eos=True)) if honours(route, "ignore_eos") else greedy()
     results = answers(run(route, requests, free))
     best = max(range(len(requests)), key=lambda row: len(results[row].text))
-    expect(len(results[best].token_ids) >= 8, "the model says too little to test with: choose one that generates at least 8 tokens")
+    expect(results[best].completion_tokens >= 8, "the model says too little to test with: choose one that generates at least 8 tokens")
     return requests[best], results[best]
 
 

@@ -116,13 +116,13 @@ class FaultyServer:
         if path in self.without:
             writer.write(_http(404, b'{"detail":"Not Found"}'))
             return True
-        if path not in _GENERATING:
+        if path not in _GENERATING or path in self.answers:
             status, answer = self._fact(path, body)
             writer.write(_http(status, json.dumps(answer).encode()))
             return True
         if self.keeps_bodies:
             self.bodies.append(body)
-        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or [ord(mark) for mark in body["messages"][-1]["content"]])
+        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or map(ord, _said(body["messages"][-1]["content"])))
         self.asked[prompt] += 1
         fault = self._fault(prompt, self.asked[prompt])
         if fault:
@@ -137,7 +137,7 @@ class FaultyServer:
             return self.answers[path]
         if path == "/v1/models" and self.models:
             return 200, {"data": [{"id": "toy", "max_model_len": self.limit}]}
-        return (200, {"version": "0"}) if path in ("/version", "/server_info") else (503, {"detail": "not here"})
+        return (200, {"version": "0"}) if path in ("/version", "/server_info", "/model_info") else (503, {"detail": "not here"})
 
     def _fault(self, prompt: tuple[int, ...], attempt: int) -> str:
         drawn = hashlib.sha256(f"{self.seed}/{prompt}/{attempt}".encode()).digest()
@@ -209,6 +209,11 @@ _GENERATING = ("/inference/v1/generate", "/generate", "/v1/completions", "/v1/ch
 def _http(status: int, body: bytes, more: str = "", *, length: int | None = None) -> bytes:
     head = f"HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\nContent-Length: {len(body) if length is None else length}\r\n{more}\r\n"
     return head.encode() + body
+
+
+def _said(content: Any) -> str:
+    """The text of a message; pictures say nothing."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _text(ids: Sequence[int]) -> str:

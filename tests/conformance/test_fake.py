@@ -51,7 +51,7 @@ def test_an_engine_that_keeps_its_promises_passes(check: conformance.Check) -> N
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Check) -> None:
-    honours = frozenset({"temperature", "stop", "stop_token_ids", "ignore_eos", "enable_thinking", "control_tokens", "add_generation_prompt"})
+    honours = frozenset({"token_ids", "temperature", "stop", "stop_token_ids", "ignore_eos", "enable_thinking", "control_tokens", "add_generation_prompt"})
     check(pg.route(TalkingEngine(talk, honours=honours)))
 
 

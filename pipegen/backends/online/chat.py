@@ -18,7 +18,7 @@ from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.wire import Ask, Completion, Facts
 from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import InvalidRequest, MalformedResponse, UnsupportedOption
+from pipegen.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField
 from pipegen.messages import ImagePart, Message, TextPart, plain_messages
 from pipegen.options import resolve
@@ -41,8 +41,11 @@ class ChatEngine(Served[Job, Said]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What is honoured; the context length is the server's, and unknown before it was asked."""
-        return Capabilities(engine=self.name, honours=ENGINES[self.name], context_length=self.limit_of(self.sender.directory.known))
+        """What is honoured; the context length, and whether the model takes pictures, is the server's to say, and unknown before it was asked."""
+        facts = self.sender.directory.known
+        blind = _no_images(facts)
+        honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
+        return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)
 
     def events(self, position: int, brought: Made) -> TextMade:
         return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
@@ -75,6 +78,8 @@ class ChatEngine(Served[Job, Said]):
 
     def make(self, asked: Job, *, stream: bool) -> Make:
         def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+            if asked.request.sources and _no_images(facts):
+                return Failure(UnsupportedMultimodal(f"{self.name} takes no pictures: {_no_images(facts)}"))
             return messages_of(asked.request).map(
                 lambda messages: Ask(
                     messages=messages,
@@ -97,6 +102,11 @@ class ChatEngine(Served[Job, Said]):
         row = ChatRow(asked, self.plugins)
         row.take(completions[0])
         return row.slot()
+
+
+def _no_images(facts: Facts) -> str:
+    """Why the server takes no pictures; empty where it is not known to take none. SGLang says so only there, and leaves out pictures without a word."""
+    return "the server's model takes none" if "images" in facts.lacks or facts.about.get("has_image_understanding") is False else ""
 
 
 def _stops(job: Job) -> tuple[str, ...]:
@@ -143,6 +153,7 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
     said = request.options
     for name, asked, words in (
         ("use_generation_config", said is not None and said.use_generation_config, "the checkpoint's generation settings are not known here"),
+        ("max_prompt_tokens", said is not None and said.max_prompt_tokens is not None, "the prompt's length is not known before the server has it"),
         ("on_overflow", said is not None and said.on_overflow == "clip", "the prompt's length is not known before the server has it"),
     ):
         if asked:

@@ -92,12 +92,10 @@ class ChatRow:
         """Take a piece; what of it is final."""
         final = ""
         if piece.text and not self.cut_short:
-            self._raw.append(piece.text)
             final = self._read(piece.text)
         if piece.finish is not None:
             if isinstance(piece.stop, str) and piece.stop in self._stops and not self.cut_short:
                 # The server cut its stop away. With it, the text is cut by pipegen's rule, whichever stop the server took.
-                self._raw.append(piece.stop)
                 final += self._read(piece.stop)
             final += self._scanner.finish() if not self.cut_short else ""
             self._finish, self._stop = piece.finish, piece.stop
@@ -113,11 +111,17 @@ class ChatRow:
         return Made(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
 
     def _read(self, text: str) -> str:
-        """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece."""
+        """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece.
+
+        What comes after the end is no part of the row: a server that runs on, or a piece that holds more, makes no other `raw_text`.
+        """
         if not self._watch:
-            return self._scanner.feed(text).text
+            scan = self._scanner.feed(text)
+            self._raw.append(text[: scan.end])
+            return scan.text
         final: list[str] = []
         for mark in text:
+            self._raw.append(mark)
             final.append(self._scanner.feed(mark).text)
             if self._scanner.stop is not None:
                 break

@@ -20,7 +20,7 @@ KEPT_SECONDS = 300.0
 PAUSE_SECONDS = 2.0
 """How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
 LOOK_UP_SECONDS = 10.0
-ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len")
+ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len", "has_image_understanding")
 """What is kept of a server's page of facts, which may hold more than it should."""
 
 

@@ -160,6 +160,12 @@ def _unsupported(ask: Ask, dialect: str) -> UnsupportedOption | None:
     return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
 
 
+def _lacking(reply: WireReply, request: WireRequest) -> str:
+    """`images` where vLLM says that its model takes none."""
+    message, _ = error_message(reply)
+    return "images" if reply.status == 400 and "is not a multimodal model" in message else ""
+
+
 def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
     """What such a server may end a row at. A plain one names no stop; and SGLang, told to leave a stop string in the text, leaves a stop token there too."""
     if dialect == "vllm":
@@ -192,6 +198,7 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         to_wire=to_wire,
         from_wire=from_wire,
         from_event=from_event,
+        lacking=_lacking,
         halts=lambda options: _halts(options, dialect),
         classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
         abort=sglang.abort if dialect == "sglang" else None,
@@ -201,7 +208,7 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
 
 DIALECTS: Mapping[str, Wire] = {
     "vllm": _wire("vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about),
-    "sglang": _wire("sglang", "sglang_chat", sglang.SGLANG.default_url, sglang.SGLANG.key_variable, sglang.SGLANG.about),
+    "sglang": _wire("sglang", "sglang_chat", sglang.SGLANG.default_url, sglang.SGLANG.key_variable, "/model_info"),
     "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
 }
 """The wires of chat servers, by dialect; each is named after its row in the capability table."""

@@ -158,7 +158,7 @@ def test_the_text_is_cut_here_by_the_same_rule() -> None:
     collected = row("abcd", "bc")
     collected.take(Completion(text="xabcdef", finish="stop", stop="abcd"))
     said = collected.slot().unwrap()
-    assert (said.text, said.raw_text, said.stop) == ("xa", "xabcdef", "bc")
+    assert (said.text, said.raw_text, said.stop) == ("xa", "xabc", "bc")
 
 
 def test_what_comes_after_the_stop_is_no_part_of_the_row() -> None:

@@ -229,3 +229,40 @@ def test_what_a_chat_route_cannot_do_for_a_plugin_is_said(server: FaultyServer) 
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "min_new_tokens"
     assert json.dumps(server.bodies) == "[]"
+
+
+# Pictures that a server's model does not take
+
+
+def asked_with_a_picture(route: pg.Route) -> list[Any]:
+    from pipegen.testing.pictures import picture
+
+    looks = pg.VlmGenerationRequest(prompt="Hi", images=[picture(width=8, height=8)])
+    return [pg.run(route, [looks, {"prompt": "ab"}]) for _ in range(2)]
+
+
+def test_pictures_are_refused_where_sglang_says_that_its_model_takes_none(server: FaultyServer) -> None:
+    server.answers["/model_info"] = (200, {"has_image_understanding": False})
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="sglang") as route:
+        assert "images" in route.engine.capabilities.honours  # nothing is asked before a call
+        for picture, text in asked_with_a_picture(route):
+            assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
+            assert text.unwrap().text == "ba"
+        assert "images" not in route.engine.capabilities.honours
+    assert not [body for body in server.bodies if "image_url" in json.dumps(body)]
+
+
+def test_pictures_are_refused_after_vllm_said_that_its_model_takes_none(server: FaultyServer) -> None:
+    server.answers["/v1/chat/completions"] = (400, {"error": {"message": "toy is not a multimodal model", "type": "BadRequestError"}})
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as route:
+        for picture, text in asked_with_a_picture(route):
+            assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
+            assert isinstance(text.failure(), pg.InvalidRequest)  # of a request without pictures it says nothing
+        assert "images" not in route.engine.capabilities.honours
+
+
+def test_a_limit_for_prompts_is_refused_where_their_length_is_not_known(server: FaultyServer) -> None:
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as route:
+        error = pg.run(route, [{"prompt": "a"}], pg.GenerationOptions(max_prompt_tokens=5))[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert error.option == "max_prompt_tokens"

@@ -1,0 +1,54 @@
+"""The conformance suite on chat routes, over a server that answers with the prompt backwards: what is owed where a server renders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing import conformance
+from pipegen.testing.faulty import FaultyServer
+
+# What that server does not do: it knows no token ids, and no least length.
+NOT_OF_THIS_SERVER = (conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds)
+CASES = [(dialect, check) for dialect in ("plain", "vllm", "sglang") for check in conformance.CHECKS if dialect == "plain" or check not in NOT_OF_THIS_SERVER]
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("tenacity")
+    pytest.importorskip("PIL")
+    with FaultyServer(limit=0) as running:  # it names no limit, and keeps none
+        yield running
+
+
+@pytest.mark.parametrize(("dialect", "check"), CASES, ids=[f"{dialect}-{check.__name__}" for dialect, check in CASES])
+def test_a_chat_route_conforms(server: FaultyServer, dialect: str, check: conformance.Check) -> None:
+    with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as route:
+        check(route)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        conformance.effective_options_sent_again_give_the_same,
+        conformance.rows_do_not_depend_on_their_batch,
+        conformance.sync_and_async_agree,
+        conformance.streamed_text_is_the_batch_text,
+        conformance.a_stop_string_cuts_and_halts,
+    ],
+)
+def test_a_server_that_says_something_else_each_time_is_found_out(server: FaultyServer, check: conformance.Check) -> None:
+    calls = itertools.count()
+    server.reply = lambda ids: [48 + next(calls) % 10, *reversed(ids), 257]
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as route, pytest.raises(AssertionError):
+        check(route)
+
+
+def test_a_server_that_counts_no_tokens_is_found_out(server: FaultyServer) -> None:
+    server.reply = lambda ids: []
+    with pg.backends.openai_server("toy", base_url=server.url) as route, pytest.raises(AssertionError):
+        conformance.results_report_what_was_done(route)
