@@ -1,4 +1,4 @@
-"""The conformance suite, through real servers by token ids."""
+"""The conformance suite, through real servers by token ids and by chat."""
 
 from __future__ import annotations
 
@@ -18,4 +18,11 @@ CASES = [(served, check) for served in SERVERS for check in conformance.CHECKS]
 def test_a_server_conforms(served: Any, check: conformance.Check) -> None:
     with served.opened() as route:
         answers(run(route, [chat("Hi")], greedy(max_new_tokens=1)))  # its limits are known when it has been asked
+        check(route)
+
+
+@pytest.mark.parametrize(("served", "check"), CASES, indirect=["served"], ids=[f"{served}-{check.__name__}" for served, check in CASES])
+def test_a_chat_route_conforms(served: Any, check: conformance.Check) -> None:
+    with served.chat() as route:
+        answers(run(route, [chat("Hi")], greedy(max_new_tokens=1)))
         check(route)

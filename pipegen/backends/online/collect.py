@@ -188,16 +188,27 @@ class ChatRow:
 
 
 def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
-    """The result: stripped and trimmed as on every route, with the counts that the server reports."""
+    """The result: stripped and trimmed as on every route, with the counts that the server reports.
+
+    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
+    what was asked.
+    """
+    made, asked = said.usage.get("completion_tokens", len(said.token_ids)), said.job.options.max_new_tokens or 0
+    clipped = said.finish is Finish.LENGTH and 0 < made < asked
+    options = dataclasses.replace(said.job.options, max_new_tokens=made) if clipped else said.job.options
     prompt = Prompt(token_ids=said.prompt_token_ids, compact_token_ids=said.prompt_token_ids)
-    raw = Raw(encoded=Encoded(request=said.job.request, options=said.job.options, prompt=prompt), token_ids=said.token_ids, logprobs=said.logprobs)
+    raw = Raw(
+        encoded=Encoded(request=said.job.request, options=options, prompt=prompt, clipped_from=asked if clipped else None),
+        token_ids=said.token_ids,
+        logprobs=said.logprobs,
+    )
     decoded = Decoded(raw=raw, text=said.text, raw_text=said.raw_text, text_ends=(), raw_ends=(), finish=said.finish, stop=said.stop)
 
     def with_rest(result: GenerationResult) -> GenerationResult:
         return dataclasses.replace(
             result,
             prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
-            completion_tokens=said.usage.get("completion_tokens", len(said.token_ids)),
+            completion_tokens=made,
             reasoning=said.reasoning,
             tool_calls=said.tool_calls,
         )

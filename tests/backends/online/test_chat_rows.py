@@ -266,3 +266,13 @@ def test_a_limit_for_prompts_is_refused_where_their_length_is_not_known(server: 
         error = pg.run(route, [{"prompt": "a"}], pg.GenerationOptions(max_prompt_tokens=5))[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "max_prompt_tokens"
+
+
+@pytest.mark.parametrize(("finish", "made", "wanted"), [("length", 3, (3, 8)), ("length", 8, (8, None)), ("stop", 3, (8, None)), ("length", 0, (8, None))])
+def test_a_server_that_clips_says_so_in_the_result(finish: str, made: int, wanted: tuple[int, int | None]) -> None:
+    from pipegen.backends.online.collect import result_of
+
+    collected = ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(max_new_tokens=8))))
+    collected.take(Completion(text="ab", finish=finish, usage={"completion_tokens": made}))
+    result = collected.slot().bind(lambda said: result_of(said, "x", ())).unwrap()
+    assert (result.options.max_new_tokens, result.clipped_from) == wanted
