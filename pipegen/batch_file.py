@@ -35,10 +35,24 @@ _RENAMED: Mapping[str, str] = {
     "chat_template": "template",
     "chat_template_kwargs": "template_kwargs",
 }
-_SETTLED: Mapping[str, tuple[Any, ...]] = {"stream": (False, None), "echo": (False, None), "best_of": (1, None), "suffix": (None,), "stream_options": (None,)}
-"""Fields that are taken only where they ask for nothing special."""
-_NOTES = ("model", "user", "metadata", "store", "safety_identifier")
-"""Fields that say nothing of how to generate. Which model answers is said by the run."""
+_SETTLED: Mapping[str, Any] = {
+    **dict.fromkeys(("stream", "echo", "include_stop_str_in_output", "use_beam_search", "return_token_ids", "add_special_tokens"), False),
+    **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), True),
+    "best_of": 1,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "bad_words": [],
+    "modalities": ["text"],
+    "tool_choice": "auto",
+}
+"""Fields that are taken only where they ask for nothing special: what a server does without them."""
+_NOTES = (
+    *("model", "user", "metadata", "store", "safety_identifier", "service_tier"),
+    *("request_id", "priority", "cache_salt", "prompt_cache_key"),
+)
+"""Fields that say nothing of what to generate. Which model answers is said by the run."""
+_FORMS: Mapping[str, str] = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "choice": "choice"}
+"""The forms of an answer that vLLM's `structured_outputs` has, and ours."""
 
 
 def is_batch(values: Mapping[str, Any]) -> bool:
@@ -62,7 +76,7 @@ def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[Generation
         return _refused(f"{place}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
     said = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
     for field, neutral in _SETTLED.items():
-        if field in said and said.pop(field) not in neutral:
+        if field in said and said.pop(field) != neutral:
             return _refused(f"{place}: body.{field}={body[field]!r:.80} is not carried out here")
     request: dict[str, Any] = {"id": name}
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
@@ -70,6 +84,10 @@ def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[Generation
             request[field] = said.pop(field)
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
+    forms = said.pop("structured_outputs", {})
+    if not isinstance(forms, Mapping) or not set(forms) <= set(_FORMS):
+        return _refused(f"{place}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
+    said |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
     form = said.pop("response_format", None)
     if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
         said["json_schema"] = form["json_schema"].get("schema")
@@ -92,7 +110,7 @@ def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[s
             return {}, f"{place}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
         if name in options and options[name] != value:
             return {}, f"{place}: body.{field} contradicts another name of {name}"
-        options[name] = value
+        options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean all
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
     if not chat and "logprobs" in options:  # there it is the number of likeliest tokens
@@ -105,33 +123,36 @@ def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[s
 
 
 def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: str = CHAT, clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The answer to a line of a batch file, in the same form: the response of a server with its status, or an error.
+    """The answer to a line of a batch file, as `vllm run-batch` writes it: the response of a server, or its status and an error.
 
     >>> from pipegen.errors import PromptTooLong
     >>> line = batch_line(Failure(PromptTooLong(10, 4)), "a", "m")
-    >>> line["response"]["status_code"], line["error"]["code"]
-    (400, 'PromptTooLong')
+    >>> line["response"]["status_code"], line["error"]["code"], line["error"]["error"]["type"]
+    (400, 'PromptTooLong', 'PromptTooLong')
     """
     name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
     line: dict[str, Any] = {"id": f"pipegen-{name}", "custom_id": custom_id}
+    response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
     if not is_ok(slot):
-        error = slot.failure()
-        said = error_to_plain(error)
-        refusal = {"error": {"message": error.message, "type": said["type"], "param": None, "code": _status(error), "hint": error.hint}}
-        response = {"status_code": _status(error), "request_id": f"pipegen-{name}", "body": refusal}
-        return {**line, "response": response, "error": {"code": said["type"], "message": error.message}}
+        error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
+        said = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
+        # vLLM has the server's own error there, and OpenAI a code and a message: a reader of either finds its keys.
+        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": said}}
     result = slot.unwrap()
-    answers = result.samples or (result,)
-    made = sum(answer.completion_tokens for answer in answers)
+    answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
+    made = sum(answer.completion_tokens for _, answer in answers)
+    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + made, "completion_tokens": made, "prompt_tokens_details": None}
     body = {
         "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
         "object": "chat.completion" if url == CHAT else "text_completion",
         "created": int(clock()),
         "model": model,
-        "choices": [_choice(answer, index, url) for index, answer in enumerate(answers)],
-        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": made, "total_tokens": result.prompt_tokens + made},
+        "choices": [_choice(answer, index, url) for index, answer in answers],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": usage,
     }
-    return {**line, "response": {"status_code": 200, "request_id": f"pipegen-{name}", "body": body}, "error": None}
+    return {**line, "response": {**response, "body": body}, "error": None}
 
 
 def _status(error: GenerationError) -> int:
@@ -145,9 +166,9 @@ def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
     finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
     ended = {"finish_reason": "abort" if result.finish == Finish.ABORTED else finish, "stop_reason": result.stop}
     if url == COMPLETIONS:
-        return {"index": index, "text": result.text, "logprobs": None, **ended}
-    thought = {} if result.reasoning is None else {"reasoning_content": result.reasoning}
-    message = {"role": "assistant", "content": result.text, **thought, **({"tool_calls": calls} if calls else {})}
+        return {"index": index, "text": result.text, "logprobs": _completion_logprobs(result), **ended}
+    message = {"role": "assistant", "content": result.text, **dict.fromkeys(("refusal", "annotations", "audio", "function_call"))}
+    message |= {**({"tool_calls": calls} if calls else {}), "reasoning": result.reasoning, "reasoning_content": result.reasoning}
     return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
 
 
@@ -157,11 +178,22 @@ def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
         return None
     return {
         "content": [
-            {
-                "token": f"token_id:{one.token_id}",
-                "logprob": one.logprob,
-                "top_logprobs": [{"token": f"token_id:{token_id}", "logprob": logprob} for token_id, logprob in one.top],
-            }
-            for one in result.logprobs
+            {**_token(one.token_id, one.logprob), "top_logprobs": [_token(token_id, logprob) for token_id, logprob in one.top]} for one in result.logprobs
         ]
+    }
+
+
+def _token(token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None}
+
+
+def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
+    """The same for a completion. Where a token begins in the text is not said."""
+    if result.logprobs is None:
+        return None
+    return {
+        "text_offset": [],
+        "tokens": [f"token_id:{one.token_id}" for one in result.logprobs],
+        "token_logprobs": [one.logprob for one in result.logprobs],
+        "top_logprobs": [{f"token_id:{token_id}": logprob for token_id, logprob in one.top} for one in result.logprobs],
     }

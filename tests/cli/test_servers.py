@@ -174,7 +174,8 @@ def test_generate_asks_a_server_and_answers_batch_lines_in_their_form(command: C
     ran = command("generate", source, "--backend", "openai", "--base-url", stub.url, "--model", "Qwen/Qwen3-4B", "--quiet")
     own, answer, refused = ran.out
     assert (ran.code, own["id"], own["text"]) == (1, "a", "Hello")
-    assert answer["response"]["body"]["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
+    message = answer["response"]["body"]["choices"][0]["message"]
+    assert (message["role"], message["content"], message["reasoning"], message["reasoning_content"]) == ("assistant", "Hello", "Hm.", "Hm.")
     assert (refused["custom_id"], refused["response"]["status_code"], refused["error"]["code"]) == ("c", 400, "InvalidRequest")
 
 
