@@ -22,7 +22,9 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-__all__ = ["has_states", "is_known", "put", "selected", "size_of"]
+from pipegen.backends.hf.growing import growing as growing_layer
+
+__all__ = ["growing", "has_states", "is_known", "put", "selected", "size_of"]
 
 _KNOWN = (
     DynamicLayer,
@@ -41,6 +43,12 @@ def is_known(cache: Any) -> bool:
 def has_states(cache: Any) -> bool:
     """Whether some layer holds states without columns: its rows must be read without padding."""
     return any(isinstance(layer, LinearAttentionLayer) for layer in getattr(cache, "layers", ()))
+
+
+def growing(cache: Any) -> Any:
+    """The same rows in a cache whose layers write new columns in place, where such layers are known."""
+    cache.layers = [growing_layer(layer) for layer in cache.layers]
+    return cache
 
 
 def selected(cache: Any, rows: Sequence[int], width: int) -> Any:

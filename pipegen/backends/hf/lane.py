@@ -98,7 +98,7 @@ class Lane:
 
     def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], rope: torch.Tensor | None, state: dict[str, Any]) -> None:
         self.lengths = list(lengths)
-        self.cache = state.pop("past_key_values")
+        self.cache = caches.growing(state.pop("past_key_values"))
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
         self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
