@@ -21,7 +21,7 @@ PACKAGE = Path(str(resources.files(pipegen)))
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 PURE = [name for name in FILES if name in ("records.py", "errors.py", "slots.py", "pipe.py", "capabilities.py") or name.startswith("stages/")]
 OUTER = ("backends", "drive", "stream", "route", "cli", "io", "loading", "testing", "embedded")
-HEAVY = ("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "tenacity")
+HEAVY = ("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson", "tenacity")
 
 
 def tree_of(name: str) -> ast.Module:

@@ -18,7 +18,7 @@ _SERVERS = ("vllm_server", "sglang_server", "vllm_chat", "sglang_chat", "openai_
 ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm", **dict.fromkeys(_SERVERS, "online")}
 """The extra that each engine comes with: `pip install "pipegen[hf]"`."""
 PACKAGES = (
-    *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "tenacity"),
+    *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
 )
 """Whose versions are told, in this order."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
 
 
-NEEDED = ("aiohttp", "tenacity")
+NEEDED = ("aiohttp", "orjson", "tenacity")
 
 
 def token_server(

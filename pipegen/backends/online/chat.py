@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.base import TextMade
 from pipegen.backends.online.collect import ChatRow, Made, Said, result_of
+from pipegen.backends.online.plain_json import encoded
 from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.wire import Ask, Completion, Facts
@@ -126,7 +126,7 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
                 return Failure(made.failure())
         out.append({**plain, "content": [made.unwrap() for made in parts]} if parts else plain)
     try:
-        json.dumps([out, [dict(tool) for tool in request.tools]], ensure_ascii=False, default=dict).encode()
+        encoded([out, request.tools])
     except UnicodeEncodeError:
         return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
     return Success(tuple(out))

@@ -12,6 +12,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.online.plain_json import decoded
 from pipegen.backends.online.wire import WireReply
 from pipegen.errors import InvalidRequest, MalformedResponse
 from pipegen.options import GenerationOptions
@@ -60,7 +61,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
     'the answer (13 bytes) is not JSON: Expecting value at character 13'
     """
     try:
-        value = json.loads(data)
+        value = decoded(data)
     except UnicodeDecodeError:
         return malformed(f"{what} ({len(data)} bytes) is not text")
     except json.JSONDecodeError as refusal:

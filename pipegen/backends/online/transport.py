@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from pipegen.backends.online.client import Broken, Client
 from pipegen.backends.online.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.online.gate import Gate
 from pipegen.backends.online.loops import PerLoop
+from pipegen.backends.online.plain_json import encoded
 from pipegen.backends.online.sse import Events
 from pipegen.backends.online.wire import WireReply, WireRequest
 from pipegen.errors import GenerationError, MalformedResponse, RateLimited, Timeout
@@ -200,11 +200,4 @@ async def _put_away(held: tuple[Client, Gate]) -> None:
 
 
 def _encoded(request: WireRequest) -> bytes | None:
-    """The body as JSON in UTF-8, without spaces. Raises `ValueError` for NaN and infinity."""
-    return None if request.body is None else json.dumps(request.body, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, frozenset)):
-        return list(value)
-    return dict(value)
+    return None if request.body is None else encoded(request.body)
