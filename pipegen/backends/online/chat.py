@@ -39,10 +39,8 @@ class ChatEngine(Served[Job, Said]):
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What is honoured; the context length, and whether the model takes pictures, is the server's to say, and unknown before it was asked."""
-        facts = self.sender.directory.known
+    def _capable_by(self, facts: Facts) -> Capabilities:
+        """The context length, and whether the model takes pictures, is the server's to say."""
         blind = _no_images(facts)
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
         return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)

@@ -30,23 +30,27 @@ class Opened:
     async def body(self) -> bytes:
         """The whole body. Raises `Broken`."""
         with _translated():
-            size = self._response.content_length
-            if size is not None and size <= MAX_BODY:
-                whole: bytes = await self._response.read()
-                return whole
-            pieces, length = [], 0
-            async for piece in self._response.content.iter_any():
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_BODY:
-                    raise Broken(f"the answer is longer than {MAX_BODY} bytes")
-            return b"".join(pieces)
+            return await _whole(self._response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
         with _translated():
             async for piece in self._response.content.iter_any():
                 yield piece
+
+
+async def _whole(response: Any) -> bytes:
+    size = response.content_length
+    if size is not None and size <= MAX_BODY:
+        whole: bytes = await response.read()
+        return whole
+    pieces, length = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        length += len(piece)
+        if length > MAX_BODY:
+            raise Broken(f"the answer is longer than {MAX_BODY} bytes")
+    return b"".join(pieces)
 
 
 class _translated:
@@ -92,8 +96,12 @@ class Client:
     async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
         """Send a request and read its whole answer. Raises `Broken`."""
         with _translated():
-            async with self._session.request(method, url, data=body, allow_redirects=False) as response:
-                return WireReply(status=response.status, headers=response.headers, body=await Opened(response).body())
+            response = await self._session.request(method, url, data=body, allow_redirects=False)
+            try:
+                return WireReply(status=response.status, headers=response.headers, body=await _whole(response))
+            finally:
+                if not response.content.at_eof():
+                    response.close()  # a connection whose body was not read to its end is of no use
 
     async def close(self) -> None:
         """Close all connections."""

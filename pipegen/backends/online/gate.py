@@ -54,7 +54,8 @@ class Gate:
     def leave(self) -> None:
         """Give the room back."""
         self.busy -= 1
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def widen(self) -> None:
         """An answer came well."""

@@ -124,6 +124,12 @@ class PerLoop(Generic[T]):
     def __init__(self, make: Callable[[], T], put_away: Callable[[T], Awaitable[None]]) -> None:
         self._make, self._put_away = make, put_away
         self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = weakref.WeakKeyDictionary()
+        self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], T] | None = None
+
+    def last(self) -> T | None:
+        """The running loop's value, where it was the last to be asked for: every request asks, and mostly on one loop."""
+        last = self._last
+        return last[1] if last is not None and last[0]() is asyncio.get_running_loop() else None
 
     async def get(self) -> T:
         """The running loop's value."""
@@ -133,6 +139,7 @@ class PerLoop(Generic[T]):
             value = self._make()
             self._held[loop] = held = value, self._hold(value)
             await anext(held[1])
+        self._last = weakref.ref(loop), held[0]
         return held[0]
 
     async def _hold(self, value: T) -> AsyncGenerator[None, None]:
@@ -143,7 +150,7 @@ class PerLoop(Generic[T]):
 
     def close(self) -> None:
         """Put all values away, each on its own loop."""
-        held, self._held = list(self._held.items()), weakref.WeakKeyDictionary()
+        held, self._held, self._last = list(self._held.items()), weakref.WeakKeyDictionary(), None
         for loop, (_, holder) in held:
             if loop.is_running():
                 loop.call_soon_threadsafe(_close, loop, holder)

@@ -14,7 +14,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
-from pipegen.backends.online.facts import Directory
+from pipegen.backends.online.facts import Directory, PerFacts
 from pipegen.backends.online.reading import json_of, malformed
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Transport, Trouble
@@ -37,13 +37,14 @@ class Sender:
         self.wire, self.access, self.settings, self._model = wire, access, settings, model
         self.transport = Transport(access, timeout=settings.timeout, max_in_flight=settings.max_in_flight, retries=settings.retries)
         self.directory = Directory(self.transport, wire.about)
+        self.model = PerFacts(self._model_by)
 
     def deadline(self) -> float | None:
         """The running loop's time at which a call that begins now has spent its budget."""
         budget = self.settings.batch_budget
         return None if budget is None else asyncio.get_running_loop().time() + budget
 
-    def model(self, facts: Facts) -> Slot[str | None]:
+    def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
         if self.settings.served_model_name is not None:
             return Success(self.settings.served_model_name)

@@ -9,12 +9,14 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
+from pipegen.backends.online.facts import PerFacts
 from pipegen.backends.online.loops import LoopThread
 from pipegen.backends.online.reading import json_of
 from pipegen.backends.online.sending import Make, Sender, stream_rows
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.capabilities import Capabilities
 from pipegen.errors import CallFailed, GenerationError
 from pipegen.options import GenerationOptions, resolve
 from pipegen.plugins.plugin import Plugin
@@ -37,6 +39,8 @@ class Served(ABC, Generic[A, R]):
         self.sender = Sender(wire, access, settings, model)
         self.plugins: tuple[Plugin, ...] = ()
         self._loop = LoopThread()
+        self.limit_of = PerFacts(self._limit_by)
+        self.capable = PerFacts(self._capable_by)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
@@ -67,7 +71,15 @@ class Served(ABC, Generic[A, R]):
         other.plugins = (*self.plugins, plugin)
         return other
 
-    def limit_of(self, facts: Facts) -> int | None:
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is honoured; the context length is the server's, and unknown before it was asked."""
+        return self.capable(self.sender.directory.known)
+
+    @abstractmethod
+    def _capable_by(self, facts: Facts) -> Capabilities: ...
+
+    def _limit_by(self, facts: Facts) -> int | None:
         """The model's context length in tokens, as these facts say it."""
         model = self.sender.model(facts)
         return facts.models.get(model.unwrap() or "") if is_ok(model) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
@@ -67,17 +67,24 @@ class LightModel(Protocol):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
 
 
+class _Ends(NamedTuple):
+    """What ends a row at the server: all ids, and stop strings, all or none."""
+
+    ids: tuple[int, ...]
+    stops: tuple[str, ...]
+    followed: bool
+    """Whether its stream must be followed all the same."""
+
+
 class ServerEngine(Served[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and pictures come from the checkpoint here, and nothing is asked before a call."""
 
     def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
         self._checkpoint = checkpoint
+        self._last: tuple[GenerationOptions, Facts, _Ends] | None = None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What is honoured; the context length is the server's, and unknown before it was asked."""
-        facts = self.sender.directory.known
+    def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.no_images_because
         if not reason and "generate" in facts.lacks:
             reason = "the server has no endpoint that takes them with token ids"
@@ -165,29 +172,34 @@ class ServerEngine(Served[Encoded, Raw]):
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
-        plan, facts = plan_stops(options, self.tokenizer), self.sender.directory.known
-        if plan.raw or any(plugin.feed is not None for plugin in self.plugins) or plan.text != self._stops(options, facts):
-            return True
-        return "ids" not in self.wire.halts(options) - facts.lacks and bool(ending_ids(options, self.tokenizer, self.eos_token_ids))
+        return any(plugin.feed is not None for plugin in self.plugins) or self._ends(options, self.sender.directory.known).followed
 
-    def _stops(self, options: GenerationOptions, facts: Facts) -> tuple[str, ...]:
-        """The stop strings that the server may end the row at: all, or none."""
-        stops = plan_stops(options, self.tokenizer).text
-        if "stops" not in self.wire.halts(options) - facts.lacks:
-            return ()
+    def _ends(self, options: GenerationOptions, facts: Facts) -> _Ends:
+        """How rows with these options end, as the last row's did where nothing is new: the rows of a batch mostly share their options."""
+        last = self._last
+        if last is None or last[0] is not options or last[1] is not facts:
+            self._last = last = options, facts, self._ends_of(options, facts)
+        return last[2]
+
+    def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
+        plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
+        ids = ending_ids(options, self.tokenizer, self.eos_token_ids)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
-        return () if hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in stops) else stops
+        told = "stops" in halts and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        stops = plan.text if told else ()
+        return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in halts))
 
     def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
         options, prompt = asked.options, asked.prompt
 
         def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+            ends = self._ends(options, facts)
             return Success(
                 Ask(
                     token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
                     options=options,
-                    ending_ids=ending_ids(options, self.tokenizer, self.eos_token_ids),
-                    stops=self._stops(options, facts),
+                    ending_ids=ends.ids,
+                    stops=ends.stops,
                     images=prompt.images,
                     places=places(prompt, self._checkpoint.image_token_id),
                     resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.client import Broken, Client
@@ -144,7 +144,7 @@ class Transport:
 
     async def _entered(self, deadline: float | None) -> tuple[Client, Gate, float]:
         """Wait for room at the gate, within the batch's time."""
-        client, gate = await self._held.get()
+        client, gate = self._held.last() or await self._held.get()
         entered = gate.try_enter()
         if entered is not None:
             return client, gate, entered

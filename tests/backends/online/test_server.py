@@ -41,11 +41,28 @@ def test_without_its_endpoint_text_goes_by_completions_and_pictures_are_refused(
         assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
 
 
-def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = ()) -> Encoded:
+def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = (), **options: Any) -> Encoded:
     from pipegen.options import GenerationOptions, resolve
 
     prompt = Prompt(token_ids=ids, compact_token_ids=ids, images=images)
-    return Encoded(request=TextGenerationRequest(prompt="x"), options=resolve(GenerationOptions()), prompt=prompt)
+    return Encoded(request=TextGenerationRequest(prompt="x"), options=resolve(GenerationOptions(**options)), prompt=prompt)
+
+
+def test_each_row_is_asked_with_its_own_stops_and_by_what_is_known_now() -> None:
+    with FaultyServer() as server, route_to(server, served_model_name="toy") as route:
+        engine: Any = route.engine
+        one, two, none = (encoded((1, 2), stop=stop) for stop in (("one",), ("two",), ()))
+        rows = [one, two, none, one]
+
+        def stops() -> list[list[str]]:
+            return [engine.prepare(row).unwrap().body["sampling_params"]["stop"] for row in rows]
+
+        assert stops() == [["one"], ["two"], [], ["one"]]
+        assert "images" in engine.capabilities.honours
+        engine.sender.directory.learn("stops")
+        assert stops() == [[]] * 4
+        engine.sender.directory.learn("generate")
+        assert "images" not in engine.capabilities.honours
 
 
 # H10

@@ -1,0 +1,59 @@
+"""One value for each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pipegen.backends.online.loops import PerLoop
+
+
+async def nothing(_: object) -> None:
+    """Puts nothing away."""
+
+
+def test_the_last_value_is_given_on_its_own_loop_alone() -> None:
+    kept: PerLoop[list[int]] = PerLoop(list, nothing)
+
+    async def work() -> list[int]:
+        assert kept.last() is None
+        value = await kept.get()
+        assert kept.last() is value and await kept.get() is value
+        return value
+
+    assert asyncio.run(work()) is not asyncio.run(work())
+
+
+def test_a_value_that_was_put_away_is_not_given_again() -> None:
+    async def work() -> None:
+        away: list[object] = []
+
+        async def put_away(value: object) -> None:
+            away.append(value)
+
+        kept: PerLoop[object] = PerLoop(object, put_away)
+        first = await kept.get()
+        kept.close()
+        assert kept.last() is None
+        assert await kept.get() is not first
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert away == [first]
+
+    asyncio.run(work())
+
+
+def test_two_loops_at_once_have_a_value_each() -> None:
+    kept: PerLoop[object] = PerLoop(object, nothing)
+
+    async def outer() -> None:
+        mine = await kept.get()
+
+        async def inner() -> object:
+            assert kept.last() is None
+            return await kept.get()
+
+        other = await asyncio.to_thread(lambda: asyncio.run(inner()))
+        assert other is not mine
+        assert kept.last() is None and await kept.get() is mine
+
+    asyncio.run(outer())
