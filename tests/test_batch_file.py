@@ -21,7 +21,15 @@ def line(url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
 
 
 def test_a_chat_line_becomes_a_request_with_options_by_either_name() -> None:
-    body = {"model": "any", "max_tokens": 5, "n": 2, "stop": "END", "top_k": 3, "chat_template_kwargs": {"enable_thinking": True, "x": 1}, "stream": False}
+    body: dict[str, Any] = {
+        "model": "any",
+        "max_tokens": 5,
+        "n": 2,
+        "stop": "END",
+        "top_k": 3,
+        "chat_template_kwargs": {"enable_thinking": True, "x": 1},
+        "stream": False,
+    }
     request = request_from_batch(line(messages=MESSAGES, tools=[{"type": "function"}], temperature=None, **body), "line 1").unwrap()
     assert (request.id, request.tools) == ("a", ({"type": "function"},))
     options = request.options

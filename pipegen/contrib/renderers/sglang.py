@@ -67,7 +67,9 @@ def _vocab_size(renderer: Any) -> int | None:
 
 
 def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """vLLM's sampling parameters in SGLang's words. Raises `ValueError`, with the nearest name, for one that SGLang has no word for.
+    """vLLM's sampling parameters in SGLang's words; what is not said means what it means to vLLM.
+
+    Raises `ValueError`, with the nearest name, for one that SGLang has no word for.
 
     >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
     {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
@@ -83,6 +85,7 @@ def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> d
         params["top_k"] = -1  # all: 0 is vLLM's word for it
     params |= {"stop_token_ids": list(stop_token_ids), "no_stop_trim": True}
     params.setdefault("skip_special_tokens", False)
+    params.setdefault("max_new_tokens", None)  # up to the context, as vLLM has it: left out, SGLang makes 128 at most
     return params
 
 

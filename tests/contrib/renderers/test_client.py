@@ -179,6 +179,15 @@ def test_the_exact_body_that_sglang_gets(asked: Asked) -> None:  # H2
     assert result["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
+@pytest.mark.parametrize("said", [{}, {"max_tokens": None}])
+def test_without_a_limit_an_answer_is_as_long_as_the_context_on_both_engines(asked: Asked, said: dict[str, Any]) -> None:
+    client = StubClient(sglang_answer())
+    asked(client, backend=SGLangBackend(), sampling_params=said)
+    params = client.posted[0]["body"]["sampling_params"]
+    assert "max_new_tokens" in params  # left out, SGLang makes 128 tokens at most
+    assert params["max_new_tokens"] is None
+
+
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_an_address_with_and_without_v1_is_the_same(asked: Asked, url: str) -> None:  # H7
     client = StubClient(vllm_answer(), url)
