@@ -124,7 +124,8 @@ def _completion(choice: Any, answer: Mapping[str, Any], holder: str, position: i
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
         return malformed(f"{place}.tool_calls is not a list of objects, or its index no number")
     stop = next((choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None), None)
-    prompt, ids = answer.get("prompt_token_ids", choice.get("prompt_token_ids")), choice.get("token_ids")
+    prompt = answer.get("prompt_token_ids", choice.get("prompt_token_ids"))
+    ids = choice["token_ids"] if choice.get("token_ids") is not None else choice.get("response_token_ids")  # vLLM's name, and SGLang's
     known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
     made = ids_of(ids, f"{place}.token_ids") if ids is not None else Success(None)
     return known.bind(

@@ -107,7 +107,10 @@ def answer(**more: Any) -> dict[str, Any]:
 def test_logprobs_are_read_from_either_engine(ask: Any) -> None:
     asked = ask(logprobs=True, top_logprobs=1)
     meta = {"output_token_logprobs": [[-0.5, 5, "a"], [-0.5, 6, "b"]], "output_top_logprobs": [[[-0.5, 5, None], [-0.1, 8, None]]] * 2}
-    for said in (answer(logprobs=named(5, 6)), answer(meta_info=meta, logprobs={"content": [{"token": "a", "logprob": -0.5}]})):
+    for said in (
+        answer(logprobs=named(5, 6)),
+        answer(token_ids=None, response_token_ids=[5, 6], meta_info=meta, logprobs={"content": [{"token": "a", "logprob": -0.5}]}),
+    ):
         (completion,) = openai.from_wire(said, asked).unwrap()
         assert [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs or ()] == [(5, -0.5, ((8, -0.1),)), (6, -0.5, ((8, -0.1),))]
 
