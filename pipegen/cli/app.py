@@ -199,18 +199,39 @@ def diff(
     raise typer.Exit(run_diff(first, second, as_json=as_json))
 
 
-CHAT = """Ask the models of a chat file at the same time, and see their answers side by side.
+CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat file is YAML or JSON:
+
+\b
+    agents:
+      - id: here
+        backend: {type: hf, model: embedded, max_tokens: 64}
+      - id: server
+        system_message: Be brief.
+        backend:
+          type: vllm                          # sglang, openai, vllm_server, ...
+          model: Qwen/Qwen3-4B
+          base_url: "http://localhost:8000/v1"
+          api_key: ${MY_KEY}                  # else that of VLLM_API_KEY
+          enable_thinking: true
 
 Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers what was said.
 
 --json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
 request, {"agent", "method", "url", "body"}, and sends nothing.
 
-Exit code: 0 all answered, 1 some failed, 2 bad usage.
+Exit code: 0 all answered, 1 some failed, 2 bad usage, 130 interrupted (answers that were whole are shown).
+"""
+
+CHAT_EXAMPLES = """\b
+Examples:
+  pipegen chat --config chat.yaml "What is machine learning?" --dry-run
+  pipegen chat --config chat.yaml "What is machine learning?"
+  pipegen chat --config chat.yaml
+  pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent server
 """
 
 
-@app.command(help=CHAT, short_help="Ask several models, side by side.")
+@app.command(help=CHAT, short_help="Ask several models, side by side.", epilog=CHAT_EXAMPLES)
 def chat(
     config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The chat file, .yaml or .json.")],
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask.")] = None,

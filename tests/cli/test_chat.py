@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import signal
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from rich.console import Console
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.answers import Answer, Speaker, as_line, ask
+from pipegen.cli.app import CHAT
 from pipegen.cli.screen import plain, screen, under
-from pipegen.config import BackendConfig, chat_from
+from pipegen.config import BackendConfig, chat_from, read_chat
 from pipegen.testing.fake import FakeEngine
 
 FILE = """
@@ -148,6 +150,14 @@ def test_bad_usage_says_what_is_wrong(command: Command, chat_file: Path, argumen
     ran = command("chat", *(str(chat_file) if argument == "FILE" else argument for argument in arguments))
     assert ran.code == 2
     assert words in ran.err
+
+
+def test_the_chat_file_that_the_help_shows_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    shown = CHAT.split("\b\n")[1].split("\n\n")[0]
+    (tmp_path / "chat.yaml").write_text(textwrap.dedent(shown))
+    first, second = read_chat(tmp_path / "chat.yaml").agents
+    assert (first.id, first.backend.constructor, second.system_message, second.backend.settings["dialect"]) == ("here", "hf", "Be brief.", "vllm")
 
 
 def test_the_schema_is_printed(capsys: Any) -> None:
