@@ -144,6 +144,7 @@ def generate(
         source=source,
         out=out,
         options_file=options,
+        config=config,
         overwrite=overwrite,
         prompt=prompt,
         system=system,

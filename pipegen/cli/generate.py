@@ -37,6 +37,7 @@ class Files:
     source: str
     out: str | None = None
     options_file: Path | None = None
+    config: Path | None = None
     overwrite: bool = False
     prompt: str | None = None
     system: str | None = None
@@ -135,8 +136,7 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
 
 
 def _check_out(out: Path, files: Files) -> None:
-    read = [Path(files.source), *([files.options_file] if files.options_file is not None else [])]
-    for name in read:
+    for name in (Path(files.source), *(file for file in (files.options_file, files.config) if file is not None)):
         if out.exists() and name.exists() and out.samefile(name):
             refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():

@@ -1,0 +1,149 @@
+"""Where `pipegen generate` writes: what it keeps and never loses, and how a run ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.fake import FakeEngine
+
+Command = Callable[..., Any]
+HI = {"prompt": "Hi"}
+
+
+def test_an_existing_out_is_kept_unless_it_may_be_overwritten(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
+    assert (ran.code, out.read_text(), engine.calls) == (2, "precious\n", [])
+    assert "--overwrite" in ran.err
+    assert command("generate", jsonl(HI), "-o", out, "--model", "fake", "--overwrite").code == 0
+    assert len(written(out)) == 1
+
+
+def test_what_is_read_is_never_written(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    source = jsonl(HI)
+    before = source.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(source)
+    options = tmp_path / "options.json"
+    options.write_text("{}")
+    assert command("generate", source, "-o", source, "--model", "fake", "--overwrite").code == 2
+    assert command("generate", source, "-o", tmp_path / "link.jsonl", "--model", "fake", "--overwrite").code == 2
+    chat = tmp_path / "chat.yaml"
+    chat.write_text("backend: {type: hf, model: fake}")
+    assert command("generate", source, "-o", options, "--options", options, "--model", "fake", "--overwrite").code == 2
+    assert command("generate", source, "-o", chat, "--config", chat, "--overwrite").code == 2
+    assert (source.read_bytes(), options.read_text(), chat.read_text()[:7]) == (before, "{}", "backend")
+
+
+def test_places_that_cannot_be_written_or_read_are_bad_usage(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    assert command("generate", jsonl(HI), "-o", tmp_path, "--model", "fake").code == 2
+    assert command("generate", jsonl(HI), "-o", tmp_path / "no" / "out.jsonl", "--model", "fake").code == 2
+    assert command("generate", tmp_path / "nowhere.jsonl", "--model", "fake").code == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_said_and_is_no_success(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl(HI), "-o", "/dev/full", "--model", "fake")
+    assert ran.code == 1
+    assert "No space left" in ran.err
+
+
+def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
+    assert command("generate", jsonl(HI), "-o", os.devnull, "--model", "fake").code == 0
+
+
+def test_no_more_than_a_window_is_read_ahead_and_lines_are_written_at_once(
+    command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    ahead: list[int] = []
+
+    class Counted(io.BytesIO):
+        reads = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            Counted.reads += 1
+            return super().readline(size)
+
+    def script(encoded: Any) -> str:
+        ahead.append(Counted.reads - len(out.read_bytes().splitlines()))
+        return "Hi"
+
+    engine.script = script
+    stdin = io.TextIOWrapper(Counted(b'{"prompt": "a"}\n' * 100))
+    monkeypatch.setattr(io, "TextIOWrapper", lambda stream: stdin)  # what the `command` fixture wraps stdin in
+    assert command("generate", "-", "-o", out, "--model", "fake", "--window", "5").code == 0
+    assert len(ahead) == 100
+    assert max(ahead) <= 5 + 1
+
+
+def test_an_interrupt_keeps_the_lines_so_far(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    def script(encoded: Any) -> str:
+        if encoded.request.id == "c":
+            raise KeyboardInterrupt
+        return "Hi"
+
+    engine.script = script
+    out = tmp_path / "out.jsonl"
+    ran = command("generate", jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--window", "1")
+    assert ran.code == 130
+    assert [line["id"] for line in written(out)] == ["a", "b"]
+    assert "2 requests" in ran.err
+    assert engine.closed == 1
+
+
+def test_a_bug_raises_and_is_no_line(engine: FakeEngine, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.cli import main
+
+    engine.answers = 3
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
+    with pytest.raises(pg.ContractError):
+        main(["generate", str(jsonl(HI)), "--model", "fake"])
+
+
+def test_a_failed_call_fails_its_lines(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+    engine.fault = pg.CallFailed(pg.BackendFailed("down", backend="fake", incident="i1"))
+    ran = command("generate", jsonl(HI, HI), "--model", "fake")
+    assert [line["error"]["incident"] for line in ran.out] == ["i1", "i1"]
+    assert ran.code == 1
+
+
+def test_quiet_says_nothing(command: Command, jsonl: Any) -> None:
+    assert command("generate", jsonl("nonsense"), "--model", "fake", "--quiet").err == ""
+
+
+def test_the_summary_shows_no_control_characters(command: Command, jsonl: Any) -> None:
+    ran = command("generate", jsonl({"id": "\x1b[2J", "prompt": 5}), "--model", "fake")
+    assert "\x1b" not in ran.err
+    assert r"\x1b[2J" in ran.err
+
+
+FAKED = """
+import pipegen.cli
+import pipegen as pg
+import pipegen.cli.generate as generate
+from pipegen.testing.fake import FakeEngine
+generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))
+pipegen.cli.main()
+"""
+
+
+def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
+    source = jsonl(*[HI] * 2000)
+    with subprocess.Popen([sys.executable, "-c", FAKED, "generate", str(source), "--model", "fake"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        assert json.loads(ran.stdout.readline())["text"] == "Hello"
+        ran.stdout.close()
+        assert ran.stderr.read() == b""
+    assert ran.returncode == 141
