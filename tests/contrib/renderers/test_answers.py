@@ -1,0 +1,100 @@
+"""Answers that prove nothing are refused with their place; those that do are read however they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipegen.contrib.renderers import (
+    MalformedGenerateResponseError,
+    SGLangBackend,
+)
+
+Asked = Callable[..., dict[str, Any]]
+Stubs = Any
+
+
+ENTRIES: list[tuple[Any, str]] = [
+    ({"token_id": 7}, r"\[0\]\.logprob must be a number"),
+    ({"token_id": 7, "logprob": None}, r"\[0\]\.logprob must be a number"),
+    ({"token_id": 7, "logprob": "-0.1"}, r"\[0\]\.logprob must be a number"),
+    ({"token_id": 7, "logprob": True}, r"\[0\]\.logprob must be a number"),
+    ({"token_id": 7, "logprob": float("nan")}, r"\[0\]\.logprob must be finite"),
+    ({"token_id": 7, "logprob": float("-inf")}, r"\[0\]\.logprob must be finite"),
+    ({"token_id": 7, "logprob": 10**400}, r"\[0\]\.logprob must be finite"),
+    ({"token_id": 7, "logprob": -9999.0}, r"\[0\]\.logprob does not contain sampling evidence"),
+    ({"token_id": 8, "logprob": -0.1}, r"\[0\]\.token_id must be 7"),
+    ({"token": "token_id:8", "logprob": -0.1}, r"\[0\]\.token must be 'token_id:7'"),
+    ({"logprob": -0.1}, r"\[0\]\.token_id must be 7"),
+    (None, r"\[0\] must be an object"),
+]
+
+
+@pytest.mark.parametrize(("entry", "words"), ENTRIES)
+def test_a_logprob_of_vllm_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, entry: Any, words: str) -> None:  # H3
+    second = {"token_id": 8, "logprob": -0.2}
+    renderer = stubs.Renderer()
+    with pytest.raises(MalformedGenerateResponseError, match=words):
+        asked(stubs.Client(stubs.vllm({"logprobs": {"content": [entry, second]}})), renderer)
+    assert renderer.parsed == []
+
+
+@pytest.mark.parametrize("value", [None, "-0.1", True, float("nan"), float("inf"), -9999.0])
+def test_a_logprob_of_sglang_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, value: Any) -> None:  # H3
+    with pytest.raises(MalformedGenerateResponseError, match=r"output_token_logprobs\[1\]\[0\]"):
+        asked(stubs.Client(stubs.sglang(output_token_logprobs=[[-0.1, 7, None], [value, 8, None]])), backend=SGLangBackend())
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"logprobs": None}, r"choice\.logprobs must be an object"),
+        ({"logprobs": {"content": 5}}, "content must be a list"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": -0.1}]}}, r"token count \(2\) does not match logprob count \(1\)"),
+        ({"token_ids": [7, True]}, "token_ids must be a list of token ids"),
+    ],
+)
+def test_a_choice_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, choice: Any, words: str) -> None:
+    with pytest.raises(MalformedGenerateResponseError, match=words):
+        asked(stubs.Client(stubs.vllm(choice)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [({"choices": []}, "choices must be a list of 1"), ({}, "choices must be a list of 1"), (b'{"choices": [', "must be JSON")]
+)
+def test_an_answer_that_is_none_is_refused(stubs: Stubs, asked: Asked, answer: Any, words: str) -> None:
+    with pytest.raises(MalformedGenerateResponseError, match=words):
+        asked(stubs.Client(answer))
+
+
+def test_a_logprob_of_zero_is_one(stubs: Stubs, asked: Asked) -> None:  # H3
+    entries = [{"token": "token_id:7", "logprob": 0.0}, {"token_id": 8, "logprob": 0}]
+    assert asked(stubs.Client(stubs.vllm({"logprobs": {"content": entries}})))["completion_logprobs"] == [0.0, 0.0]
+
+
+EXPERTS = {"data": "AQI=", "shape": [2, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("written", "experts"),
+    [({"separators": (",", ":")}, EXPERTS), ({"indent": 2}, EXPERTS), ({}, dict(reversed(EXPERTS.items())))],
+    ids=["compact", "spaced", "reordered"],
+)
+def test_routed_experts_are_read_however_they_are_written(stubs: Stubs, asked: Asked, written: dict[str, Any], experts: Any) -> None:  # H11
+    raw = json.dumps(stubs.vllm({"routed_experts": experts}), **written)
+    kept = asked(stubs.Client(raw.encode()))["routed_experts"]
+    assert (kept["shape"], kept["data"].tobytes()) == ([2, 1, 1], b"AQI=")
+
+
+def test_two_completions_are_two_with_each_its_experts(stubs: Stubs, asked: Asked) -> None:  # H11
+    second = stubs.choice(index=1, token_ids=[7], logprobs={"content": [{"token_id": 7, "logprob": -0.5}]}, routed_experts=EXPERTS)
+    answer = {"choices": [second, stubs.choice()]}
+    result = asked(stubs.Client(answer), sampling_params={"n": 2})
+    assert [one["completion_ids"] for one in result["completions"]] == [[7, 8], [7]]
+    assert result["completions"][1]["routed_experts"]["data"].tobytes() == b"AQI="
+    assert result["completion_ids"] == [7, 8]
+    pair = asked(stubs.Client([stubs.sglang(), stubs.sglang(routed_experts="AQI=")]), sampling_params={"n": 2}, backend=SGLangBackend())
+    assert [one["routed_experts"] for one in pair["completions"]] == [None, "AQI="]
