@@ -75,11 +75,6 @@ class Detokenizer:
         """Whether there is text, all of it given out."""
         return 0 < self._complete == len(self._window)
 
-    def settle(self, token_id: int) -> None:
-        """Go on from this token as the context, its text and all before it given out: for tokens whose text hangs on no other."""
-        self._window, self._base = [token_id], _alone(self._tokenizer, token_id)
-        self._complete, self._given = 1, len(self._base)
-
     def finish(self) -> str:
         """What is still held: the output ends here, perhaps inside a character."""
         text = self._text()
@@ -100,7 +95,8 @@ class Detokenizer:
         """Take a token whose text after the one before it is known, as `feed` would: whole characters follow whole characters."""
         self._window.append(token_id)
         if len(self._window) > WINDOW:
-            self.settle(token_id)
+            self._window, self._base = [token_id], _alone(self._tokenizer, token_id)
+            self._complete, self._given = 1, len(self._base)
         else:
             self._base += piece
             self._complete, self._given = len(self._window), len(self._base)

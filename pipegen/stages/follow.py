@@ -110,22 +110,16 @@ class Follower:
         self.quiet = self._tokens.pieces if rests and self._tokens is not None else NONE
 
     def _catch_up(self) -> None:
-        """Bring the text up to the newest token: the characters that a stop may still need, and the last token as context of the next."""
-        last, reach = None, []
-        missing = 0 if self._tokens is None else self._tokens.longest - 1
+        """Read of the tokens that were not looked at the characters that a stop may still need. As context of the next token the one before them does."""
+        reach, missing = [], 0 if self._tokens is None else self._tokens.longest - 1
         for place in range(len(self.token_ids) - 1, self._looked - 1, -1):
-            token_id = self.token_ids[place]
-            piece = self.quiet[token_id]
-            if piece:
-                last = token_id if last is None else last
-                reach.append(piece)
-                missing -= len(piece)
-                if missing <= 0:  # a stop that began before these would be complete within them
-                    break
+            piece = self.quiet[self.token_ids[place]]
+            reach.append(piece)
+            missing -= len(piece)
+            if missing <= 0:  # a stop that began before these would be complete within them
+                break
         for piece in reversed(reach):
             self._stops.meets(piece)
-        if last is not None:
-            self._text.settle(last)
 
     def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
         """The row gets no more tokens: the engine gave up, or a plugin of its own (named by `halted`) ended it. Gives the text still held."""
