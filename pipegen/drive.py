@@ -35,30 +35,31 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
-    unknown = next((name for name in values if name not in _FIELDS), None)
-    if unknown is not None:
+    if not _FIELDS.keys() >= values.keys():
+        unknown = next(name for name in values if name not in _FIELDS)
         return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{nearest(str(unknown), _FIELDS)}"))
     said = {name: value for name, value in values.items() if value is not None}
     try:
-        options = said.pop("options", None)
-        if isinstance(options, Mapping):
-            options = options_from(options)
+        if isinstance(said.get("options"), Mapping):
+            said["options"] = options_from(said["options"])
         pictures = bool(said.get("images")) or _holds_pictures(said.get("messages"))
         kind = VlmGenerationRequest if pictures else TextGenerationRequest
         if not pictures:
             said.pop("images", None)
-        return Success(kind(options=options, **said))
+        return Success(kind(**said))
     except InvalidField as refusal:
         words = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
         return Failure(InvalidRequest(f"{place}: {words}"))
 
 
-_FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
+_FIELDS = dict.fromkeys(("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options"))
 
 
 def _holds_pictures(messages: Any) -> bool:
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)] if isinstance(messages, (list, tuple)) else []
-    parts = (part for content in contents if isinstance(content, (list, tuple)) for part in content)
+    if not isinstance(messages, (list, tuple)):
+        return False
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 C = TypeVar("C")
+_NOTHING: immutabledict[str, Any] = immutabledict()
 Check = Callable[[Any], Any]
 
 
@@ -167,7 +168,7 @@ def freeze(value: Any) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, bool)):
         return value
     if isinstance(value, Mapping):
-        return immutabledict({_key(key): freeze(entry) for key, entry in value.items()})
+        return immutabledict({_key(key): freeze(entry) for key, entry in value.items()}) if value else _NOTHING
     if isinstance(value, (list, tuple)):
         return tuple(freeze(entry) for entry in value)
     raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
@@ -208,11 +209,10 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
-def _run_checks(self: Any) -> None:
-    cls = type(self)
-    for name, default, check in _checks(cls):  # type: ignore[arg-type]  # a class is hashable
+def _run_checks(self: Any, cls: Any) -> None:
+    for name, default, check in _checks(cls):
         value = getattr(self, name)
-        if value is None and default is None:
+        if value is default:  # which needs no check: None, or a value that passes
             continue
         try:
             kept = check(value)
@@ -244,7 +244,7 @@ def record(cls: type[C]) -> type[C]:
                 if name not in names:
                     raise UnknownField(f"{made.__name__} has no field {name!r}{nearest(name, names)}") from None
             raise
-        _run_checks(self)
+        _run_checks(self, made)
         if check_all is not None:
             check_all(self)
 
@@ -261,7 +261,13 @@ def altered(original: C, **values: Any) -> C:
     >>> altered(Room(), seats=7)
     Room(seats=7)
     """
-    made = object.__new__(type(original))
-    for f in dataclasses.fields(original):  # type: ignore[arg-type]  # a record
-        object.__setattr__(made, f.name, values[f.name] if f.name in values else getattr(original, f.name))
-    return made
+    kind: Any = type(original)
+    made = object.__new__(kind)
+    for name in _names(kind):
+        object.__setattr__(made, name, values[name] if name in values else getattr(original, name))
+    return made  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))

@@ -165,8 +165,11 @@ def message_from(value: Any, place: str) -> Message:
         raise InvalidField(f"{place}.content takes a string or a list of parts, not None")
     elif content is not None and not isinstance(content, str):
         raise InvalidField(f"{place}.content takes a string or a list of parts, not {type(content).__name__}")
+    extras = {key: entry for key, entry in value.items() if key not in ("role", "content")}
+    if not extras:
+        return Message(role=role, content=content)
     try:
-        extras = freeze({key: entry for key, entry in value.items() if key not in ("role", "content")})
+        extras = freeze(extras)
     except ValueError as refusal:
         raise InvalidField(f"{place} takes {refusal}") from None
     return Message(role=role, content=content, extras=extras)

@@ -65,13 +65,13 @@ class GenerationRequest:
 
     def check_all(self) -> None:
         name = type(self).__name__
-        if sum(value is not None for value in (self.messages, self.prompt, self.prompt_token_ids)) != 1:
+        if (self.messages, self.prompt, self.prompt_token_ids).count(None) != 2:
             raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise InvalidField(f"{name}.prompt takes a string, not {self.prompt!r:.200}")
         if self.prompt_token_ids is not None and not self.prompt_token_ids:
             raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
-        if not isinstance(self.options, (GenerationOptions, type(None))):
+        if self.options is not None and not isinstance(self.options, GenerationOptions):
             raise InvalidField(f"{name}.options takes GenerationOptions, not {type(self.options).__name__}")
 
     @property
@@ -108,6 +108,11 @@ class TextGenerationRequest(GenerationRequest):
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
         ) -> None: ...
+
+    @property
+    def sources(self) -> tuple[ImageSource, ...]:
+        """None."""
+        return ()
 
     def check_all(self) -> None:
         GenerationRequest.check_all(self)

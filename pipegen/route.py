@@ -112,12 +112,15 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
     def steps(batch: Batch[Job]) -> Steps[Encoded]:
         jobs = [slot.unwrap() for slot in batch if is_ok(slot)]
         pictures = _pictures(jobs, engine)
-        rendered = {key: _rendered(job, engine, pictures) for key, job in {_key(job): job for job in reversed(jobs)}.items()}
+        first: dict[Hashable, int] = {}
+        same = [first.setdefault(_key(job), place) for place, job in enumerate(jobs)]  # for each job, the first with its prompt; hashed once
+        rendered = {place: _rendered(jobs[place], engine, pictures) for place in first.values()}
         # All are rendered before the first is encoded: taken in turn, templates and tokenizer push each other out of the processor's caches.
-        prompts = {key: made.bind(lambda pair: encode(*pair, engine.tokenizer, engine.image_placeholder)) for key, made in rendered.items()}
+        prompts = {place: made.bind(lambda pair: encode(*pair, engine.tokenizer, engine.image_placeholder)) for place, made in rendered.items()}
+        places = iter(same)
 
         def encoded(job: Job) -> Slot[Encoded]:
-            return prompts[_key(job)].map(lambda prompt: Encoded(request=job.request, options=job.options, prompt=prompt))
+            return prompts[next(places)].map(lambda prompt: Encoded(request=job.request, options=job.options, prompt=prompt))
 
         return tuple(slot.bind(encoded) for slot in batch)
         yield  # a generator without effects

@@ -165,7 +165,9 @@ def ends_alike(tokenizer: Any, looking: Any, options: GenerationOptions, eos: tu
         one.close()
     assert (quiet.finish, quiet.stop, quiet.count) == (stepped.finish, stepped.stop, stepped.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
     encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=options, prompt=Prompt(token_ids=(1,), compact_token_ids=(1,)))
-    judged = decode(Raw(encoded=encoded, token_ids=tuple(ids)), tokenizer, eos).bind(lambda decoded: stop(decoded, tokenizer)).unwrap()
+    raw = Raw(encoded=encoded, token_ids=tuple(ids))
+    assert decode(raw, tokenizer, eos) == decode(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
+    judged = decode(raw, tokenizer, eos).bind(lambda decoded: stop(decoded, tokenizer)).unwrap()
     assert (quiet.finish, quiet.stop, tuple(quiet.token_ids)) == (judged.finish, judged.stop, judged.raw.token_ids)
 
 

@@ -14,7 +14,7 @@ from returns.result import Success
 
 from pipegen.records import Decoded, Finish, Raw
 from pipegen.slots import Slot
-from pipegen.stages.detokenize import Detokenizer, spell
+from pipegen.stages.detokenize import Detokenizer, added, spell
 from pipegen.stages.stop import endings, plan_stops
 from pipegen.tokenizer import Tokenizer
 
@@ -57,18 +57,20 @@ def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) ->
         raise ValueError("the options take a value for everything: resolve(options) first")
     ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
     count = min(len(ids), options.max_new_tokens)
-    ended = next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
+    ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
     kept = count if ended is None else ended + 1
     finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
     if kept < len(ids):
         raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept])
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
-    if ended is None and hidden.isdisjoint(raw.token_ids):
-        text, text_ends = raw_text, raw_ends
+    shown = raw.token_ids[:ended]
+    last = "" if ended is None else added(tokenizer, ids[ended])
+    if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):  # then it is known what the ending token has put to the text
+        text, text_ends = raw_text.removesuffix(last), raw_ends[: len(shown)]
     else:
-        text, text_ends = spell(tokenizer, raw.token_ids[:ended], hidden)
-        text_ends += text_ends[-1:] or (0,) if ended is not None else ()
+        text, text_ends = spell(tokenizer, shown, hidden)
+    text_ends += text_ends[-1:] or (0,) if ended is not None else ()
     return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop))
 
 

@@ -15,9 +15,9 @@ import functools
 from collections.abc import Collection, Iterable
 from itertools import accumulate
 
-from pipegen.tokenizer import Tokenizer
+from pipegen.tokenizer import SpellsAlone, Tokenizer
 
-__all__ = ["Detokenizer", "spell"]
+__all__ = ["Detokenizer", "added", "spell"]
 
 REPLACEMENT = "\ufffd"
 WINDOW = 8
@@ -122,6 +122,8 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     ('aé', (1, 1, 2))
     """
     ids = tuple(token_ids)
+    if not ids:
+        return "", ()
     # Where the tokens' own texts, all whole characters, add up to the text of the whole, a detokenizer would give just them.
     pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
     text = "".join(pieces)
@@ -130,6 +132,17 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     detokenizer = Detokenizer(tokenizer)
     pieces = ["" if token_id in hidden else detokenizer.feed(token_id) for token_id in ids]
     return "".join((*pieces, detokenizer.finish())), tuple(accumulate(map(len, pieces)))
+
+
+@functools.lru_cache(maxsize=2**16)
+def added(tokenizer: Tokenizer, token_id: int) -> str | None:
+    """What a token adds to the text after any other, where the tokenizer can tell; None where it cannot.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> added(ToyTokenizer(), 97), added(ToyTokenizer(), 255)
+    ('a', None)
+    """
+    return tokenizer.piece(token_id) if isinstance(tokenizer, SpellsAlone) else None
 
 
 @functools.lru_cache(maxsize=2**16)

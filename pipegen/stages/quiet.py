@@ -16,7 +16,8 @@ import functools
 from collections.abc import Collection
 
 from pipegen.stages.decode import hidden_ids
-from pipegen.tokenizer import SpellsAlone, Tokenizer
+from pipegen.stages.detokenize import added
+from pipegen.tokenizer import Tokenizer
 
 __all__ = ["QuietTokens", "quiet_tokens"]
 
@@ -31,7 +32,7 @@ class QuietTokens:
         self._stops, self._endings, self._hidden = tuple(stops), endings, hidden
         self._last = {stop[-1] for stop in stops}
         self._ends = tuple({stop[start:] for stop in stops for start in range(len(stop))})
-        self._piece = tokenizer.piece if isinstance(tokenizer, SpellsAlone) else None
+        self._tokenizer = tokenizer
         self._others: set[int] = set()
 
     def takes(self, token_id: int) -> bool:
@@ -53,7 +54,7 @@ class QuietTokens:
             return None
         if token_id in self._hidden or not self._stops:
             return ""
-        piece = None if self._piece is None else self._piece(token_id)
+        piece = added(self._tokenizer, token_id)
         return None if piece is None or self._completes(piece) else piece
 
     def _completes(self, piece: str) -> bool:

@@ -124,7 +124,8 @@ def _look_alikes(messages: list[dict[str, Any]], control: ControlTokens) -> list
     found: list[tuple[str, str]] = []
 
     def look(texts: list[str], places: list[str]) -> list[str]:
-        for parts in (texts, [text.strip() for text in texts]):
+        stripped = [text.strip() for text in texts]
+        for parts in (texts, stripped) if texts != stripped else (texts,):
             seen = control.found_in("".join(parts))
             if seen:
                 ends = [sum(map(len, parts[: row + 1])) for row in range(len(parts))]

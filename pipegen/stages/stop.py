@@ -158,7 +158,8 @@ def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ())
     What came after the ending token is dropped; `raw_text` still ends with that token. Fails with `PluginFailed`.
     """
     text_ends, raw_ends = (*decoded.text_ends, len(decoded.text)), (*decoded.raw_ends, len(decoded.raw_text))
-    ending = _stop_string(decoded, plan_stops(decoded.raw.encoded.options, tokenizer), text_ends, raw_ends)
+    plan = plan_stops(decoded.raw.encoded.options, tokenizer)
+    ending = _stop_string(decoded, plan, text_ends, raw_ends) if plan.text or plan.raw else None
     watched = _watch(decoded, plugins, text_ends, len(text_ends) if ending is None else ending.token)
     if isinstance(watched, PluginFailed):
         return Failure(watched)

@@ -66,9 +66,9 @@ def count_tokens(
 def _with_pictures(
     rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
 ) -> Slot[Prompt]:
-    if image_placeholder is None:
-        if images:
-            return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
+    if image_placeholder is None and images:
+        return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
+    if image_placeholder is None or not (images or tokenizer.control_tokens[image_placeholder] in ids):
         return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
     placeholder = tokenizer.control_tokens[image_placeholder]
     text = rendered.hidden if any(image.expansion is not None for image in images) else None

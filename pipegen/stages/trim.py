@@ -80,8 +80,8 @@ def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> S
             logprobs=raw.logprobs,
             route=route_name,
             thinking=prompt.thinking,
-            image_grid_thw=tuple(image.grid for image in prompt.images),
-            image_digests=tuple(image.digest for image in prompt.images),
+            image_grid_thw=tuple([image.grid for image in prompt.images]),
+            image_digests=tuple([image.digest for image in prompt.images]),
             options=options,
             clipped_from=encoded.clipped_from,
         )
