@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from immutabledict import immutabledict
 from returns.result import Failure
 
-from pipegen.backends.extras import need
+from pipegen.backends.extras import MissingExtra, need
 from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
@@ -179,12 +179,15 @@ class Checkpoint:
 
     @cached_property
     def image_processor(self) -> Any:
-        """The model's image processor; it works without torchvision."""
+        """The model's image processor; it works without torchvision. Raises `CannotProcess`, with the reason, where it cannot be had."""
         need("PIL", "hf", "reading pictures")
         from transformers import AutoImageProcessor
 
+        from pipegen.backends.image_processors import LOADING, foreign
+
         auto: Any = AutoImageProcessor
-        return auto.from_pretrained(self.source, backend="pil", **self._where)
+        with foreign(*LOADING):
+            return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
     def processor(self) -> Any:
@@ -197,13 +200,13 @@ class Checkpoint:
     @cached_property
     def _no_processor_because(self) -> str:
         """Why pictures cannot be prepared with the packages that are here; empty where they can."""
-        from pipegen.backends.native_processors import CANNOT
+        from pipegen.backends.image_processors import CannotProcess
 
         try:
             with self._loading:  # pictures may be prepared side by side, and one processor is enough
                 _ = self.processor if self.image_spec.kind == "native" else None
-        except CANNOT as raised:
-            return f"the checkpoint's picture processor cannot be used: {type(raised).__name__}: {raised}"[:600]
+        except (CannotProcess, MissingExtra) as raised:
+            return f"the checkpoint's picture processor cannot be used: {raised}"[:600]
         return ""
 
     @cached_property

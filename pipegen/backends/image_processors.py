@@ -6,7 +6,9 @@ nothing is imported here but what they bring along.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from returns.result import Failure, Success
@@ -22,24 +24,49 @@ if TYPE_CHECKING:
     from pipegen.records import PreparedImage
     from pipegen.slots import Slot
 
-__all__ = ["GRID_PROCESSORS", "as_picture", "grid_only", "pixel_inputs", "spec_from"]
+__all__ = ["GRID_PROCESSORS", "LOADING", "CannotProcess", "as_picture", "foreign", "grid_only", "pixel_inputs", "spec_from"]
 
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
+
+
+LOADING = (ImportError, OSError, ValueError, TypeError, AttributeError, KeyError)
+"""What loading a processor raises: for a package or a file that is missing, a class that is not there, a part of another kind, a token that the tokenizer
+does not name, and a model type that is not known."""
+
+
+class CannotProcess(ValueError):
+    """A checkpoint's processor cannot be had, or cannot do what is asked of it; the message says why."""
+
+
+@contextlib.contextmanager
+def foreign(*kinds: type[Exception]) -> Iterator[None]:
+    """Around a call of another project's code alone: these exceptions of it become `CannotProcess`; any other, and those of pipegen's own code, come through.
+
+    >>> with foreign(KeyError):
+    ...     {}["size"]
+    Traceback (most recent call last):
+    ...
+    pipegen.backends.image_processors.CannotProcess: KeyError: 'size'
+    """
+    try:
+        yield
+    except kinds as raised:
+        raise CannotProcess(f"{type(raised).__name__}: {raised}") from raised
 
 
 def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     """What the processor wants: `grid` with its figures for those of `GRID_PROCESSORS`, else `native`.
 
     `config` is the model's; where it names a patch and a merge size for its vision tower, these must be the processor's.
-    Raises `ValueError` for a checkpoint whose processor and model disagree, or whose processor names no budget.
+    Raises `CannotProcess` for a checkpoint whose processor and model disagree, or whose processor names no budget.
     """
     if type(image_processor).__name__ not in GRID_PROCESSORS:
         return ImageSpec(kind="native")
     size = image_processor.size
     low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
     if not low or not high:
-        raise ValueError(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
+        raise CannotProcess(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
     spec = ImageSpec(
         kind="grid",
         patch_size=image_processor.patch_size,
@@ -53,7 +80,7 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     for name, own, named in (("patch_size", "patch_size", spec.patch_size), ("merge_size", "spatial_merge_size", spec.merge_size)):
         wanted = getattr(vision, own, named)
         if wanted != named:
-            raise ValueError(f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}: they belong to different models")
+            raise CannotProcess(f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}: they belong to different models")
     return spec
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.image_processors import as_picture
+from pipegen.backends.image_processors import LOADING, CannotProcess, as_picture, foreign
 from pipegen.errors import UnsupportedMultimodal
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from pipegen.slots import Slot
     from pipegen.tokenizer import Tokenizer
 
-__all__ = ["CANNOT", "PICTURE_MARKS", "PictureInputs", "expand", "load_processor", "native_inputs"]
+__all__ = ["PICTURE_MARKS", "PictureInputs", "expand", "load_processor", "native_inputs"]
 
 PICTURE_MARKS = ("mm_token_type_ids", "token_type_ids")
 """What models call the input that is 1 where a token is a piece of a picture, and 0 elsewhere."""
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
-CANNOT = (ImportError, OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
-"""What processors raise where a package or a file is missing, where they want more than text and pictures, and for shapes that they do not take."""
+_CALLING = (ImportError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
+"""What calling a processor raises: where it has no rule for a picture's text, wants more than text and pictures, or does not take a picture's shape."""
 
 
 class PictureInputs(NamedTuple):
@@ -42,7 +42,7 @@ class PictureInputs(NamedTuple):
 def load_processor(source: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The checkpoint's processor for text and pictures, on Pillow; its parts for video and sound, which need other packages, are left out.
 
-    Raises one of `CANNOT`, with the reason, where there is none or where it cannot be had.
+    Raises `CannotProcess`, with the reason, where there is none or where it cannot be had.
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 
@@ -50,13 +50,16 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     image, text, whole = (_untyped(kind) for kind in (AutoImageProcessor, AutoTokenizer, AutoProcessor))
     named, remote = _named(source, revision)
     if remote and trust_remote_code:
-        return whole.from_pretrained(source, backend="pil", **where)
+        with foreign(*LOADING):
+            return whole.from_pretrained(source, backend="pil", **where)
     kind = _kind(named, model_type)
     parts = {"tokenizer": text, "image_processor": image}
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
-    made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
-    settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
-    processor = _for_pictures(kind).from_args_and_dict(made, settings)
+    bare = _for_pictures(kind)
+    with foreign(*LOADING):
+        made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
+        settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
+        processor = bare.from_args_and_dict(made, settings)
     processor.tokenizer.backend_tokenizer.no_truncation()  # a saved tokenizer may bring them along; nothing changes it from here on
     processor.tokenizer.backend_tokenizer.no_padding()
     return processor
@@ -72,7 +75,8 @@ def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
     from transformers.utils.hub import cached_file
 
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        with foreign(*LOADING):
+            found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         said = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
         if said.get("processor_class") or "AutoProcessor" in said.get("auto_map", {}):
             return said.get("processor_class"), "AutoProcessor" in said.get("auto_map", {})
@@ -85,9 +89,11 @@ def _kind(named: str | None, model_type: str) -> Any:
 
     auto = _untyped(processing_auto)
     name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
-    kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
-    if kind is None or not hasattr(kind, "get_attributes"):
-        raise ValueError(f"transformers {transformers.__version__} has no processor for text and pictures of {model_type} ({name})")
+    with foreign(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
+        kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
+        usable = kind is not None and hasattr(kind, "get_attributes")
+    if not usable:
+        raise CannotProcess(f"transformers {transformers.__version__} has no processor for text and pictures of {model_type} ({name})")
     return kind
 
 
@@ -101,9 +107,19 @@ def _for_pictures(kind: Any) -> Any:
 
 
 def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
-    """What the processor makes of a text that is nothing but the places of these pictures."""
-    text = processor.image_token * len(images)
-    return dict(processor(text=[text], images=[as_picture(image) for image in images], add_special_tokens=False, **more))
+    """What the processor makes of a text that is nothing but the places of these pictures. Raises `CannotProcess` where it cannot."""
+    text, pictures = [processor.image_token * len(images)], [as_picture(image) for image in images]
+    with foreign(*_CALLING):
+        made = processor(text=text, images=pictures, add_special_tokens=False, **more)
+    return dict(made)
+
+
+def _written(made: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """What the processor wrote for its one picture, and the ids of the whole. Raises `CannotProcess` where it does not tell."""
+    offsets, ids = made.get("text_replacement_offsets"), made.get("input_ids")
+    if not offsets or not offsets[0] or ids is None:
+        raise CannotProcess("it does not say what it replaced")
+    return str(offsets[0][0]["replacement"]), tuple(int(number) for number in ids[0])
 
 
 def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_token_id: int | None) -> Slot[PreparedImage]:
@@ -118,10 +134,9 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
         return Failure(UnsupportedMultimodal(f"{name} has no control token that stands for a picture in a prompt ({placeholder!r})"))
     try:
         made = _called(processor, [image], return_text_replacement_offsets=True)
-        written = str(made["text_replacement_offsets"][0][0]["replacement"])
-        ids = tuple(int(number) for number in made["input_ids"][0])
-    except CANNOT as raised:
-        words = f"{name} does not tell what it writes for a picture of {image.width}x{image.height} pixels ({type(raised).__name__}: {raised})"
+        written, ids = _written(made)
+    except CannotProcess as raised:
+        words = f"{name} does not tell what it writes for a picture of {image.width}x{image.height} pixels ({raised})"
         return Failure(UnsupportedMultimodal(words[:400]))
     refusal = _refusal(processor, made, ids, tokenizer.encode(written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0

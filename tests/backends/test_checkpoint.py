@@ -146,3 +146,23 @@ def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(qwen: Path, 
     assert hub.tokenizer.vocab_size == facts(qwen).tokenizer.vocab_size
     with pytest.raises(OSError, match="cannot read the checkpoint 'some/other'"):
         _ = Checkpoint(ModelLoadConfig(model="some/other")).config
+
+
+def test_without_pillow_pictures_are_refused_and_text_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends import checkpoint as module
+    from pipegen.backends.extras import MissingExtra, need
+    from pipegen.errors import UnsupportedMultimodal
+    from pipegen.messages import ImageSource
+    from pipegen.options import VlmPreprocessOptions
+
+    def without_pillow(package: str, extra: str, purpose: str) -> None:
+        if package == "PIL":
+            raise MissingExtra("no Pillow here")
+        need(package, extra, purpose)
+
+    monkeypatch.setattr(module, "need", without_pillow)
+    checkpoint = Checkpoint(ModelLoadConfig(model="embedded"))
+    assert checkpoint.image_placeholder == "<|image_pad|>"
+    error = checkpoint.prepare_image(ImageSource(data=b"x"), VlmPreprocessOptions(), 0).failure()
+    assert isinstance(error, UnsupportedMultimodal)
+    assert "no Pillow here" in error.message

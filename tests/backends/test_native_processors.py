@@ -64,7 +64,7 @@ def test_copies_of_the_placeholder_need_no_expansion(monkeypatch: pytest.MonkeyP
     assert (made.tokens, made.expansion) == (5, None)
 
 
-@pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError, ValueError, ZeroDivisionError])
+@pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, ImportError])
 def test_a_processor_that_cannot_tell_is_refused(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise raised("too thin")
@@ -72,6 +72,33 @@ def test_a_processor_that_cannot_tell_is_refused(raised: type[Exception], monkey
     monkeypatch.setattr(Framing, "__call__", fail)
     assert "does not tell what it writes for a picture of 48x32 pixels" in refusal(Framing())
     assert "too thin" in refusal(Framing())
+
+
+@pytest.mark.parametrize("raised", [IndexError, OverflowError, RecursionError, RuntimeError, AssertionError])
+def test_what_no_processor_is_known_to_raise_comes_through(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise raised("a bug")
+
+    monkeypatch.setattr(Framing, "__call__", fail)
+    with pytest.raises(raised, match="a bug"):
+        expand(Framing(), IMAGE, TOKENIZER, MARK_ID)
+
+
+@pytest.mark.parametrize("name", ["as_picture", "_written", "_refusal"])
+def test_a_bug_of_ones_own_around_the_call_is_no_reason_to_refuse_a_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(f"pipegen.backends.native_processors.{name}", bug)
+    with pytest.raises(KeyError, match="a bug"):
+        expand(Framing(), IMAGE, TOKENIZER, MARK_ID)
+
+
+@pytest.mark.parametrize("lost", [{"text_replacement_offsets": None}, {"text_replacement_offsets": [[]]}, {"input_ids": None}])
+def test_a_processor_that_does_not_say_what_it_replaced_is_refused(lost: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Framing.__call__
+    monkeypatch.setattr(Framing, "__call__", lambda self, **asked: plain(self, **asked) | lost)
+    assert "it does not say what it replaced" in refusal(Framing())
 
 
 def test_a_processor_without_a_placeholder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +178,16 @@ def test_a_processor_that_cannot_be_had_says_why_and_text_goes_on(gemma: Path, t
         error = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
         assert isinstance(error, UnsupportedMultimodal)
         assert words in error.message
+
+
+@pytest.mark.parametrize("name", ["_kind", "_named", "_for_pictures"])
+def test_a_bug_of_ones_own_around_the_loading_comes_through(name: str, gemma: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: Any) -> Any:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(f"pipegen.backends.native_processors.{name}", bug)
+    with pytest.raises(AttributeError, match="a bug"):
+        Checkpoint(ModelLoadConfig(model=str(gemma))).prepare_image(SOURCE, VlmPreprocessOptions(), 0)
 
 
 def test_nothing_here_needs_torchvision(gemma: Path) -> None:
