@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import foreign
-from pipegen.fields import InvalidField, UnknownField, boolean, nearest, one_of, record, text
+from pipegen.fields import InvalidField, UnknownField, boolean, checks_of, nearest, one_of, record, text
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
 
@@ -120,10 +120,15 @@ def _ui(values: Any, place: Place) -> ChatUi:
 
 
 def _made(kind: type[R], said: Mapping[str, Any], place: Place) -> R:
-    try:
-        return kind(**said)
-    except InvalidField as refusal:
-        raise type(refusal)(f"{place}: {refusal}") from None
+    checks = checks_of(kind)
+    for name, value in said.items():
+        if name in checks:
+            try:
+                checks[name](value)
+            except ValueError as refusal:
+                quotes = "; put it in quotes" if checks[name] is text and isinstance(value, (bool, int, float)) else ""
+                raise InvalidField(f"{place.at(name)}: takes {refusal}, not {value!r:.200}{quotes}") from None
+    return kind(**said)
 
 
 def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
+        if capabilities.engine == "openai_chat" and "vllm_chat" in others:
+            hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
         reason = plugin.refuses(job.request) if plugin.refuses is not None else None

@@ -141,6 +141,14 @@ def test_an_option_that_a_server_lacks_fails_that_answer(command: Command, chat_
     assert ran.out[1]["error"]["type"] == "UnsupportedOption"
 
 
+def test_an_option_that_a_plain_server_may_not_know_says_how_to_send_it(command: Command, chat_file: Path, stub: Stub) -> None:
+    chat_file.write_text(f"backend: {{type: openai, model: m, base_url: '{stub.url}', top_k: 5}}")
+    ran = command("chat", "--config", chat_file, "Hi", "--dry-run")
+    assert "put the field into extra_body" in ran.out[0]["error"]["hint"]
+    chat_file.write_text(f"backend: {{type: openai, model: m, base_url: '{stub.url}', extra_body: {{top_k: 5}}}}")
+    assert command("chat", "--config", chat_file, "Hi", "--dry-run").out[0]["body"]["top_k"] == 5
+
+
 def test_a_server_that_refuses_leaves_no_key_in_the_error(command: Command, chat_file: Path) -> None:
     ran = command("chat", "--config", chat_file, "break", "--json")
     assert (ran.code, [line["ok"] for line in ran.out]) == (1, [False, False])
