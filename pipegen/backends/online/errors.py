@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import email.utils
 import math
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from pipegen.backends.online.wire import WireReply
-from pipegen.errors import BackendFailed, GenerationError, InvalidRequest, RateLimited, Timeout
+from pipegen.backends.online.reading import error_message
+from pipegen.backends.online.wire import Ask, WireReply
+from pipegen.errors import BackendFailed, GenerationError, InvalidRequest, PromptTooLong, RateLimited, Timeout
 
-__all__ = ["AGAIN", "refusal_of", "retry_after", "unreachable"]
+__all__ = ["AGAIN", "classified", "lengths_in", "refusal_of", "retry_after", "unreachable"]
 
 AGAIN = frozenset({429, 502, 503, 504})
 """The statuses after which a request is sent again: the server did not begin, or a gateway lost it."""
@@ -50,6 +52,23 @@ def refusal_of(server: str, reply: WireReply, message: str) -> GenerationError:
     if reply.status in range(300, 400):
         hint = "redirects are not followed: give base_url the address that the server has moved to"
     return BackendFailed(words, hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
+
+
+def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, by the first of these wordings that it has; None where it is about something else.
+
+    >>> lengths_in("300 of 256", (re.compile(r"(?P<prompt>[0-9]+) of (?P<limit>[0-9]+)"),))
+    (300, 256)
+    """
+    found = next((match for match in (wording.search(message) for wording in wordings) if match), None)
+    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+
+
+def classified(server: str, reply: WireReply, ask: Ask, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
+    """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the status, with its length as pipegen knows it."""
+    message, _ = error_message(reply)
+    lengths = too_long(message)
+    return refusal_of(server, reply, message) if lengths is None else PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1])
 
 
 def unreachable(server: str, words: str) -> BackendFailed:

@@ -12,7 +12,8 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.online import sglang, vllm
-from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.choices import pieces, whole
+from pipegen.backends.online.errors import classified
 from pipegen.backends.online.extra_body import SERVERS, misplaced
 from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
@@ -20,7 +21,7 @@ from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.fields import InvalidField, freeze, nearest
 from pipegen.options import GenerationOptions
-from pipegen.slots import Slot, is_ok
+from pipegen.slots import Slot
 
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
 
@@ -75,20 +76,13 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
 
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    read = _read(answer, ask, "message", 0)
-    if not is_ok(read):
-        return read
-    found = tuple(sorted(read.unwrap(), key=lambda completion: completion.index))
-    if [completion.index for completion in found] != list(range(ask.n)):
-        return malformed(f"the answer holds choices {[completion.index for completion in found]}, and {ask.n} were asked")
-    if any(completion.finish is None for completion in found):
-        return malformed("a choice of the answer has no finish_reason")
-    return Success(found)
+    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
 
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    return _read(event, ask, "delta", seen).map(lambda found: found or (Completion(usage=_usage(event)),))
+    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    return found.map(lambda made: made or (Completion(usage=_usage(event)),))
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
@@ -96,25 +90,14 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in said.items() if type(value) is int} if isinstance(said, Mapping) else {}
 
 
-def _read(answer: Any, ask: Ask, holder: str, seen: int) -> Slot[tuple[Completion, ...]]:
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    if not isinstance(choices, list):
-        return malformed(f"choices is {type(choices).__name__}, not a list")
-    out: list[Completion] = []
-    for position, choice in enumerate(choices):
-        read = _completion(choice, answer, holder, position)
-        if is_ok(read) and ask.options.logprobs:
-            read = _with_logprobs(read.unwrap(), choice, ask, seen)
-        if not is_ok(read):
-            return Failure(read.failure())
-        out.append(read.unwrap())
-    return Success(tuple(out))
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, holder: str, place: str, seen: int) -> Slot[Completion]:
+    read = _read(choice, answer, holder, place)
+    return read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen)) if ask.options.logprobs else read
 
 
-def _completion(choice: Any, answer: Mapping[str, Any], holder: str, position: int) -> Slot[Completion]:
-    place = f"choices[{position}]"
-    said = choice.get(holder) if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or not isinstance(said, Mapping):
+def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str) -> Slot[Completion]:
+    said = choice.get(holder)
+    if not isinstance(said, Mapping):
         return malformed(f"{place}.{holder} is {type(said).__name__}, not an object")
     reasoning = said.get("reasoning_content") if said.get("reasoning_content") is not None else said.get("reasoning")
     calls, finish, index = said.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
@@ -177,12 +160,13 @@ def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
 
 def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
     message, holder = error_message(reply)
-    lengths = vllm.too_long(message) or sglang.too_long(message)
-    if lengths is not None:
-        return PromptTooLong(*lengths)
-    if holder.get("code") == "context_length_exceeded":
+    if holder.get("code") == "context_length_exceeded" and _too_long(message) is None:
         return PromptTooLong(0, 0, message=f"{server} says that the prompt is too long: {message}")
-    return refusal_of(server, reply, message)
+    return classified(server, reply, ask, _too_long)
+
+
+def _too_long(message: str) -> tuple[int, int] | None:
+    return vllm.too_long(message) or sglang.too_long(message)
 
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:

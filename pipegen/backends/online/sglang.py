@@ -11,12 +11,12 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.online.reading import form_of, ids_of, malformed, merged
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
-from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
+from pipegen.errors import GenerationError, UnsupportedOption
 from pipegen.options import GenerationOptions
 from pipegen.records import TokenLogprob
 from pipegen.slots import Slot, is_ok
@@ -198,15 +198,12 @@ def too_long(message: str) -> tuple[int, int] | None:
     >>> too_long("The input (3000 tokens) is longer than the model's context length (2048 tokens).")
     (3000, 2048)
     """
-    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
-    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+    return lengths_in(message, _TOO_LONG)
 
 
 def classify(reply: WireReply, ask: Ask) -> GenerationError:
     """The error that a refusal stands for, in any of the five shapes; over-long prompts are `PromptTooLong` whatever the status."""
-    message, _ = error_message(reply)
-    lengths = too_long(message)
-    return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1]) if lengths is not None else refusal_of("SGLang", reply, message)
+    return classified("SGLang", reply, ask, too_long)
 
 
 def abort(rid: str) -> WireRequest:

@@ -11,13 +11,14 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.online.errors import refusal_of
+from pipegen.backends.online.choices import pieces, whole
+from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_in, logprobs_of
 from pipegen.backends.online.pictures import data_url
 from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.vllm_render import read_features, render_request, renders_none, unkept
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
-from pipegen.errors import GenerationError, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.options import GenerationOptions
 from pipegen.slots import Slot, is_ok
 
@@ -126,50 +127,26 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint; or what it made of pictures, where that was asked."""
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return _completions(answer, ask, 0).bind(lambda found: _all_there(found, ask))
-
-
-def _all_there(found: tuple[Completion, ...], ask: Ask) -> Slot[tuple[Completion, ...]]:
-    ordered = tuple(sorted(found, key=lambda completion: completion.index))
-    if [completion.index for completion in ordered] != list(range(ask.n)):
-        return malformed(f"the answer holds choices {[completion.index for completion in ordered]}, and {ask.n} were asked")
-    if any(completion.finish is None for completion in ordered):
-        return malformed("a choice of the answer has no finish_reason")
-    return Success(ordered)
+    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, 0, place))
 
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return _completions(event, ask, seen)
+    return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
-def _completions(answer: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    if not isinstance(choices, list):
-        return malformed(f"choices is {type(choices).__name__}, not a list")
-    out: list[Completion] = []
-    for position, choice in enumerate(choices):
-        if not isinstance(choice, Mapping):
-            return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
-        read = _completion(choice, answer, ask, seen, position)
-        if not is_ok(read):
-            return Failure(read.failure())
-        out.append(read.unwrap())
-    return Success(tuple(out))
-
-
-def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, position: int) -> Slot[Completion]:
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, place: str) -> Slot[Completion]:
     ids = choice.get("token_ids")
     if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
         ids = []
     elif ids is None:
-        return malformed(f"choices[{position}] holds no token_ids: the server is too old to give them")
+        return malformed(f"{place} holds no token_ids: the server is too old to give them")
     prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     index, finish, stop = choice.get("index", 0), choice.get("finish_reason"), choice.get("stop_reason")
     if type(index) is not int or not (finish is None or isinstance(finish, str)):
-        return malformed(f"choices[{position}] has index {index!r:.40} and finish_reason {finish!r:.40}")
+        return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
 
-    made = ids_of(ids, f"choices[{position}].token_ids")
+    made = ids_of(ids, f"{place}.token_ids")
     known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
     for read in (made, known):
         if read is not None and not is_ok(read):
@@ -208,15 +185,12 @@ def too_long(message: str) -> tuple[int, int] | None:
     >>> too_long("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ...")
     (300, 256)
     """
-    found = next((match for match in (pattern.search(message) for pattern in _TOO_LONG) if match), None)
-    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+    return lengths_in(message, _TOO_LONG)
 
 
 def classify(reply: WireReply, ask: Ask) -> GenerationError:
     """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
-    message, _ = error_message(reply)
-    lengths = too_long(message)
-    return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1]) if lengths is not None else refusal_of("vLLM", reply, message)
+    return classified("vLLM", reply, ask, too_long)
 
 
 def lacking(reply: WireReply, request: WireRequest) -> str:

@@ -102,11 +102,11 @@ def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, said:
 # H5
 def test_an_over_long_prompt_is_known(ask: Any) -> None:
     said = b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."}}'
-    error = openai.wire_of("plain").classify(WireReply(status=400, body=said), ask())
+    error = openai.wire_of("plain").classify(WireReply(status=400, body=said), ask(()))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (5000, 4097)
     coded = WireReply(status=400, body=b'{"error":{"message":"too much","code":"context_length_exceeded"}}')
-    assert isinstance(openai.wire_of("plain").classify(coded, ask()), PromptTooLong)
+    assert isinstance(openai.wire_of("plain").classify(coded, ask(())), PromptTooLong)
 
 
 def row(*stops: str, **more: Any) -> Any:

@@ -1,0 +1,55 @@
+"""The `choices` of an answer in the OpenAI form, which vLLM's own endpoints use too: each read by itself, and all of them there.
+
+>>> whole({"choices": [{"index": 1}, {"index": 0}]}, 2, lambda choice, place: Success(Completion(index=choice["index"], finish="stop"))).map(len)
+<Success: 2>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.online.reading import malformed
+from pipegen.backends.online.wire import Completion
+from pipegen.slots import Slot, is_ok
+
+__all__ = ["pieces", "whole"]
+
+Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
+"""Reads one choice, given its place for messages."""
+
+
+def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
+    """What the choices of an answer, or of one event of a stream, bring.
+
+    >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
+    'choices[0] is int, not an object'
+    """
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list):
+        return malformed(f"choices is {type(choices).__name__}, not a list")
+    out: list[Completion] = []
+    for position, choice in enumerate(choices):
+        if not isinstance(choice, Mapping):
+            return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
+        made = read(choice, f"choices[{position}]")
+        if not is_ok(made):
+            return Failure(made.failure())
+        out.append(made.unwrap())
+    return Success(tuple(out))
+
+
+def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer in the order of their indices: as many as were asked, and all of them ended."""
+
+    def all_there(found: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
+        ordered = tuple(sorted(found, key=lambda completion: completion.index))
+        if [completion.index for completion in ordered] != list(range(asked)):
+            return malformed(f"the answer holds choices {[completion.index for completion in ordered]}, and {asked} were asked")
+        if any(completion.finish is None for completion in ordered):
+            return malformed("a choice of the answer has no finish_reason")
+        return Success(ordered)
+
+    return pieces(answer, read).bind(all_there)
