@@ -67,4 +67,7 @@ def chat_server(
     for package in NEEDED:
         need(package, "online", "asking a server")
     access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
-    return chat_route(ChatEngine(wire, access, ServerSettings(**(settings or {})), model))
+    said = dict(settings or {})
+    if wire.name == "openai_chat" and said.get("served_model_name") is None:
+        said["served_model_name"] = model  # a public server need not list its models; a plain one is asked for the very name
+    return chat_route(ChatEngine(wire, access, ServerSettings(**said), model))

@@ -1,0 +1,28 @@
+"""By which name a server is asked for its model: a plain one by the very name that was given, the engines by what they list."""
+
+from __future__ import annotations
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.faulty import FaultyServer
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("tenacity")
+
+
+@pytest.mark.parametrize("without", [(), ("/v1/models",)], ids=["lists another", "lists none"])
+@pytest.mark.parametrize(("said", "sent"), [({}, "gpt"), ({"served_model_name": "other"}, "other")])
+def test_a_plain_server_is_asked_for_the_very_name(without: tuple[str, ...], said: dict[str, str], sent: str) -> None:
+    with FaultyServer(without=without) as server, pg.backends.openai_server("gpt", base_url=server.url, **said) as route:  # type: ignore[arg-type]
+        server.keeps_bodies = True
+        (slot,) = pg.run(route, [{"prompt": "abc"}])
+        assert slot.unwrap().text == "cba"
+        assert [body["model"] for body in server.bodies] == [sent]
+
+
+def test_an_engine_is_asked_for_the_one_model_that_it_lists() -> None:
+    with FaultyServer() as server, pg.backends.openai_server("some/folder", base_url=server.url, dialect="vllm") as route:
+        server.keeps_bodies = True
+        pg.run(route, [{"prompt": "abc"}])
+        assert [body["model"] for body in server.bodies] == ["toy"]
