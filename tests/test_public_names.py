@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import json
+import pickle
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -54,3 +59,52 @@ def test_every_public_name_is_in_the_reference() -> None:
     page = REFERENCE.read_text(encoding="utf-8")
     missing = [name for name in pipegen.__all__ if not re.search(rf"[`.]{name}\b", page)]
     assert missing == []
+
+
+def fresh(code: str) -> object:
+    """What a fresh interpreter prints, as JSON."""
+    script = f"import json, sys\n{code}"
+    return json.loads(subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True).stdout)
+
+
+def test_type_checkers_see_the_names_that_are_there() -> None:
+    tree = ast.parse(inspect.getsource(pipegen))
+    (seen,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "typing.TYPE_CHECKING"]
+    imports = {alias.name: node.module for node in seen.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(imports) == pipegen.__all__
+    assert {name: module for name, module in imports.items() if module != "pipegen"} == pipegen._HOMES
+
+
+def test_importing_the_package_imports_none_of_its_modules() -> None:
+    assert fresh("import pipegen; print(json.dumps([name for name in sys.modules if name.startswith('pipegen.')]))") == []
+
+
+IN_THEIR_OWN_MODULE = [name for name in pipegen._HOMES if f"pipegen.{name}" in light_modules()]
+
+
+@pytest.mark.parametrize("name", IN_THEIR_OWN_MODULE)
+def test_a_function_keeps_its_name_from_the_module_that_it_stands_in(name: str) -> None:
+    shown = f"print(json.dumps([callable(pipegen.{name}), type(sys.modules['pipegen.{name}']).__name__]))"
+    for code in (f"import pipegen.{name}", f"from pipegen.{name} import *; import pipegen", f"import pipegen; pipegen.{name}; import pipegen.{name}"):
+        assert fresh(f"{code}; {shown}") == [True, "module"]
+
+
+def test_some_functions_have_the_name_of_their_module() -> None:
+    assert IN_THEIR_OWN_MODULE == ["route", "samples", "stream", "watched"]
+
+
+def test_all_names_can_be_listed_and_imported_at_once() -> None:
+    assert fresh("import pipegen; print(json.dumps(sorted({*pipegen.__all__} - {*dir(pipegen)})))") == []
+    assert fresh("from pipegen import *; import pipegen; print(json.dumps(sorted({*pipegen.__all__} - {*globals()})))") == []
+
+
+def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
+    with pytest.raises(AttributeError, match="module 'pipegen' has no attribute 'ruun'"):
+        _ = pipegen.ruun  # type: ignore[attr-defined]  # type checkers say so too
+    with pytest.raises(ImportError):
+        exec("from pipegen import ruun")
+
+
+def test_records_and_functions_can_be_pickled() -> None:
+    for value in (pipegen.TextGenerationRequest(prompt="Hi"), pipegen.run, pipegen.route, pipegen.Timeout("slow")):
+        assert pickle.loads(pickle.dumps(value)) == value
