@@ -5,58 +5,33 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
-
-from immutabledict import immutabledict
+from typing import Self
 
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.light_model import OnModel
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
 from pipegen.slots import Slot
-from pipegen.tokenizer import Renderer, Tokenizer
 
 __all__ = ["CheckpointEngine"]
 
 
-class CheckpointEngine(ABC):
+class CheckpointEngine(OnModel, ABC):
     """An `Engine` on one checkpoint, but for how it computes: that is `stream`.
 
     Raises `FileNotFoundError` where the checkpoint is a folder that is not there.
     """
 
+    _checkpoint: Checkpoint
     generates_by_stream = True
     """`generate` is `stream`, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig) -> None:
         self._checkpoint = Checkpoint(load)
         self._plugins: tuple[Plugin, ...] = ()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._checkpoint.tokenizer
-
-    @property
-    def renderer(self) -> Renderer:
-        return self._checkpoint.renderer
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._checkpoint.eos_token_ids
-
-    @property
-    def bos_token(self) -> str | None:
-        return self._checkpoint.bos_token
-
-    @property
-    def image_placeholder(self) -> str | None:
-        return self._checkpoint.image_placeholder
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]:
-        return self._checkpoint.generation_config
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:

@@ -36,8 +36,9 @@ def token_server(
     """
     from pipegen.backends.checkpoint import Checkpoint
     from pipegen.backends.extras import need
+    from pipegen.backends.light_model import LightModel
     from pipegen.backends.online.access import access_to
-    from pipegen.backends.online.server import LightModel, ServerEngine
+    from pipegen.backends.online.server import ServerEngine
     from pipegen.backends.online.settings import ServerSettings
     from pipegen.records import ModelLoadConfig
     from pipegen.route import route

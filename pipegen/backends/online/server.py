@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.base import TokensMade
 from pipegen.backends.image_processors import grid_only
+from pipegen.backends.light_model import LightModel, OnModel
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.pictures import places
 from pipegen.backends.online.reading import refused_ids
@@ -23,48 +23,13 @@ from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions
-from pipegen.records import Encoded, PreparedImage, Prompt, Raw
+from pipegen.records import Encoded, PreparedImage, Raw
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.follow import ending_ids
 from pipegen.stages.preflight import check_fit
 from pipegen.stages.stop import plan_stops
-from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["LightModel", "ServerEngine"]
-
-
-class LightModel(Protocol):
-    """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def renderer(self) -> Renderer: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def bos_token(self) -> str | None: ...
-
-    @property
-    def image_placeholder(self) -> str | None: ...
-
-    @property
-    def image_token_id(self) -> int | None: ...
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]: ...
-
-    @property
-    def no_images_because(self) -> str: ...
-
-    def resized_again(self, prompt: Prompt) -> GenerationError | None:
-        """What is wrong where the model's own processor would give a picture of the prompt another size."""
-        ...
-
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
+__all__ = ["ServerEngine"]
 
 
 class _Ends(NamedTuple):
@@ -76,12 +41,12 @@ class _Ends(NamedTuple):
     """Whether its stream must be followed all the same."""
 
 
-class ServerEngine(Served[Encoded, Raw]):
+class ServerEngine(OnModel, Served[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and pictures come from the checkpoint here, and nothing is asked before a call."""
 
     def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
-        self._checkpoint = checkpoint
+        self._checkpoint: LightModel = checkpoint
         self._last: tuple[GenerationOptions, Facts, _Ends] | None = None
 
     def _capable_by(self, facts: Facts) -> Capabilities:
@@ -92,30 +57,6 @@ class ServerEngine(Served[Encoded, Raw]):
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
         return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, context_length=self.limit_of(facts), reason=reason)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._checkpoint.tokenizer
-
-    @property
-    def renderer(self) -> Renderer:
-        return self._checkpoint.renderer
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._checkpoint.eos_token_ids
-
-    @property
-    def bos_token(self) -> str | None:
-        return self._checkpoint.bos_token
-
-    @property
-    def image_placeholder(self) -> str | None:
-        return self._checkpoint.image_placeholder
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]:
-        return self._checkpoint.generation_config
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
