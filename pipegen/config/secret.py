@@ -19,18 +19,32 @@ KEY_VARIABLES = frozenset({"VLLM_API_KEY", "SGLANG_API_KEY", "OPENAI_API_KEY"})
 """Variables that need not be set: local servers take any key, and are sent `EMPTY`."""
 _PROVIDERS: Mapping[str, tuple[str, ...]] = {
     "aliyuncs.com": ("QWEN_API_KEY",),
+    "anthropic.com": ("ANTHROPIC_API_KEY",),
     "bigmodel.cn": ("ZAI_API_KEY",),
     "cerebras.ai": ("CEREBRAS_API_KEY",),
+    "cohere.ai": ("COHERE_API_KEY", "CO_API_KEY"),
+    "cohere.com": ("COHERE_API_KEY", "CO_API_KEY"),
+    "deepinfra.com": ("DEEPINFRA_API_KEY", "DEEPINFRA_TOKEN"),
+    "deepseek.com": ("DEEPSEEK_API_KEY",),
     "fireworks.ai": ("FIREWORKS_API_KEY",),
+    "googleapis.com": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
     "groq.com": ("GROQ_API_KEY",),
+    "huggingface.co": ("HF_TOKEN",),
+    "mistral.ai": ("MISTRAL_API_KEY",),
     "moonshot.ai": ("MOONSHOT_API_KEY", "KIMI_API_KEY"),
     "moonshot.cn": ("MOONSHOT_API_KEY", "KIMI_API_KEY"),
     "nebius.com": ("NEBIUS_API_KEY",),
+    "nvidia.com": ("NVIDIA_API_KEY",),
     "openrouter.ai": ("OPENROUTER_API_KEY",),
+    "perplexity.ai": ("PERPLEXITY_API_KEY",),
     "poe.com": ("POE_API_KEY",),
+    "sambanova.ai": ("SAMBANOVA_API_KEY",),
     "together.xyz": ("TOGETHER_API_KEY",),
+    "volces.com": ("ARK_API_KEY",),
+    "x.ai": ("XAI_API_KEY",),
     "z.ai": ("ZAI_API_KEY",),
 }
+"""Public providers by their host, and the variables that hold their keys."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BARE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 

@@ -166,13 +166,16 @@ def test_json_files_name_the_way_to_the_entry(tmp_path: Path) -> None:
         ({"api_key": "${MY_KEY}"}, {"MY_KEY": "sk-mine"}, "sk-mine"),
         ({"api_key": "${SGLANG_API_KEY}"}, {}, None),  # left to the backend: its own variable, else EMPTY
         ({"base_url": "https://api.cerebras.ai/v1"}, {"CEREBRAS_API_KEY": "sk-c", "OPENAI_API_KEY": "sk-o"}, "sk-c"),
+        ({"base_url": "https://api.x.ai/v1"}, {"XAI_API_KEY": "sk-x", "OPENAI_API_KEY": "sk-o"}, "sk-x"),
+        ({"base_url": "https://generativelanguage.googleapis.com/v1beta/openai/"}, {"GOOGLE_API_KEY": "sk-g"}, "sk-g"),
+        ({"base_url": "https://x.ai.example.org/v1"}, {"XAI_API_KEY": "sk-x"}, None),
         ({"base_url": "https://api.cerebras.ai/v1"}, {"OPENAI_API_KEY": "sk-o"}, "EMPTY"),  # one provider's key never goes to another
     ],
 )
 def test_keys_come_from_the_environment_and_show_nowhere(
     said: dict[str, Any], environment: dict[str, str], key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H9
-    for name in ("SGLANG_API_KEY", "CEREBRAS_API_KEY", "OPENAI_API_KEY"):
+    for name in ("SGLANG_API_KEY", "CEREBRAS_API_KEY", "OPENAI_API_KEY", "XAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
