@@ -193,7 +193,7 @@ PEERS = {
     "outlines": ("outlines==1.3.3",),
     "lm-eval": ("lm-eval==0.4.13",),
     "ms-swift": ("ms-swift==4.6.0",),
-    "clients": ("aiohttp", "httpx", "niquests", "openai[aiohttp]", "pyreqwest", "orjson", "renderers==0.1.12", "tenacity"),
+    "clients": ("aiohttp", "httpx", "niquests", "openai[aiohttp]", "orjson", "pyqwest", "pyreqwest", "renderers==0.1.12", "tenacity"),
 }
 BENCH_PEERS = ROOT / ".nox" / "bench-peers"
 

@@ -86,6 +86,22 @@ async def bare_pyreqwest(url: str) -> Any:
     return one, close
 
 
+@arm("pyqwest")
+async def bare_pyqwest(url: str) -> Any:
+    import pyqwest
+
+    client = pyqwest.Client(pyqwest.HTTPTransport(enable_otel=False, pool_max_idle_per_host=1_024))
+
+    async def one() -> None:
+        answer = await client.post(f"{url}/v1/chat/completions", content=json.dumps(BODY).encode())
+        json.loads(answer.content)
+
+    async def close() -> None:
+        """It has nothing to close."""
+
+    return one, close
+
+
 def openai_client(url: str, *, aiohttp: bool) -> Any:
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
@@ -181,7 +197,7 @@ async def loop(one: Callable[[], Awaitable[Any]], in_flight: int, requests: int)
 
 
 def routes(name: str, url: str, in_flight: int) -> Any:
-    """pipegen's routes as their users call them: `arun` with a batch."""
+    """pipegen's routes as their users call them: `arun` with a batch, so what is done before the first request and after the last answer counts too."""
     import pipegen as pg
 
     backends: Any = pg.backends
@@ -208,9 +224,19 @@ async def serve(name: str, url: str, out: Any) -> None:
             if in_flight not in made:
                 made[in_flight] = routes(name, url, in_flight)
             pg, route, kind = made[in_flight]
+            taken: list[float] = []
+            row = type(route.engine).row
+
+            async def timed(asked: Any, deadline: float | None) -> Any:
+                begun = time.perf_counter()
+                slot = await row(route.engine, asked, deadline)
+                taken.append(time.perf_counter() - begun)
+                return slot
+
+            route.engine.row = timed
             for slot in await pg.arun(route, kind * requests, pg.GenerationOptions(max_new_tokens=32)):
                 slot.unwrap()
-            return []
+            return taken
 
         async def close() -> None:
             for _, route, _ in made.values():
