@@ -156,30 +156,41 @@ def ms_swift(work: Work) -> tuple[Run, Counts]:
 
 
 def limit(work: Work) -> tuple[Run, Counts]:
-    """What the model alone takes: each prompt prefilled, in sorted batches, and the needed row-steps in full batches with a mask, at the mean context."""
+    """A bound that no way of batching reaches: the prompts' tokens read in full batches, and the needed row-steps taken in full batches, by the model alone.
+
+    No prompt is padded (all have the mean length, at which attention costs least), no batch is short, each row-step sees the mean context, its mask is there
+    as rows of different lengths need one, keys are shared and the cache is written in place, and nothing is done between the passes.
+    """
     from transformers import DynamicCache
 
+    from pipegen.backends.hf import cache as caches
+    from pipegen.backends.hf.attention import use_grouped
+
     model, _, counts = loaded(work)
-    batch, ids = work["batch"], sorted(work["ids"], key=len)
-    steps = -(-sum(length - 1 for length in work["lengths"]) // batch)
-    weighted = sum((len(prompt) + length / 2) * length for prompt, length in zip(work["ids"], work["lengths"], strict=True))
-    mean = int(weighted / sum(work["lengths"]))
+    use_grouped(model)
+    batch, prompts = work["batch"], [len(prompt) for prompt in work["ids"]]
+    steps = sum(length - 1 for length in work["lengths"]) // batch
+    seen = sum((prompt + length / 2) * (length - 1) for prompt, length in zip(prompts, work["lengths"], strict=True))
+    context = int(seen / sum(length - 1 for length in work["lengths"]))
+
+    def read(rows: int, columns: int) -> Any:
+        cache = DynamicCache(config=model.config)
+        model(input_ids=torch.ones(rows, columns, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    cache = None
 
     def run() -> list[Any]:
+        nonlocal cache
         with torch.no_grad():
-            for start in range(0, len(ids), batch):
-                rows = ids[start : start + batch]
-                longest = max(map(len, rows))
-                padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-                mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-                model(input_ids=padded, attention_mask=mask, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
-            mask, cache = torch.ones(batch, mean, dtype=torch.long), DynamicCache(config=model.config)
-            mask[::2, : mean // 4] = 0
-            model(input_ids=torch.ones(batch, mean, dtype=torch.long), attention_mask=mask, past_key_values=cache, logits_to_keep=1)
-            mask, token = torch.cat([mask, torch.ones(batch, 1, dtype=torch.long)], -1), torch.ones(batch, 1, dtype=torch.long)
+            for start in range(0, len(prompts), batch):
+                read(min(batch, len(prompts) - start), sum(prompts) // len(prompts))
+            cache = cache or caches.growing(read(batch, context))
+            mask, token = torch.ones(batch, context + 1, dtype=torch.long), torch.ones(batch, 1, dtype=torch.long)
+            mask[0, 0] = 0
             for _ in range(steps):
                 token = model(input_ids=token, attention_mask=mask, past_key_values=cache).logits.argmax(-1)
-                cache.crop(mean)
+                cache.crop(-1)
         return []
 
     return run, counts

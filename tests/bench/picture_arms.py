@@ -58,10 +58,25 @@ def static(work: Work) -> tuple[Run, Counts]:
     return lambda: in_batches(work, list(range(len(work["pictures"]))), generate), counts
 
 
+def processor_of(embedded: Any) -> Any:
+    """transformers' own processor of the model's family, without its half for videos, which would need torchvision."""
+    from transformers import Qwen3VLProcessor
+
+    class Stills(Qwen3VLProcessor):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    return Stills(embedded.image_processor, embedded.tokenizer, chat_template=embedded.tokenizer.chat_template)
+
+
 def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
     from transformers import pipeline
 
-    generator: Any = pipeline("image-text-to-text", model=work["model"], dtype=torch.float32, device="cpu")
+    from pipegen.embedded.inference import Embedded
+
+    embedded = Embedded(Path(work["model"]))
+    made: Any = pipeline
+    generator = made("image-text-to-text", model=embedded.model, processor=processor_of(embedded), device="cpu")
     counts, eos = forced(generator.model, work), work["eos"]
     settings = {"max_new_tokens": work["max_new_tokens"], "generate_kwargs": {"do_sample": False, "eos_token_id": eos}}
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-__all__ = ["NAME", "grouped_sdpa", "use_grouped"]
+__all__ = ["NAME", "grouped_mask", "grouped_sdpa", "use_grouped"]
 
 NAME = "pipegen_grouped_sdpa"
 """What transformers calls it in `attn_implementation`."""
@@ -48,8 +48,33 @@ def grouped_sdpa(
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
+def grouped_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    **more: Any,
+) -> torch.Tensor | None:
+    """transformers' `sdpa_mask`, with its arguments and answer; of a single query after all that is there, only the padding is masked, as numbers to add.
+
+    `sdpa` adds numbers: it would turn truth values into them in every layer.
+    """
+    end = kv_offset + kv_length
+    if q_length != 1 or mask_function is not causal_mask_function or attention_mask is None or not end == q_offset + 1 == attention_mask.shape[-1]:
+        seen: torch.Tensor | None = sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function=mask_function, attention_mask=attention_mask, dtype=dtype, **more
+        )
+        return seen
+    padding = attention_mask[:, None, None, kv_offset:]
+    return torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(~padding, -torch.inf)
+
+
 _hf.AttentionInterface.register(NAME, grouped_sdpa)
-_hf.AttentionMaskInterface.register(NAME, sdpa_mask)
+_hf.AttentionMaskInterface.register(NAME, grouped_mask)
 
 
 def use_grouped(model: Any) -> None:

@@ -17,7 +17,7 @@ SPARE = 64
 """Columns of room that new tensors have at least; they have a quarter of their columns where that is more."""
 
 
-class GrowingLayer(DynamicLayer):
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Full attention."""
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -32,7 +32,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):
+class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
     """A sliding window: it holds one column less than it sees, since the next token is a column of its own."""
 
     _whole: tuple[torch.Tensor, torch.Tensor] | None = None

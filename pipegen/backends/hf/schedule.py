@@ -127,7 +127,7 @@ class Schedule:
         Whether it has to be tried again, since the model turns out not to take these together.
         """
         width = self._lane.width if active and self._lane is not None else 0
-        next_ones = list(islice(self._waiting, max(free, self._size // 4)))
+        next_ones = list(islice(self._waiting, max(free, self._size // 2)))
         lengths = [source[0].length for source in next_ones]
         if self._found.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))

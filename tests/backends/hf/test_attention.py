@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
-from pipegen.backends.hf.attention import NAME, grouped_sdpa
+from pipegen.backends.hf.attention import NAME, grouped_mask, grouped_sdpa
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.records import ModelLoadConfig
 
@@ -68,3 +69,30 @@ def test_what_the_caller_asks_for_stays(folder_of: Callable[[str], Any]) -> None
     for asked in ("sdpa", "eager"):
         engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), attn_implementation=asked))
         assert engine._weights.model().config._attn_implementation == asked
+
+
+SIZES = ({"q_length": 1, "q_offset": 8}, {"q_length": 9, "q_offset": 0}, {"q_length": 1, "q_offset": 8, "kv_length": 5, "kv_offset": 4})
+
+
+@pytest.mark.parametrize("lengths", [(4, 9, 6), (9, 9, 9)])
+@pytest.mark.parametrize(
+    "sizes", [{"q_length": 1, "q_offset": 8}, {"q_length": 9, "q_offset": 0}, {"q_length": 1, "q_offset": 8, "kv_length": 5, "kv_offset": 4}]
+)
+@pytest.mark.parametrize("window", [None, 3])
+def test_its_mask_says_what_transformers_own_says(lengths: tuple[int, ...], sizes: dict[str, int], window: int | None) -> None:
+    padding = torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]
+    function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
+    given: dict[str, Any] = {"batch_size": 3, "kv_length": 9, **sizes, "attention_mask": padding, "mask_function": function, "allow_is_causal_skip": False}
+    expected, got = sdpa_mask(**given), grouped_mask(**given, dtype=torch.float32)
+    assert expected is not None
+    assert got is not None
+    assert torch.equal(expected, got if got.dtype == torch.bool else got == 0)
+    assert (got.dtype == torch.float32) == (sizes["q_length"] == 1 and window is None)
+    assert got.dtype == torch.bool or set(got.flatten().tolist()) <= {0.0, -torch.inf}
+
+
+def test_a_mask_that_holds_columns_to_come_is_left_to_transformers() -> None:
+    given: dict[str, Any] = {"batch_size": 1, "q_length": 1, "q_offset": 3, "kv_length": 6, "attention_mask": torch.ones(1, 6, dtype=torch.bool)}
+    got = grouped_mask(**given, allow_is_causal_skip=False)
+    assert got is not None
+    assert got.flatten().tolist() == [True, True, True, True, False, False]
