@@ -40,6 +40,8 @@ class Server(NamedTuple):
     backend: BackendConfig
     fallback: str | None
     system: str | None = None
+    flag: str = "--backend"
+    """What said so."""
 
     @property
     def model(self) -> str:
@@ -83,6 +85,9 @@ def load_of(
         refuse("takes --config FILE too", "--agent")
     if model is None:
         refuse("say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config FILE", "--model")
+    if backend.lower() not in TYPES:
+        refuse(f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}", "--backend")
+    backend = backend.lower()
     if backend in _SERVERS or any(value is not None for value in there.values()):
         return server_of(backend, model, fallback, **there, **local)
     return load_config_of(model=model, backend=backend, fallback_backend=fallback, **local)
@@ -99,7 +104,7 @@ def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
     if name is not None and name not in agents:
         refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
     agent = agents[name] if name is not None else next(iter(agents.values()))
-    return Server(agent.backend, fallback, agent.system_message)
+    return Server(agent.backend, fallback, agent.system_message, "--config")
 
 
 def load_config_of(**said: Any) -> ModelLoadConfig:
@@ -176,4 +181,4 @@ def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
             return first
         return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
     except (ImportError, OSError, ValueError) as refusal:  # as for open_route
-        refuse(f"{load.backend.type}: {refusal}", "--backend")
+        refuse(f"{load.backend.type}: {refusal}", load.flag)

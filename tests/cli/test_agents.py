@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipegen.cli import main
 from pipegen.cli.usage import Server, load_of, window_of
 from pipegen.testing.fake import FakeEngine
 
@@ -85,6 +86,7 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
         ),
         (("--agent", "first", "--model", "m"), "--agent: takes --config FILE too"),
         ((), "--model: say which model to ask"),
+        (("--model", "m", "--backend", "vllm_chat"), "--backend: takes one of hf, vllm, .*openai.*not 'vllm_chat'; did you mean"),
     ],
 )
 def test_bad_usage_names_the_flag(command: Command, engine: FakeEngine, jsonl: Any, chat_file: Path, flags: tuple[str, ...], words: str) -> None:
@@ -92,3 +94,13 @@ def test_bad_usage_names_the_flag(command: Command, engine: FakeEngine, jsonl: A
     assert (ran.code, engine.calls) == (2, [])
     said = " ".join(ran.err.replace("│", " ").split())
     assert re.search(f"Invalid value for {words}", said), said
+
+
+def test_a_model_of_the_file_that_is_not_there_is_named_with_the_file(jsonl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "one.yaml"
+    file.write_text(f"backend: {{type: hf, model: {tmp_path / 'nowhere'}}}")
+    with pytest.raises(SystemExit) as left:
+        main(["generate", str(jsonl(MESSAGES)), "--config", str(file)])
+    assert left.value.code == 2
+    assert re.search(r"Invalid value for --config: hf: .*nowhere", " ".join(capsys.readouterr().err.split()))
