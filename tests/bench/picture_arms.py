@@ -78,7 +78,7 @@ def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
     made: Any = pipeline
     generator = made("image-text-to-text", model=embedded.model, processor=processor_of(embedded), device="cpu")
     counts, eos = forced(generator.model, work), work["eos"]
-    settings = {"max_new_tokens": work["max_new_tokens"], "generate_kwargs": {"do_sample": False, "eos_token_id": eos}}
+    settings = {"max_new_tokens": work["max_new_tokens"], "enable_thinking": False, "generate_kwargs": {"do_sample": False, "eos_token_id": eos}}
 
     def run() -> list[Any]:
         answers = generator(text=[messages(path) for path in work["pictures"]], batch_size=work["batch"], return_full_text=False, **settings)
