@@ -27,6 +27,7 @@ from pipegen.records import Raw
 GROUP = "pipegen alone"
 COUNTS = tuple(int(count) for count in os.environ.get("BENCH_COUNTS", "1000,10000,100000").split(","))
 QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
+PYDANTIC = "from pydantic import BaseModel\nclass Request(BaseModel):\n    id: str | None = None\n    prompt: str\nRequest(prompt='Hi', id='1')"
 VARIABLES = {"add_generation_prompt": True, "enable_thinking": False}
 
 
@@ -158,6 +159,8 @@ def starting() -> list[dict[str, Any]]:
         "empty": start(python, "-c", ""),
         "import pipegen": start(python, "-c", "import pipegen"),
         "import pydantic": start(python, "-c", "import pydantic"),
+        "import pipegen, and a first request": start(python, "-c", "import pipegen; pipegen.TextGenerationRequest(prompt='Hi', id='1')"),
+        "import pydantic, and a first record": start(python, "-c", PYDANTIC),
         "pipegen --help": start(tool, "--help"),
         "pip --version": start(python, "-m", "pip", "--version"),
     }
@@ -168,7 +171,12 @@ def starting() -> list[dict[str, Any]]:
             if repeat > 1:
                 seconds[name].append(taken)
     rows = []
-    for ours, theirs in (("import pipegen", "import pydantic"), ("pipegen --help", "pip --version")):
+    pairs = (
+        ("import pipegen", "import pydantic"),
+        ("import pipegen, and a first request", "import pydantic, and a first record"),
+        ("pipegen --help", "pip --version"),
+    )
+    for ours, theirs in pairs:
         ratio, spread = paired(seconds[theirs], seconds[ours])
         figures = {"ours": f"{statistics.median(seconds[ours]) * 1e3:.0f} ms", "theirs": f"{statistics.median(seconds[theirs]) * 1e3:.0f} ms"}
         note = f"a whole process each; an empty interpreter takes {statistics.median(seconds['empty']) * 1e3:.0f} ms"

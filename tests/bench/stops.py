@@ -98,8 +98,7 @@ def rows_of(said: dict[str, dict[tuple[int, int], list[dict[str, float]]]], abse
             )
             for peer in runs:
                 if peer != OURS:
-                    whole = ([run["setup"] + run["step"] * rows * STEPS for run in runs[name]] for name in (OURS, peer))
-                    compare(f"{shown}: setting up and {STEPS} steps", peer, *whole, "at least 1")
+                    compare(f"{shown}: setting up and {STEPS} steps", peer, *([run["whole"] for run in runs[name]] for name in (OURS, peer)), "at least 1")
     one = statistics.median(run["step"] for run in said[OURS][0, 8])
     cheapest_step = min(statistics.median(run["step"] for run in said[name][1, 8]) for name in said if name != OURS)
     figures = {"ours": us(one), "theirs": us(cheapest_step)}
