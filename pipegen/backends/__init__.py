@@ -7,7 +7,7 @@ Calling one of these loads nothing but (on first need) the tokenizer and the con
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
@@ -225,7 +225,7 @@ def route_of(config: ModelLoadConfig) -> Route:
         from pipegen.backends.vllm.engine import VLLMEngine
 
         return route(VLLMEngine(config))
-    servers = {"vllm_server": vllm_server, "sglang_server": sglang_server, "openai_server": openai_server}
+    servers: dict[str, Callable[..., Route]] = {"vllm_server": vllm_server, "sglang_server": sglang_server, "openai_server": openai_server}
     if config.backend in servers:
         from pipegen.backends.configured import arguments_of
 
