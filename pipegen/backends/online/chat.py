@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -52,7 +53,7 @@ class ChatEngine(Served[Job, Said]):
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
             return await self.followed(asked, deadline, None)
-        return await self.sender.whole(self.make(asked, stream=False), lambda found: self.answer(asked, found), deadline)
+        return await self.sender.whole(self.make(asked, stream=False), functools.partial(self.answer, asked), deadline)
 
     async def followed(self, asked: Job, deadline: float | None, tell: Callable[[Made], None] | None) -> Slot[Said]:
         row = ChatRow(asked, self.plugins)
@@ -75,24 +76,24 @@ class ChatEngine(Served[Job, Said]):
         return bool(_stops(job)) and "stops" not in self.wire.halts(job.options)
 
     def make(self, asked: Job, *, stream: bool) -> Make:
-        def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
-            if asked.request.sources and _no_images(facts):
-                return Failure(UnsupportedMultimodal(f"{self.name} takes no pictures: {_no_images(facts)}"))
-            return messages_of(asked.request).map(
-                lambda messages: Ask(
-                    messages=messages,
-                    tools=tuple(asked.request.tools),
-                    options=asked.options,
-                    ending_ids=tuple((asked.options.stop.stop_token_ids or ()) if asked.options.stop is not None else ()),
-                    stops=() if self._cuts_away(asked) else _stops(asked),
-                    model=model,
-                    rid=rid,
-                    stream=stream,
-                    extra_body=self.sender.settings.extra_body,
-                )
-            )
+        return functools.partial(self._ask, asked, stream)
 
-        return ask
+    def _ask(self, asked: Job, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        if asked.request.sources and _no_images(facts):
+            return Failure(UnsupportedMultimodal(f"{self.name} takes no pictures: {_no_images(facts)}"))
+        return messages_of(asked.request).map(
+            lambda messages: Ask(
+                messages=messages,
+                tools=tuple(asked.request.tools),
+                options=asked.options,
+                ending_ids=tuple((asked.options.stop.stop_token_ids or ()) if asked.options.stop is not None else ()),
+                stops=() if self._cuts_away(asked) else _stops(asked),
+                model=model,
+                rid=rid,
+                stream=stream,
+                extra_body=self.sender.settings.extra_body,
+            )
+        )
 
     def answer(self, asked: Job, completions: tuple[Completion, ...]) -> Slot[Said]:
         if len(completions) != 1:

@@ -63,18 +63,22 @@ class Sender:
 
     async def whole(self, make: Make, read: Callable[[tuple[Completion, ...]], Slot[R]], deadline: float | None) -> Slot[R]:
         """The completions of one row, read by `read`; sent again where that is safe."""
-
-        async def attempt(number: int) -> Slot[R]:
-            async def ask_once(ask: Ask, request: WireRequest) -> Slot[R]:
-                reply = await self.transport.once(request, deadline)
-                return json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(read)
-
-            return _held(await self._once(make, ask_once, stream=False))
-
         try:
-            return await self.transport.again(attempt, deadline)
+            # A call keeps thousands of these waiting, so each holds few objects for the garbage collector to look at: no closures.
+            return await self.transport.again(functools.partial(self._read_once, make, read, deadline), deadline)
         except Trouble as trouble:
             return Failure(trouble.error)
+
+    async def _read_once(self, make: Make, read: Callable[[tuple[Completion, ...]], Slot[R]], deadline: float | None, number: int) -> Slot[R]:
+        """One attempt at a whole answer. Raises `Trouble`."""
+        while True:
+            facts, ask, request = await self._asked(make)
+            try:
+                reply = await self.transport.once(request, deadline)
+            except (asyncio.CancelledError, Refused, Trouble) as ended:
+                await self._ended(ended, facts, ask, request)
+            else:
+                return Success(_value(read(_value(self.wire.from_wire(_value(json_of(reply.body)), ask)))))
 
     async def pieces(
         self, make: Make, take: Callable[[Completion], bool], deadline: float | None, *, ended: Callable[[], bool] = lambda: False
@@ -84,29 +88,32 @@ class Sender:
         Sent again is only what has brought no piece yet.
         """
 
-        async def attempt(number: int) -> Slot[None]:
+        async def attempt(number: int) -> None:
             begun = False
 
-            async def follow(ask: Ask, request: WireRequest) -> Slot[None]:
+            async def follow(ask: Ask, request: WireRequest) -> None:
                 nonlocal begun
                 seen = 0
                 events = self.transport.events(request, deadline)
                 async with contextlib.aclosing(events):
                     async for data in events:
-                        read = json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))
-                        if not is_ok(read):
-                            return Failure(read.failure())
-                        for piece in read.unwrap():
+                        for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
                             begun = True
                             seen += len(piece.token_ids or ())
                             if take(piece):
                                 if piece.finish is None:  # the row ended by a rule of pipegen's own
                                     await self._abort(request.rid)
-                                return Success(None)
-                return Success(None) if ended() else malformed(f"{self.access.root} ended its stream before the row had ended")
+                                return
+                if not ended():
+                    _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
 
             try:
-                return _held(await self._once(make, follow, stream=True))
+                while True:
+                    facts, ask, request = await self._asked(make)
+                    try:
+                        return await follow(ask, request)
+                    except (asyncio.CancelledError, Refused, Trouble) as stopped:
+                        await self._ended(stopped, facts, ask, request)
             except Trouble as trouble:
                 raise Trouble(trouble.error, again=trouble.again and not begun) from trouble
 
@@ -125,29 +132,24 @@ class Sender:
         status = code if type(code) is int and 400 <= code < 600 else 500
         raise Refused(WireReply(status=status, body=json.dumps(value).encode()))
 
-    async def _once(self, make: Make, send: Callable[[Ask, WireRequest], Awaitable[Slot[R]]], *, stream: bool) -> Slot[R]:
-        """One attempt, by whatever way the server turns out to offer. What ends it early ends it on the server too."""
-        while True:
-            facts, rid = await self.directory.facts(), uuid.uuid4().hex if self.wire.abort is not None else ""
-            built = self.model(facts).bind(functools.partial(_called, make, facts, rid))
-            if not is_ok(built):
-                return Failure(built.failure())
-            ask = built.unwrap()
-            wired = await asyncio.to_thread(self.wire.to_wire, ask, facts) if ask.images else self.wire.to_wire(ask, facts)
-            if not is_ok(wired):
-                return Failure(wired.failure())
-            request = wired.unwrap()
-            try:
-                return await send(ask, request)
-            except Refused as refused:
-                lacks = self.wire.lacking(refused.reply, request)
-                if not lacks or lacks in facts.lacks:
-                    raise Trouble(self.classify(refused.reply, ask), again=refused.reply.status in AGAIN) from refused
-                self.directory.learn(lacks)
-            except (asyncio.CancelledError, Trouble) as ended:
-                if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
-                    await self._abort(rid)
-                raise
+    async def _asked(self, make: Make) -> tuple[Facts, Ask, WireRequest]:
+        """What to send, by the way that the server is known to offer. Raises `Trouble` where there is none."""
+        facts, rid = await self.directory.facts(), uuid.uuid4().hex if self.wire.abort is not None else ""
+        ask = _value(make(facts, _value(self.model(facts)), rid))
+        wired = await asyncio.to_thread(self.wire.to_wire, ask, facts) if ask.images else self.wire.to_wire(ask, facts)
+        return facts, ask, _value(wired)
+
+    async def _ended(self, ended: BaseException, facts: Facts, ask: Ask, request: WireRequest) -> None:
+        """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
+        if isinstance(ended, Refused):
+            lacks = self.wire.lacking(ended.reply, request)
+            if not lacks or lacks in facts.lacks:
+                raise Trouble(self.classify(ended.reply, ask), again=ended.reply.status in AGAIN) from ended
+            self.directory.learn(lacks)
+            return
+        if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
+            await self._abort(ask.rid)
+        raise ended
 
     async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[None]]) -> None:
         """Do `one` for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
@@ -197,12 +199,8 @@ async def stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A
 _END = object()
 
 
-def _called(make: Make, facts: Facts, rid: str, model: str | None) -> Slot[Ask]:
-    return make(facts, model, rid)
-
-
-def _held(slot: Slot[R]) -> Slot[R]:
-    """The slot, or its failure as `Trouble`: a malformed answer may come whole when it is asked for again."""
+def _value(slot: Slot[R]) -> R:
+    """The slot's value. Raises its failure as `Trouble`: a malformed answer may come whole when it is asked for again."""
     if not is_ok(slot):
         raise Trouble(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
-    return slot
+    return slot.unwrap()

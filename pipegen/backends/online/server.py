@@ -71,7 +71,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         if not is_ok(ready):
             return Failure(ready.failure())
         encoded, features = ready.unwrap()
-        return await self.sender.whole(self.make(encoded, stream=False, features=features), lambda found: self.answer(encoded, found), deadline)
+        return await self.sender.whole(self.make(encoded, stream=False, features=features), functools.partial(self.answer, encoded), deadline)
 
     async def followed(self, asked: Encoded, deadline: float | None, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
@@ -131,29 +131,27 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in halts))
 
     def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
-        options, prompt = asked.options, asked.prompt
+        return functools.partial(self._ask, asked, stream, features)
 
-        def ask(facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
-            ends = self._ends(options, facts)
-            return Success(
-                Ask(
-                    token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
-                    options=options,
-                    ending_ids=ends.ids,
-                    stops=ends.stops,
-                    images=prompt.images,
-                    places=places(prompt, self._checkpoint.image_token_id),
-                    resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,
-                    features=features,
-                    prompt_tokens=len(prompt.token_ids),
-                    model=model,
-                    rid=rid,
-                    stream=stream,
-                    extra_body=self.sender.settings.extra_body,
-                )
+    def _ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        prompt, ends = asked.prompt, self._ends(asked.options, facts)
+        return Success(
+            Ask(
+                token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
+                options=asked.options,
+                ending_ids=ends.ids,
+                stops=ends.stops,
+                images=prompt.images,
+                places=places(prompt, self._checkpoint.image_token_id),
+                resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,
+                features=features,
+                prompt_tokens=len(prompt.token_ids),
+                model=model,
+                rid=rid,
+                stream=stream,
+                extra_body=self.sender.settings.extra_body,
             )
-
-        return ask
+        )
 
     def answer(self, asked: Encoded, completions: tuple[Completion, ...]) -> Slot[Raw]:
         if len(completions) != 1:
