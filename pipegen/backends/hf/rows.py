@@ -35,14 +35,15 @@ class Row:
         self.position = position
         self.encoded = encoded
         self.options = options
-        self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
         self.error: GenerationError | None = None
         self.halted: str | None = None
         self.told = False
         """Whether the call has told of the row's end."""
-        self._follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
+        self.follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
+        """Takes the row's tokens, each before `accept`."""
+        self.token_ids = self.follower.token_ids
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
@@ -94,7 +95,7 @@ class Row:
 
     @property
     def done(self) -> bool:
-        return self.error is not None or self.halted is not None or self._follower.finish is not None
+        return self.error is not None or self.halted is not None or self.follower.finish is not None
 
     @property
     def has_processors(self) -> bool:
@@ -129,15 +130,13 @@ class Row:
             self._there = made
         return self._ids[:, : before + made]
 
-    def accept(self, token_id: int, logprob: TokenLogprob | None, device: torch.device) -> None:
-        """Take the next token. Hooks of plugins see the row's ids on that device."""
-        self.token_ids.append(token_id)
+    def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
+        """Go on after the token that the follower has just taken. Hooks of plugins see the row's ids on that device."""
         if logprob is not None:
             self.logprobs.append(logprob)
         self.uniform = self._random.random()
-        self._follower.feed(token_id)
-        self.error = self._follower.failure
-        if self._criteria and self._follower.finish in (None, Finish.LENGTH):
+        self.error = self.follower.failure
+        if self._criteria and self.follower.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
 
     def _halt(self, ids: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.plan import group_size, order
 from pipegen.backends.hf.rows import Row
 from pipegen.backends.hf.sampling import Sampler
+from pipegen.stages.follow import feed_each
 
 __all__ = ["Found", "Schedule", "Work"]
 
@@ -235,10 +236,9 @@ class Schedule:
 
     @staticmethod
     def _accept(rows: Sequence[Row], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
-        going = [row for row in rows if not row.done]
         tokens, choices = sampler.choose(logits)
-        made = dict(zip(map(id, rows), choices, strict=True))
-        for row in going:
-            if not row.done:  # a plugin may have failed
-                row.accept(*made[id(row)], logits.device)
+        made = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]  # a plugin may just have failed
+        feed_each([row.follower for row, _, _ in made], [token_id for _, token_id, _ in made])
+        for row, _, logprob in made:
+            row.accept(logprob, logits.device)
         return tokens
