@@ -51,14 +51,16 @@ def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], pictures: Seq
     state = model._update_model_kwargs_for_generation(outputs, state)
     state = {name: value for name, value in state.items() if name not in (*pictures, "mm_encoder_outputs")}
     rope = getattr(model.base_model, "rope_deltas", None)
-    kind = Lane if _can_drop_rows(state) else FixedLane
-    return kind(input_ids, lengths, rope, state), logits
+    if can_drop_rows(state, rope):
+        return Lane(input_ids, lengths, state), logits
+    return FixedLane(input_ids, rope, state), logits
 
 
-def _can_drop_rows(state: dict[str, Any]) -> bool:
-    """Whether all that the model keeps of a row is known."""
+def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
+    """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its module, must not be needed: they are part of the positions."""
     known = {"past_key_values", "attention_mask", "position_ids", *PICTURE_MARKS}
-    return caches.is_known(state.get("past_key_values")) and not any(isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known)
+    others = any(isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known)
+    return caches.is_known(state.get("past_key_values")) and not others and (rope is None or "position_ids" in state)
 
 
 def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
@@ -70,7 +72,7 @@ def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
 class FixedLane:
     """Rows of a model whose cache is not known: they stay together until the last of them is done, the others riding on unheeded."""
 
-    def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], rope: torch.Tensor | None, state: dict[str, Any]) -> None:
+    def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
         self._ids, self._rope, self._state = input_ids, rope, state
         self.width = input_ids.shape[1]
 
@@ -92,17 +94,15 @@ class FixedLane:
 class Lane:
     """Rows that can leave at any step, and into whose places others can step.
 
-    All rows end at the last column of the cache; `lengths` are their true lengths. What a step needs of a row is kept for its coming column only: its
-    positions, and its rotary offsets (which some models keep on the module, where those of another lane would be in the way).
+    All rows end at the last column of the cache; `lengths` are their true lengths. Of a row's positions those of its coming column are kept.
     """
 
-    def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], rope: torch.Tensor | None, state: dict[str, Any]) -> None:
+    def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], state: dict[str, Any]) -> None:
         self.lengths = list(lengths)
         self.cache = caches.growing(state.pop("past_key_values"))
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
         self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
-        self._rope = None if rope is None else rope.reshape(len(rope), -1).expand(len(lengths), -1)
         self._marks = {name for name in PICTURE_MARKS if state.pop(name, None) is not None}
         self._shared = state
         self._pads: torch.Tensor | None = None
@@ -118,7 +118,6 @@ class Lane:
 
     def step(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
-        _set_rope(model, self._rope)
         inputs = {name: torch.zeros_like(tokens) for name in self._marks}
         if self._positions is not None:
             inputs["position_ids"] = self._positions
@@ -152,7 +151,7 @@ class Lane:
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, and without the columns that none of them needs."""
         self.lengths = [self.lengths[row] for row in rows]
-        self._positions, self._rope, self._pads = _rows_of(self._positions, rows, -2), _rows_of(self._rope, rows, 0), None
+        self._positions, self._pads = _rows_of(self._positions, rows), None
         self.cache = caches.selected(self.cache, rows, self.width)
 
     def put(self, places: Sequence[int], other: Lane) -> None:
@@ -161,22 +160,21 @@ class Lane:
         for place, length in zip(places, other.lengths, strict=True):
             lengths[place] = length
         caches.put(self.cache, places, other.cache, max(lengths))
-        self._positions = _with_rows(self._positions, places, other._positions, -2)
-        self._rope = _with_rows(self._rope, places, other._rope, 0)
+        self._positions = _with_rows(self._positions, places, other._positions)
         self._marks, self._pads, self.lengths = self._marks | other._marks, None, lengths
 
 
-def _rows_of(held: torch.Tensor | None, rows: Sequence[int], axis: int) -> torch.Tensor | None:
-    return None if held is None else held.index_select(axis, torch.tensor(rows, device=held.device))
+def _rows_of(positions: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
+    return None if positions is None else positions.index_select(-2, torch.tensor(rows, device=positions.device))
 
 
-def _with_rows(held: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None, axis: int) -> torch.Tensor | None:
-    """`held` with other rows in these places, or, where these are new, after its own."""
-    if held is None or other is None:
+def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None) -> torch.Tensor | None:
+    """The positions with other rows in these places, or, where these are new, after its own."""
+    if positions is None or other is None:
         return None
-    if places[0] == held.shape[axis]:
-        return torch.cat([held, other], dim=axis)
-    return held.index_copy(axis, torch.tensor(places, device=held.device), other)
+    if places[0] == positions.shape[-2]:
+        return torch.cat([positions, other], dim=-2)
+    return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)
 
 
 def _set_rope(model: Any, deltas: torch.Tensor | None) -> None:

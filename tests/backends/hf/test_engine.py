@@ -157,11 +157,24 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: 
 
     inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
     expected = engine.generate(inputs)
-    monkeypatch.setattr(lane, "_can_drop_rows", lambda state: False)
+    monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
     monkeypatch.setattr(engine, "_found", Found())
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
     assert set(sizes) == {4}
+
+
+def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
+    from transformers import DynamicCache
+
+    from pipegen.backends.hf.lane import can_drop_rows
+
+    offsets, positions = torch.zeros(2, 1), torch.zeros(2, 1)
+    state = {"past_key_values": DynamicCache(), "use_cache": True}
+    assert can_drop_rows(state, None)
+    assert not can_drop_rows(state, offsets)
+    assert can_drop_rows({**state, "position_ids": positions}, offsets)
+    assert not can_drop_rows({**state, "kept_of_each_row": positions}, None)
 
 
 @FAMILY
