@@ -228,7 +228,7 @@ def bench(session: nox.Session) -> None:
     """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour."""
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    for name in PEERS:
+    for name in PEERS if set(chosen) - {"servers"} else ("clients",):
         install_peer(session, name)
     for name in chosen:
         arguments: tuple[str, ...] = ()

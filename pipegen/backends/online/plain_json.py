@@ -1,5 +1,7 @@
 """Plain data as JSON and back: orjson where it says the same as the standard library, and the standard library where it does not.
 
+Routes to servers need orjson; the pure functions of the wires work without it, to the same effect.
+
 >>> encoded({"ids": (1, 2), "text": "é"}).decode()
 '{"ids":[1,2],"text":"é"}'
 >>> decoded(b'[18446744073709551615, "a"]')
@@ -8,6 +10,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from typing import Any
 
@@ -16,10 +20,9 @@ __all__ = ["decoded", "encoded"]
 
 def encoded(value: Any) -> bytes:
     """JSON in UTF-8, without spaces. Raises `ValueError` for NaN, infinity and half surrogate pairs, and `TypeError` for what is not plain data."""
-    import orjson
-
+    orjson = _orjson()
     try:
-        made = orjson.dumps(value, default=_plain)
+        made: bytes = orjson.dumps(value, default=_plain) if orjson is not None else b"null"
     except TypeError:  # also where only orjson refuses: whole numbers of more than 64 bits
         made = b"null"
     if b"null" not in made:
@@ -30,12 +33,20 @@ def encoded(value: Any) -> bytes:
 
 def decoded(data: bytes) -> Any:
     """What the JSON says. Raises as `json.loads` does, which also reads what orjson refuses: NaN, half surrogate pairs, a byte order mark."""
-    import orjson
+    orjson = _orjson()
+    if orjson is not None:
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(data)
+    return json.loads(data)
 
+
+@functools.cache
+def _orjson() -> Any:
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return json.loads(data)
+        import orjson
+    except ModuleNotFoundError:
+        return None
+    return orjson
 
 
 def _plain(value: Any) -> Any:

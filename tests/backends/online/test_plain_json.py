@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from immutabledict import immutabledict
 
-pytest.importorskip("orjson")
-
+from pipegen.backends.online import plain_json
 from pipegen.backends.online.plain_json import decoded, encoded
+
+
+@pytest.fixture(autouse=True, scope="module", params=["as installed", "without orjson"])
+def installed(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "without orjson":
+            patch.setattr(plain_json, "_orjson", lambda: None)
+        yield
+
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 PLAIN = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4), max_leaves=20)
