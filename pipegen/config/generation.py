@@ -56,6 +56,9 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
         options_from({name: values[name]}, str(place.at(given)))
     options = options_from(values, str(place))
     options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
+    if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:  # what it would do is not known: silence is no answer
+        words = "a plain server has no switch for thinking: say its dialect (vllm or sglang), or put into extra_body what it takes"
+        raise InvalidField(f"{place.at('enable_thinking')}: {words}")
     if dialect is not None:
         return _lifted(options, extra, place.at("extra_body"), dialect)
     for field in extra:

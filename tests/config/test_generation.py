@@ -76,6 +76,15 @@ def test_the_extra_fields_of_a_plain_server_are_its_own() -> None:
     assert made.settings["extra_body"] == extra
 
 
+@pytest.mark.parametrize("said", [{"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}])
+def test_a_plain_server_is_not_silently_left_thinking(said: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match=r"enable_thinking: a plain server has no switch for thinking"):
+        backend(type="openai", base_url="https://h/v1", **said)
+    assert backend(type="openai", base_url="https://h/v1", dialect="vllm", **said).options.chat is not None
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert backend(type="openai", base_url="https://h/v1", extra_body=extra).settings["extra_body"] == extra
+
+
 @pytest.mark.parametrize("kind", ["vllm_server", "sglang_server"])
 def test_a_server_asked_by_token_ids_takes_no_fields_of_a_chat(kind: str) -> None:
     assert backend(type=kind, extra_body={"sampling_params": {"a": 1}}).settings["extra_body"] == {"sampling_params": {"a": 1}}
