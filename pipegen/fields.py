@@ -209,19 +209,15 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
-def _run_checks(self: Any, cls: Any) -> None:
-    for name, default, check in _checks(cls):
-        value = getattr(self, name)
-        if value is default:  # which needs no check: None, or a value that passes
-            continue
-        try:
-            kept = check(value)
-        except InvalidField:  # a nested record has already said what is wrong, and where
-            raise
-        except ValueError as refusal:
-            raise InvalidField(f"{cls.__name__}.{name} takes {refusal}, not {value!r:.200}") from None
-        if kept is not value:
-            object.__setattr__(self, name, kept)
+def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
+    try:
+        kept = check(value)
+    except InvalidField:  # a nested record has already said what is wrong, and where
+        raise
+    except ValueError as refusal:
+        raise InvalidField(f"{type(self).__name__}.{name} takes {refusal}, not {value!r:.200}") from None
+    if kept is not value:
+        object.__setattr__(self, name, kept)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -244,7 +240,10 @@ def record(cls: type[C]) -> type[C]:
                 if name not in names:
                     raise UnknownField(f"{made.__name__} has no field {name!r}{nearest(name, names)}") from None
             raise
-        _run_checks(self, made)
+        for name, default, check in _checks(made):
+            value = getattr(self, name)
+            if value is not default:  # which needs no check: None, or a value that passes
+                _run_check(self, name, value, check)
         if check_all is not None:
             check_all(self)
 

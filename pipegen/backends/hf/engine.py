@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ class HFEngine(CheckpointEngine):
         self._pixels = Pixels(self._checkpoint)
         self._found = Found()
 
-    @property
+    @functools.cached_property
     def capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
