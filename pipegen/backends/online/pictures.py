@@ -29,8 +29,8 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
     """The offset and the length of each picture's tokens in the expanded prompt.
 
     >>> image = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=4)
-    >>> places(Prompt(token_ids=(5, 9, 9, 9, 9, 6), compact_token_ids=(5, 9, 6), images=(image,)), 9)
-    ((1, 4),)
+    >>> places(Prompt(token_ids=(5, 9, 9, 9, 9, 6, 9, 9, 9, 9), compact_token_ids=(5, 9, 6, 9), images=(image, image)), 9)
+    ((1, 4), (6, 4))
     """
     found: list[tuple[int, int]] = []
     if prompt.images:

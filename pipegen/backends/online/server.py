@@ -105,7 +105,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
         prompt = encoded.prompt
         refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
-        if not self.wire.keeps_sizes or facts.lacks & {"generate", "render"}:
+        if not self.wire.keeps_sizes:
             refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
