@@ -77,11 +77,12 @@ def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
     embedded = Embedded(Path(work["model"]))
     made: Any = pipeline
     generator = made("image-text-to-text", model=embedded.model, processor=processor_of(embedded), device="cpu")
-    counts, eos = forced(generator.model, work), work["eos"]
-    settings = {"max_new_tokens": work["max_new_tokens"], "enable_thinking": False, "generate_kwargs": {"do_sample": False, "eos_token_id": eos}}
+    counts = forced(generator.model, work)
 
     def run() -> list[Any]:
-        answers = generator(text=[messages(path) for path in work["pictures"]], batch_size=work["batch"], return_full_text=False, **settings)
+        given = {"max_new_tokens": work["max_new_tokens"], "do_sample": False, "eos_token_id": work["eos"]}  # the pipeline writes into what it is given
+        asked = {"batch_size": work["batch"], "return_full_text": False, "enable_thinking": False, "generate_kwargs": given}
+        answers = generator(text=[messages(path) for path in work["pictures"]], **asked)
         return [answer[0]["generated_text"] for answer in answers]
 
     return run, counts

@@ -1,49 +1,27 @@
-"""vLLM in this process: 256 prompts through pipegen, beside the bare `LLM.generate` with the same ids. Run by `nox -s bench` where vLLM is installed."""
+"""vLLM in this process: 256 prompts through pipegen, beside the bare `LLM.generate` with the same ids, on one engine. Run by `nox -s bench`.
+
+Where vLLM is not installed, the rows say so.
+"""
 
 from __future__ import annotations
 
-import random
-import tempfile
-
 from measure import REPEATS, interleave, row, speed, write
-
-import pipegen as pg
-from pipegen.embedded import export_text
+from vllm_speed import CHATS, IDS, PROMPTS, TOKENS, sides
 
 GROUP = "vLLM, in process"
-TOKENS = 32
 
 
 def main() -> None:
-    name = "256 prompts, embedded model, vLLM in process"
+    works = {kind: f"{PROMPTS} prompts of {TOKENS} tokens, embedded model: {kind}" for kind in (IDS, CHATS)}
     try:
-        from vllm import LLM, SamplingParams
+        made, close = sides("embedded")
     except ImportError as refusal:
-        write("vllm", [row(name, "LLM.generate", None, "at least 0.97", group=GROUP, note=f"not measured: {refusal}")])
+        write("vllm", [row(work, "LLM.generate", None, "at least 0.97", group=GROUP, note=f"not measured: {refusal}") for work in works.values()])
         return
-    drawn = random.Random(1)
-    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 32, "kv_cache_memory_bytes": 2**28}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = str(export_text(scratch))
-        llm = LLM(folder, **settings)  # an engine of its own, with the same settings
-        with pg.backends.vllm(folder, **settings) as route:
-            ids = [[drawn.randrange(20, 900) for _ in range(drawn.randint(8, 120))] for _ in range(256)]
-            options = pg.GenerationOptions(max_new_tokens=TOKENS, stop=pg.StopOptions(ignore_eos=True))
-            requests = [pg.TextGenerationRequest(prompt_token_ids=row) for row in ids]
-            sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=True)
-            made: dict[str, list[list[int]]] = {}
-
-            def ours() -> None:
-                made["ours"] = [list(slot.unwrap().token_ids) for slot in pg.run(route, requests, options)]
-
-            def bare() -> None:
-                answers = llm.generate([{"prompt_token_ids": row} for row in ids], sampling, use_tqdm=False)
-                made["bare"] = [list(answer.outputs[0].token_ids) for answer in answers]
-
-            taken = interleave({"ours": ours, "bare": bare}, REPEATS)
-    if made["ours"] != made["bare"]:
-        raise AssertionError("the two did not make the same ids")
-    write("vllm", [speed(name, "LLM.generate", taken["ours"], taken["bare"], 0.97, group=GROUP)])
+    taken = interleave(made, REPEATS)
+    close()
+    notes = {IDS: "", CHATS: "beside bare ids: the templates and the tokenizer are pipegen's to pay"}
+    write("vllm", [speed(work, "LLM.generate", taken[kind], taken["bare"], 0.97, group=GROUP, note=notes[kind]) for kind, work in works.items()])
 
 
 if __name__ == "__main__":

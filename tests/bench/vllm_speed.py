@@ -21,6 +21,7 @@ from pipegen.backends.vllm.running import Running
 
 PROMPTS, TOKENS, REPEATS = 256, 32, 5
 QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
+IDS, CHATS = "token ids", "messages (template, tokenizer)"
 SETTINGS: dict[str, Any] = {"max_num_seqs": PROMPTS, "enforce_eager": True, "enable_prefix_caching": False, "kv_cache_memory_bytes": 256 << 20}
 
 
@@ -36,12 +37,10 @@ def medians(*works: Callable[[], Any]) -> list[float]:
     return [statistics.median(taken) for taken in seconds]
 
 
-def main() -> None:
+def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None]]:
+    """`LLM.generate` with ids, and the route with ids and with messages, on one engine; and what closes it."""
     import vllm
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="embedded")
-    model: str = parser.parse_args().model
     route = pg.backends.vllm(model, **SETTINGS)
     engine: Any = route.engine
     arguments = engine_arguments(engine._checkpoint)
@@ -65,12 +64,22 @@ def main() -> None:
         if made["ours"] != made.get("bare", made["ours"]):
             raise AssertionError("the two did not make the same ids")
 
-    theirs, with_ids, with_chats = medians(bare, lambda: through(plain), lambda: through(chats))
+    return {"bare": bare, IDS: lambda: through(plain), CHATS: lambda: through(chats)}, engine.close
+
+
+def main() -> None:
+    import vllm
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="embedded")
+    model: str = parser.parse_args().model
+    works, close = sides(model)
+    theirs, with_ids, with_chats = medians(*works.values())
     print(f"{PROMPTS} prompts, {TOKENS} tokens each, {model}, vLLM {vllm.__version__}, one engine; bare is LLM.generate with ids\n")
     print(f"{'through the route':<32}{'pipegen':>10}{'bare':>10}{'speed':>9}")
-    for name, ours in (("token ids", with_ids), ("messages (template, tokenizer)", with_chats)):
+    for name, ours in ((IDS, with_ids), (CHATS, with_chats)):
         print(f"{name:<32}{ours:>9.2f}s{theirs:>9.2f}s{theirs / ours:>8.2f}x")
-    route.engine.close()
+    close()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels
     inputs = batch_inputs(rows, model, checkpoint, pixels)
     pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
     lengths = [row.length for row in rows]
-    _set_rope(model, None)
     made: Made | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, pictures=pictures)
     return made
 
@@ -83,7 +82,8 @@ class FixedLane:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
         self._ids = torch.cat([self._ids, tokens], dim=-1)
         self.width += 1
-        _set_rope(model, self._rope)
+        if self._rope is not None:
+            model.base_model.rope_deltas = self._rope  # another call may have run meanwhile
         cached = any(self._state.get(name) is not None for name in ("past_key_values", "cache_params"))
         prepared = model.prepare_inputs_for_generation(self._ids, next_sequence_length=1 if cached else None, **self._state)
         outputs = model(**prepared, return_dict=True)
@@ -175,8 +175,3 @@ def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: tor
     if places[0] == positions.shape[-2]:
         return torch.cat([positions, other], dim=-2)
     return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)
-
-
-def _set_rope(model: Any, deltas: torch.Tensor | None) -> None:
-    if hasattr(model.base_model, "rope_deltas"):
-        model.base_model.rope_deltas = deltas

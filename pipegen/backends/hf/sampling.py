@@ -7,6 +7,7 @@ answer alone. Logprobs come from the logits as the model gave them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ def penalise(scores: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor, opt
     subtracted: frequency once for each time a token was made, presence once.
     """
     repetition, presence, frequency = (
-        _column([getattr(option, name) for option in options], scores) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        _constants([getattr(option, name) for option in options], scores) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
     )
     repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
     return torch.where(seen, repeated, scores) - frequency * counts - presence * (counts > 0)
@@ -41,20 +42,20 @@ def penalise(scores: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor, opt
 def probabilities(scores: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
     """The distribution that each row samples from: softmax of the scores after temperature, min_p, top_k and top_p. All temperatures are above 0."""
     peaks = scores.amax(-1, keepdim=True)
-    scores = (scores - peaks) / _column([option.temperature for option in options], scores)  # the peak is 0: a tiny temperature cannot overflow
+    scores = (scores - peaks) / _constants([option.temperature for option in options], scores)  # the peak is 0: a tiny temperature cannot overflow
     if any(option.min_p for option in options):
-        least = _column([math.log(option.min_p) if option.min_p else -math.inf for option in options], scores)
+        least = _constants([math.log(option.min_p) if option.min_p else -math.inf for option in options], scores)
         scores = scores.masked_fill(scores < least, -torch.inf)
     limits = [min(option.top_k or 0, scores.shape[-1]) for option in options]
     if any(limits):
         best = scores.topk(max(limits)).values
-        least = best.gather(-1, torch.tensor([[max(limit - 1, 0)] for limit in limits], device=scores.device))
-        limited = torch.tensor([[limit > 0] for limit in limits], device=scores.device)
+        least = best.gather(-1, _constants([max(limit - 1, 0) for limit in limits], scores, torch.long))
+        limited = _constants([limit > 0 for limit in limits], scores, torch.bool)
         scores = scores.masked_fill((scores < least) & limited, -torch.inf)
     narrowed = [row for row, option in enumerate(options) if (option.top_p or 1.0) < 1.0]
     if narrowed:
-        rows = torch.tensor(narrowed, device=scores.device)
-        top_p = _column([options[row].top_p for row in narrowed], scores)
+        rows = _constants(narrowed, scores, torch.long)[:, 0]
+        top_p = _constants([options[row].top_p for row in narrowed], scores)
         scores = scores.index_copy(0, rows, _nucleus(scores[rows], top_p))
     return scores.softmax(-1)
 
@@ -77,6 +78,16 @@ def draw(chances: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
 
 def _column(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor([[value] for value in values], dtype=like.dtype, device=like.device)
+
+
+def _constants(values: Sequence[float | None], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A column that is the same at every step, as options are: it goes to the device once. It must not be written to."""
+    return _held(tuple(values), like.dtype if dtype is None else dtype, like.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _held(values: tuple[float | None, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor([[value] for value in values], dtype=dtype, device=device)
 
 
 def _precise(device: torch.device) -> torch.dtype:
@@ -123,7 +134,7 @@ class Sampler:
         scores = self._processed(logits)
         peaks, tokens = scores.max(-1, keepdim=True)
         if self._sampled:
-            rows = torch.tensor(self._sampled, device=self._device)
+            rows = _constants(self._sampled, scores, torch.long)[:, 0]
             chances = probabilities(scores[rows], [self._options[at] for at in self._sampled])
             drawn = draw(chances, [self._rows[at].uniform for at in self._sampled])
             tokens[rows] = drawn.clamp(max=scores.shape[-1] - 1)  # beyond the end only where the scores are no numbers

@@ -177,6 +177,15 @@ def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
     assert not can_drop_rows({**state, "kept_of_each_row": positions}, None)
 
 
+def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.backends.hf.lane import FixedLane
+
+    model, own = engine._weights.model(), torch.ones(1, 1)
+    monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)  # of a call that ran meanwhile
+    FixedLane(torch.tensor([[3, 4]]), own, {"use_cache": False}).step(model, torch.tensor([[5]]))
+    assert model.base_model.rope_deltas is own
+
+
 @FAMILY
 def test_a_stop_string_over_several_tokens_halts_the_row_at_the_token_that_completes_it(family: str, engine_of: Callable[[str], Any]) -> None:  # A5, A13
     engine = engine_of(family)

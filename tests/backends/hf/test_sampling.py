@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 from pipegen.backends.hf.sampling import draw, penalise, probabilities
@@ -60,3 +61,13 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     evenly = [(place + 0.5) / 1000 for place in range(1000)]
     drawn = draw(chances.expand(1000, -1), evenly).flatten().bincount(minlength=4)
     assert drawn.tolist() == [100, 200, 0, 700]
+
+
+def test_options_go_to_the_device_once_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [resolve(GenerationOptions(temperature=0.5 + at, top_k=3 + at, top_p=0.9, min_p=0.01)) for at in range(3)]
+    scores = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    expected, made = probabilities(scores, options), []
+    plain = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *values, **more: made.append(values) or plain(*values, **more))
+    assert torch.equal(probabilities(scores, options), expected)
+    assert made == []
