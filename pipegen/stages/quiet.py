@@ -61,7 +61,7 @@ class QuietTokens:
         return not self._last.isdisjoint(piece) and (piece.startswith(self._ends) or any(stop in piece for stop in self._stops))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)  # each may hold a vocabulary
 def quiet_tokens(tokenizer: Tokenizer, stops: tuple[str, ...], endings: frozenset[int], *, skips_special: bool) -> QuietTokens:
     """What is known of a tokenizer's tokens beside these stops, the same object each time; `endings` are the ids that end a row by themselves."""
     return QuietTokens(tokenizer, stops, endings, hidden_ids(tokenizer, skips_special))

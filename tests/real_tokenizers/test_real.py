@@ -158,3 +158,16 @@ def test_the_template_of_qwen3_leaves_an_empty_thought_where_thinking_is_off() -
     turns = [{"role": "user", "content": "Hi"}]
     off, on = (prompt_of("qwen3", "own", turns, enable_thinking=switch).unwrap().text or "" for switch in (False, True))
     assert off == on + "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_piece_is_what_the_token_adds_after_any_text(name: str) -> None:
+    tokenizer, draw = loaded(name)[0], random.Random(0)
+    known = 0
+    for _ in range(20 * TEXTS):
+        *before, token_id = (draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(2, 5)))
+        text, piece = tokenizer.decode(before), tokenizer.piece(token_id)
+        if text and piece is not None:
+            known += 1
+            assert tokenizer.decode((*before, token_id)) == text + piece
+    assert known > 18 * TEXTS  # hardly a token is a part of a character
