@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
@@ -12,11 +13,18 @@ __all__ = ["Broken", "Client", "Opened"]
 
 MAX_BODY = 2**28
 """The longest answer that is read, in bytes."""
+LARGE = 2**18
+"""Bytes of a body that is sent by pieces: pictures make some that long."""
 CONNECT_SECONDS = 15.0
 
 
 class Broken(Exception):
     """The connection could not be made, or broke before the answer was whole; the words name no key and no query."""
+
+
+def _data(body: bytes | None) -> Any:
+    """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
+    return io.BytesIO(body) if body is not None and len(body) > LARGE else body
 
 
 class Opened:
@@ -84,7 +92,7 @@ class Client:
     async def open(self, method: str, url: str, body: bytes | None) -> AsyncIterator[Opened]:
         """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
         with _translated():
-            response = await self._session.request(method, url, data=body, allow_redirects=False)
+            response = await self._session.request(method, url, data=_data(body), allow_redirects=False)
         try:
             yield Opened(response)
         finally:
@@ -96,7 +104,7 @@ class Client:
     async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
         """Send a request and read its whole answer. Raises `Broken`."""
         with _translated():
-            response = await self._session.request(method, url, data=body, allow_redirects=False)
+            response = await self._session.request(method, url, data=_data(body), allow_redirects=False)
             try:
                 return WireReply(status=response.status, headers=response.headers, body=await _whole(response))
             finally:

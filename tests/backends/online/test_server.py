@@ -163,3 +163,17 @@ def test_settings_are_checked(settings: dict[str, Any]) -> None:
         pg.backends.openai_server("toy", **settings)
     with pytest.raises(pg.InvalidField, match="did you mean 'vllm'"):
         pg.backends.openai_server("toy", dialect="vlm")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_of_megabytes_is_sent_without_a_warning(stream: bool) -> None:
+    """aiohttp warns of more than one in a piece, and a warning is an error in these tests."""
+    with FaultyServer(limit=0) as server, route_to(server, extra_body={"filler": "x" * 3_000_000}) as route:
+        server.keeps_bodies = True
+        slot = (
+            next(event.slot for event in pg.stream(route, [{"prompt": "abc"}]) if isinstance(event, pg.Done))
+            if stream
+            else pg.run(route, [{"prompt": "abc"}])[0]
+        )
+    assert slot.unwrap().text == "cba"
+    assert len(server.bodies[0]["filler"]) == 3_000_000
