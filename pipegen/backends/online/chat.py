@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import io
 from collections.abc import Callable, Mapping
@@ -165,6 +166,11 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         words = f"{engine.name} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
     chat = options.chat
+    if engine.name == "openai_chat" and chat is not None:
+        if said is not None and said.chat is not None and said.chat.enable_thinking is False:
+            words = "openai_chat does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
+            return Failure(UnsupportedOption(words, option="enable_thinking", hint="leave it out, or say the server's own switch in extra_body"))
+        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is said of it
     if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
         return Failure(UnsupportedOption(f"{engine.name} always opens the assistant's turn", option="add_generation_prompt"))
     if engine.name == "openai_chat" and options.decode is not None and options.decode.skip_special_tokens is False:

@@ -202,6 +202,7 @@ def test_a_plain_server_is_followed_and_left_where_the_stop_completes(server: Fa
         (pg.GenerationOptions(on_overflow="clip"), "on_overflow"),
         (pg.GenerationOptions(use_generation_config=True), "use_generation_config"),
         (pg.GenerationOptions(chat=ChatTemplateOptions(enable_thinking=True)), "enable_thinking"),
+        (pg.GenerationOptions(chat=ChatTemplateOptions(enable_thinking=False)), "enable_thinking"),
         (pg.GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject")), "control_tokens"),
     ],
 )
