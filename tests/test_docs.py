@@ -76,7 +76,8 @@ def test_the_pipegen_commands_of_a_page_work(page: Path, reader: Path) -> None:
             assert done.returncode in (0, 1), f"$ {command}"
 
 
-ERRORS = [value for name, value in vars(pipegen).items() if isinstance(value, type) and issubclass(value, GenerationError) and value is not GenerationError]
+NAMED = [getattr(pipegen, name) for name in pipegen.__all__]
+ERRORS = [value for value in NAMED if isinstance(value, type) and issubclass(value, GenerationError) and value is not GenerationError]
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)

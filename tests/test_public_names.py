@@ -37,6 +37,8 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 
 
 def test_what_looks_public_is_public() -> None:
+    for name in pipegen.__all__:
+        getattr(pipegen, name)
     visible = {name for name, value in vars(pipegen).items() if not name.startswith("_") and not isinstance(value, ModuleType)}
     assert visible - {"annotations"} <= set(pipegen.__all__)
 

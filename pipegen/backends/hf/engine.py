@@ -47,8 +47,12 @@ class HFEngine(CheckpointEngine):
         self._pixels = Pixels(self._checkpoint)
         self._found = Found()
 
-    @functools.cached_property
+    @property
     def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @functools.cached_property
+    def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
         return Capabilities(engine=self.name, honours=honours, context_length=checkpoint.context_length, reason=checkpoint.no_images_because)
