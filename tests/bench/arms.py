@@ -65,7 +65,8 @@ def static(work: Work, *, longest_first: bool = False) -> tuple[Run, Counts]:
     return lambda: in_batches(work, order, generate), counts
 
 
-def pipegen(work: Work) -> tuple[Run, Counts]:
+def pipegen(work: Work, *, told: bool = False) -> tuple[Run, Counts]:
+    """`told`: each row's `max_new_tokens` is its own length, not the longest of all."""
     import pipegen as pg
 
     route = pg.backends.hf(work["model"], batch_size=work["batch"], dtype="fp32")
@@ -73,9 +74,10 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     counts = forced(engine._weights.model(), work)
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"])
     eos = set(work["eos"])
+    own = [{"options": {"max_new_tokens": length}} if told else {} for length in work["lengths"]]
 
     def run() -> list[Any]:
-        slots = pg.run(route, [{"prompt": prompt} for prompt in work["prompts"]], options)
+        slots = pg.run(route, [{"prompt": prompt, **said} for prompt, said in zip(work["prompts"], own, strict=True)], options)
         return [up_to(list(slot.unwrap().token_ids), eos) for slot in slots]
 
     return run, counts
@@ -198,6 +200,7 @@ def limit(work: Work) -> tuple[Run, Counts]:
 
 ARMS: dict[str, Callable[[Work], tuple[Run, Counts]]] = {
     "pipegen": pipegen,
+    "pipegen, lengths told": lambda work: pipegen(work, told=True),
     "static, arrival order": static,
     "static, sorted by length": lambda work: static(work, longest_first=True),
     "transformers pipeline": text_pipeline,

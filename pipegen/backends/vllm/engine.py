@@ -121,13 +121,14 @@ class VLLMEngine(CheckpointEngine):
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
+        capabilities = self.capabilities
         for row in rows:
-            self._queue(row, call, running)
+            self._queue(row, call, running, capabilities)
         return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
 
-    def _queue(self, row: Row, call: Call, running: Running) -> None:
+    def _queue(self, row: Row, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
-        fits = check_fit(row.encoded, self.capabilities)
+        fits = check_fit(row.encoded, capabilities)
         refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
         if refused is not None:
             row.fail(refused)

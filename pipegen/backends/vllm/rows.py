@@ -78,6 +78,7 @@ class Row:
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._aborted = False
+        self._prompt_seen = False
         self._follower = Follower(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
 
     def fail(self, error: GenerationError) -> None:
@@ -86,10 +87,12 @@ class Row:
 
     def take(self, output: Any) -> tuple[int, ...]:
         """Take what vLLM gave; the tokens that belong to the row, up to the one that ends it."""
-        wrong = other_ids(output.prompt_token_ids, self.encoded.prompt) if output.prompt_token_ids is not None else None
-        if wrong is not None:
-            self.fail(wrong)
-            return ()
+        if not self._prompt_seen and output.prompt_token_ids is not None:  # each output brings the same
+            self._prompt_seen = True
+            wrong = other_ids(output.prompt_token_ids, self.encoded.prompt)
+            if wrong is not None:
+                self.fail(wrong)
+                return ()
         completion = output.outputs[0]
         made = [int(token_id) for token_id in completion.token_ids]
         began = len(self.token_ids)
