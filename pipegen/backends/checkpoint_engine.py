@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from pipegen.backends.base import RowDone, TokensMade
@@ -16,7 +16,7 @@ from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
 from pipegen.slots import Slot
 
-__all__ = ["CheckpointEngine"]
+__all__ = ["CheckpointEngine", "in_order"]
 
 
 class CheckpointEngine(OnModel, ABC):
@@ -27,7 +27,7 @@ class CheckpointEngine(OnModel, ABC):
 
     _checkpoint: Checkpoint
     generates_by_stream = True
-    """`generate` is `stream`, read to its end; so who wants to know how far a call is may read the stream."""
+    """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig) -> None:
         self._checkpoint = Checkpoint(load)
@@ -47,9 +47,14 @@ class CheckpointEngine(OnModel, ABC):
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
-        done = {event.row: event.slot for event in self.stream(inputs) if isinstance(event, RowDone)}
-        return [done[position] for position in range(len(inputs))]
+        return in_order(self.stream(inputs))
 
     @abstractmethod
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Tokens of each row in order, and one `RowDone` for each row. Raises as `generate` does."""
+
+
+def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:
+    """The rows' answers, in the order of the call's inputs."""
+    done = {event.row: event.slot for event in events if isinstance(event, RowDone)}
+    return [done[position] for position in range(len(done))]

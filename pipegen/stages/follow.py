@@ -73,6 +73,11 @@ class Follower:
         self._rest()
 
     @property
+    def reads(self) -> bool:
+        """Whether text bears on where the row ends, or is given out; else ids and their number tell all."""
+        return self._reads
+
+    @property
     def count(self) -> int:
         """Generated tokens, the ending one included."""
         return len(self.token_ids)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint_engine import CheckpointEngine
+from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
 from pipegen.backends.extras import need
 from pipegen.backends.image_processors import grid_only
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
@@ -82,12 +82,19 @@ class VLLMEngine(CheckpointEngine):
     def close(self) -> None:
         self._core.close()
 
+    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """As every engine's; rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
+        return in_order(self._run(inputs, watched=False))
+
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
+        return self._run(inputs, watched=True)
+
+    def _run(self, inputs: Sequence[Encoded], *, watched: bool) -> Iterator[TokensMade | RowDone]:
         if not inputs:
             return
         running = self._core.running()
-        rows, call = self._rows(inputs), Call(running)
+        rows, call = self._rows(inputs, watched=watched), Call(running)
         try:
             yield from self._begin(rows, call, running)
             while not all(row.done for row in rows):
@@ -97,16 +104,18 @@ class VLLMEngine(CheckpointEngine):
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
-        async with contextlib.aclosing(self.astream(inputs)) as events:
-            done = {event.row: event.slot async for event in events if isinstance(event, RowDone)}
-        return [done[position] for position in range(len(inputs))]
+        async with contextlib.aclosing(self._arun(inputs, watched=False)) as events:
+            return in_order([event async for event in events])
 
-    async def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
+    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
         """As `stream`, for asynchronous code; see `agenerate`."""
+        return self._arun(inputs, watched=True)
+
+    async def _arun(self, inputs: Sequence[Encoded], *, watched: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         if not inputs:
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = self._rows(inputs), Call(running, waits=False)
+        rows, call = self._rows(inputs, watched=watched), Call(running, waits=False)
         try:
             for refused in await asyncio.to_thread(self._begin, rows, call, running):
                 yield refused
@@ -116,8 +125,8 @@ class VLLMEngine(CheckpointEngine):
         finally:
             call.leave()
 
-    def _rows(self, inputs: Sequence[Encoded]) -> list[Row]:
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
+    def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
+        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, watched=watched) for position, encoded in enumerate(inputs)]
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
@@ -135,7 +144,7 @@ class VLLMEngine(CheckpointEngine):
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return

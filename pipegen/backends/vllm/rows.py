@@ -67,9 +67,14 @@ def _grid(item: Any) -> tuple[int, ...] | None:
 
 
 class Row:
-    """A row of a call: `position` is its place among the call's inputs, `token_ids` is what it has made so far."""
+    """A row of a call: `position` is its place among the call's inputs, `token_ids` is what it has made so far.
 
-    def __init__(self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...]) -> None:
+    Where nobody waits for single tokens, neither the caller (`watched`) nor a stop string or plugin, the row takes one output, at its end (`whole`).
+    """
+
+    def __init__(
+        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...], *, watched: bool
+    ) -> None:
         self.position = position
         self.encoded = encoded
         self.error: GenerationError | None = None
@@ -80,6 +85,7 @@ class Row:
         self._aborted = False
         self._prompt_seen = False
         self._follower = Follower(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
+        self.whole = not (watched or self._follower.reads)
 
     def fail(self, error: GenerationError) -> None:
         """The row ends with this error."""

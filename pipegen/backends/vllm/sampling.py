@@ -74,8 +74,8 @@ def _structured(options: GenerationOptions) -> dict[str, Any]:
     return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
 
 
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...]) -> Any:
-    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them.
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False) -> Any:
+    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them; `whole` asks for one output, at its end.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as for every engine; so vLLM makes no text.
     """
@@ -99,7 +99,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...]) -> 
         logprobs=options.top_logprobs or 0 if options.logprobs else None,
         detokenize=False,
         skip_special_tokens=False,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
         **_structured(options),
     )
 

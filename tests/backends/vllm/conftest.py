@@ -58,6 +58,7 @@ class Standin:
     dies: bool = False
     stopped: bool = False
     steps: int = 0
+    outputs: int = 0
     process: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What its core has where it runs in a process of its own."""
 
@@ -90,8 +91,13 @@ class Standin:
             made.append(token_id)
             reason = self.ends or ("stop" if token_id in params.stop_token_ids else "length" if len(made) == params.max_tokens else None)
             logprobs = None if params.logprobs is None else [{token_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)}]
-            completion = SimpleNamespace(token_ids=[token_id], logprobs=logprobs, finish_reason=reason)
+            if whole := params.output_kind.name == "FINAL_ONLY":
+                logprobs = None if logprobs is None else [{made_id: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-0.25)} for made_id in made]
+            completion = SimpleNamespace(token_ids=[*made] if whole else [token_id], logprobs=logprobs, finish_reason=reason)
             told = ids if self.prompt_ids is None else self.prompt_ids
+            self.outputs += reason is not None or not whole
+            if reason is None and whole:
+                continue
             outputs.append(SimpleNamespace(request_id=request_id, prompt_token_ids=told, outputs=[completion], finished=reason is not None))
             if reason is not None:
                 del self.live[request_id]

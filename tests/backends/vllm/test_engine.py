@@ -243,3 +243,16 @@ def test_pictures_of_models_with_sizes_of_their_own_go_elsewhere(started: list[A
     assert isinstance(error, pg.UnsupportedMultimodal)
     assert "tiles or has a size of its own" in error.message
     assert started == []
+
+
+def test_a_row_comes_whole_where_nobody_waits_for_its_tokens(started: list[Any]) -> None:
+    running = engine()
+    plain, stopped = encoded([10], max_new_tokens=5, logprobs=True), encoded([20], max_new_tokens=5, stop=("no such words",))
+    slots = running.generate([plain, stopped])
+    assert made(slots) == [(11, 12, 13, 14, 15), (21, 22, 23, 24, 25)]
+    assert [entry.token_id for entry in slots[0].unwrap().logprobs] == [11, 12, 13, 14, 15]
+    assert started[0].outputs == 1 + 5  # a stop string is looked for in every output
+
+    streamed = list(running.stream([plain]))
+    assert [event.token_ids for event in streamed if isinstance(event, TokensMade)] == [(11,), (12,), (13,), (14,), (15,)]
+    assert [event.slot for event in streamed if isinstance(event, RowDone)] == slots[:1]
