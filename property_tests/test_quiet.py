@@ -230,3 +230,14 @@ def test_ordinary_tokens_of_the_common_families_are_quiet(family: str) -> None:
 def test_where_a_tokenizer_is_not_known_to_work_token_by_token_no_token_is_quiet(family: str) -> None:
     tokenizer = tokenizer_of(family)
     assert {tokenizer.piece(token_id) for token_id in range(tokenizer.vocab_size)} == {None}
+
+
+@pytest.mark.parametrize("family", ["byte-fallback", "byte-fallback, stripped"])
+def test_a_byte_hangs_on_the_bytes_before_it_so_it_has_no_piece(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    numbers = range(tokenizer.vocab_size)
+    broken = [number for number in numbers if tokenizer.decode((number,)) == "\ufffd"]
+    spelled = [number for number in numbers if tokenizer.decode((number,)) == "a"]
+    swallowed = [number for number in spelled if any(tokenizer.decode((before, number)) == "\ufffd\ufffd" for before in broken)]
+    assert len(swallowed) == 1
+    assert tokenizer.piece(swallowed[0]) is None

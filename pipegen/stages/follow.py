@@ -55,27 +55,22 @@ class Follower:
         self._endings = endings(options, plan, eos_token_ids)
         self._min, self._max = options.min_new_tokens, options.max_new_tokens
         self._watch = Watch(plugins)
-        self._reads = bool(text or plan.text or plan.raw or self._watch)
+        self.reads = bool(text or plan.text or plan.raw or self._watch)
+        """Whether text bears on where the row ends, or is given out; else ids and their number tell all."""
         self._shows = text
         self._halts_only = not (text or plan.raw or self._watch)  # then it is enough to know whether a stop string completes
-        self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self._reads else frozenset()
+        self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self.reads else frozenset()
         self._text, self._stops = Detokenizer(tokenizer), StopScanner(plan.text)
         self._raw = _RawText(tokenizer, plan.raw) if plan.raw else None
         self._stripper = Stripper() if options.decode.strip_whitespace else None
         self._pending, self._given = "", 0  # text not given out yet, and the length of what is
         self._looked = 0  # so many tokens have been looked at
-        skips = self._halts_only or not self._reads
-        self._tokens = quiet_tokens(tokenizer, plan.text, frozenset(self._endings), skips_special=bool(self._hidden)) if skips else None
+        self._tokens = quiet_tokens(tokenizer, plan.text, frozenset(self._endings), skips_special=bool(self._hidden)) if self._halts_only else None
         self.quiet: Mapping[int, str] = NONE
         """Tokens that now need no look: while there are fewer than `room` tokens, these may also be put to `token_ids` without `feed`."""
         self.room = self._max - 1
         """How many tokens the row takes before the one that ends it anyway."""
         self._rest()
-
-    @property
-    def reads(self) -> bool:
-        """Whether text bears on where the row ends, or is given out; else ids and their number tell all."""
-        return self._reads
 
     @property
     def count(self) -> int:
@@ -102,7 +97,7 @@ class Follower:
             finish, stop = self._endings[token_id]
             return self._end(finish, stop, ending_id=token_id)
         piece = ""
-        if self._reads:
+        if self.reads:
             visible = "" if token_id in self._hidden else self._text.feed(token_id)
             piece = self._meet(visible) if self._halts_only else self._take(visible, "" if self._raw is None else self._raw.detokenizer.feed(token_id))
         if self.finish is None and self.count >= self._max:
@@ -111,7 +106,7 @@ class Follower:
 
     def _rest(self) -> None:
         """From here on quiet tokens need no look, if the row goes on and nothing is held back of what came before."""
-        rests = self._tokens is not None and self.finish is None and (not self._reads or self._text.settled)
+        rests = self._tokens is not None and self.finish is None and (not self.reads or self._text.settled)
         self.quiet = self._tokens.pieces if rests and self._tokens is not None else NONE
 
     def _catch_up(self) -> None:
@@ -138,7 +133,7 @@ class Follower:
         if self._raw is not None and finish is not Finish.STOP_TOKEN:  # a stop token is judged by its id alone
             raw_piece = ("" if ending_id is None else self._raw.detokenizer.feed(ending_id)) + self._raw.detokenizer.finish()
         piece = ""
-        if self._reads:
+        if self.reads:
             piece = self._meet(self._text.finish()) if self._halts_only else self._take(self._text.finish(), raw_piece)
         if self.finish is None:
             self.finish, self.stop = finish, stop
