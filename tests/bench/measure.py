@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,14 @@ class Taken:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most memory that this process has held so far, in MiB.
+
+    On Linux, what the kernel counts of this program: `ru_maxrss` begins there at what the process that started it held.
+    """
+    if sys.platform == "linux":
+        said = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in said if line.startswith("VmHWM:")) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def interleave(works: Mapping[str, Callable[[], Any]], repeats: int = REPEATS, *, warm: int = 1) -> dict[str, Taken]:
@@ -71,13 +78,22 @@ def row(
     return made | {"spread": round(spread, 4), "ours": ours, "theirs": theirs, "note": note} | more
 
 
+def peaks(*taken: Taken | None) -> dict[str, list[int | None]]:
+    """The entry `memory` of a row: the most that each side's process held, pipegen's first; None for a side that has no process."""
+    return {"memory": [None if side is None or side.peak is None else round(side.peak) for side in taken]}
+
+
+def waste(work: str, steps: int, needed: int, ours: Taken, *, group: str) -> dict[str, Any]:
+    """How many rows went through the model one token at a time, over how many had to."""
+    return row(work, "row-steps over needed", steps / needed, "exactly 1", group=group, note="a count, not a clock", **peaks(ours, None))
+
+
 def speed(work: str, peer: str, ours: Taken, theirs: Taken, target: float, *, group: str, note: str = "") -> dict[str, Any]:
     """How many times as fast as the peer: seconds of the peer over seconds of pipegen, round by round."""
     ratio, spread = paired(ours.wall, theirs.wall)
     figures = {"ours": f"{statistics.median(ours.wall):.3g} s", "theirs": f"{statistics.median(theirs.wall):.3g} s"}
     cpu = statistics.median(theirs.cpu) / statistics.median(ours.cpu)
-    memory = {"memory": [None if taken.peak is None else round(taken.peak) for taken in (ours, theirs)]}
-    return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures, **memory)
+    return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures, **peaks(ours, theirs))
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:

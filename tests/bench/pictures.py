@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from forced import alone, closing, force, special_ids
-from measure import REPEATS, row, speed, write
+from measure import REPEATS, row, speed, waste, write
 from picture_arms import inputs_of, opened
 from PIL import Image
 from text import ARRIVAL, WORDS, skewed
@@ -77,7 +77,7 @@ def four_sizes() -> list[dict[str, Any]]:
     needed = sum(length - 1 for length in work["lengths"])
     note = f"its row-steps over needed: {last[ARRIVAL]['row_steps'] / needed:.2f}"
     rows = [speed(name, ARRIVAL, taken["pipegen"], taken[ARRIVAL], 2.0, group=GROUP, note=note)]
-    return [*rows, row(name, "row-steps over needed", last["pipegen"]["row_steps"] / needed, "exactly 1", group=GROUP, note="a count, not a clock")]
+    return [*rows, waste(name, last["pipegen"]["row_steps"], needed, taken["pipegen"], group=GROUP)]
 
 
 def large() -> list[dict[str, Any]]:

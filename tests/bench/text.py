@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from forced import alone, closing, force, special_ids
-from measure import REPEATS, paired, row, speed, write
+from measure import REPEATS, paired, peaks, row, speed, waste, write
 from models import embedded, smollm2
 from workers import race
 
@@ -120,16 +120,14 @@ def compare(name: str, work: dict[str, Any], targets: dict[str, float], repeats:
             for way, what in ours.items():
                 share, spread = paired(taken[way].wall, taken[arm].wall)
                 figures = {"ours": f"{statistics.median(taken[way].wall):.3g} s", "theirs": f"{statistics.median(taken[arm].wall):.3g} s"}
-                rows.append(row(what, "the limit", share, f"at least {target:g}", group=GROUP, spread=spread, note=said, **figures))
+                held = peaks(taken[way], taken[arm])
+                rows.append(row(what, "the limit", share, f"at least {target:g}", group=GROUP, spread=spread, note=said, **figures, **held))
         else:
             note = "" if same(work, last[arm]["answers"]) else "its text differs from the row's own"
             if arm != THEIRS:
                 note = "; ".join(part for part in (note, f"its row-steps over needed: {last[arm]['row_steps'] / needed:.2f}") if part)
             rows.append(speed(name, arm, taken["pipegen"], taken[arm], target, group=GROUP, note=note))
-    waste = last["pipegen"]["row_steps"] / needed
-    peak = taken["pipegen"].peak
-    rows.append(row(name, "row-steps over needed", waste, "exactly 1", group=GROUP, note="a count, not a clock", memory=[peak and round(peak), None]))
-    return rows
+    return [*rows, waste(name, last["pipegen"]["row_steps"], needed, taken["pipegen"], group=GROUP)]
 
 
 def equal() -> list[dict[str, Any]]:
