@@ -75,15 +75,25 @@ def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
     from pipegen.embedded.inference import Embedded
 
     embedded = Embedded(Path(work["model"]))
-    made: Any = pipeline
-    generator = made("image-text-to-text", model=embedded.model, processor=processor_of(embedded), device="cpu")
-    counts = forced(generator.model, work)
+    untyped: Any = pipeline
+    generator = untyped("image-text-to-text", model=embedded.model, processor=processor_of(embedded), device="cpu")
+    counts, eos = forced(generator.model, work), set(work["eos"])
+    made: list[list[int]] = []
+    plain = generator.model.generate
+
+    def generate(**inputs: Any) -> Any:
+        out = plain(**inputs)
+        made.extend(up_to(ids, eos) for ids in out[:, inputs["input_ids"].shape[1] :].tolist())
+        return out
+
+    generator.model.generate = generate  # the pipeline gives texts alone; its ids are read off here
 
     def run() -> list[Any]:
+        made.clear()
         given = {"max_new_tokens": work["max_new_tokens"], "do_sample": False, "eos_token_id": work["eos"]}  # the pipeline writes into what it is given
         asked = {"batch_size": work["batch"], "return_full_text": False, "enable_thinking": False, "generate_kwargs": given}
-        answers = generator(text=[messages(path) for path in work["pictures"]], **asked)
-        return [answer[0]["generated_text"] for answer in answers]
+        generator(text=[messages(path) for path in work["pictures"]], **asked)
+        return list(made)
 
     return run, counts
 

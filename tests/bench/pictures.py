@@ -6,6 +6,7 @@ much as the generation. The embedded model.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -80,13 +81,28 @@ def four_sizes() -> list[dict[str, Any]]:
     return [*rows, waste(name, last["pipegen"]["row_steps"], needed, taken["pipegen"], group=GROUP)]
 
 
+def keeps_its_size(sides: tuple[int, ...]) -> bool:
+    """Whether the model's processor would keep the size that it chooses for such a picture, so that every way of running the model sees the same pixels.
+
+    One in thirty is so narrow that it would not: its size lies below the processor's own `min_pixels`, and pipegen takes the next one within.
+    """
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    def size(sides: tuple[int, ...]) -> tuple[int, ...]:
+        chosen: tuple[int, int] = smart_resize(*sides, factor=32, min_pixels=96 * 96, max_pixels=128 * 128)
+        return chosen
+
+    return size(size(sides)) == size(sides)
+
+
 def large() -> list[dict[str, Any]]:
     """200 pictures of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its picture costs."""
     name = "200 pictures of 512 to 4,096 pixels, embedded model"
     print(name, flush=True)
     count = int(os.environ.get("BENCH_PICTURES", "200"))
     drawn = random.Random(11)
-    sides = [tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2)) for _ in range(count)]
+    endless = (tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2)) for _ in itertools.count())
+    sides = list(itertools.islice(filter(keeps_its_size, endless), count))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         paths = [picture(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
@@ -99,9 +115,9 @@ def large() -> list[dict[str, Any]]:
         raise AssertionError("not every row made as many tokens")
     if PIPELINE in absent:
         return [row(name, PIPELINE, None, "at least 1.6", group=GROUP, note=f"not measured: {absent[PIPELINE]}")]
-    if last[PIPELINE]["row_steps"] != last["pipegen"]["row_steps"]:
-        raise AssertionError("the pipeline did not make as many tokens")
-    note = f"{tokens} tokens a picture, both; the ids are not compared"
+    if last[PIPELINE]["answers"] != last["pipegen"]["answers"]:
+        raise AssertionError("the pipeline and pipegen did not make the same ids")
+    note = f"{tokens} tokens a picture, the same ids"
     return [speed(name, PIPELINE, taken["pipegen"], taken[PIPELINE], 1.6, group=GROUP, note=note)]
 
 
