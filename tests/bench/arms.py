@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import limits
 import torch
 from forced import Counts, force, up_to
 from measure import peak_memory
@@ -157,45 +158,9 @@ def ms_swift(work: Work) -> tuple[Run, Counts]:
     return run, counts
 
 
-def limit(work: Work) -> tuple[Run, Counts]:
-    """A bound that no way of batching reaches: the prompts' tokens read in full batches, and the needed row-steps taken in full batches, by the model alone.
-
-    No prompt is padded (all have the mean length, at which attention costs least), no batch is short, each row-step sees the mean context, its mask is there
-    as rows of different lengths need one, keys are shared and the cache is written in place, and nothing is done between the passes.
-    """
-    from transformers import DynamicCache
-
-    from pipegen.backends.hf import cache as caches
-    from pipegen.backends.hf.attention import use_grouped
-
+def limit(work: Work, passes: Callable[[Any, Work], Run]) -> tuple[Run, Counts]:
     model, _, counts = loaded(work)
-    use_grouped(model)
-    batch, prompts = work["batch"], [len(prompt) for prompt in work["ids"]]
-    steps = sum(length - 1 for length in work["lengths"]) // batch
-    seen = sum((prompt + length / 2) * (length - 1) for prompt, length in zip(prompts, work["lengths"], strict=True))
-    context = int(seen / sum(length - 1 for length in work["lengths"]))
-
-    def read(rows: int, columns: int) -> Any:
-        cache = DynamicCache(config=model.config)
-        model(input_ids=torch.ones(rows, columns, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return cache
-
-    cache = None
-
-    def run() -> list[Any]:
-        nonlocal cache
-        with torch.no_grad():
-            for start in range(0, len(prompts), batch):
-                read(min(batch, len(prompts) - start), sum(prompts) // len(prompts))
-            cache = cache or caches.growing(read(batch, context))
-            mask, token = torch.ones(batch, context + 1, dtype=torch.long), torch.ones(batch, 1, dtype=torch.long)
-            mask[0, 0] = 0
-            for _ in range(steps):
-                token = model(input_ids=token, attention_mask=mask, past_key_values=cache).logits.argmax(-1)
-                cache.crop(-1)
-        return []
-
-    return run, counts
+    return passes(model, work), counts
 
 
 ARMS: dict[str, Callable[[Work], tuple[Run, Counts]]] = {
@@ -208,7 +173,8 @@ ARMS: dict[str, Callable[[Work], tuple[Run, Counts]]] = {
     "outlines": outlines,
     "lm-eval HFLM": lm_eval,
     "ms-swift TransformersEngine": ms_swift,
-    "limit": limit,
+    "the limit, transformers' own passes": lambda work: limit(work, limits.transformers_passes),
+    "the limit, pipegen's best passes": lambda work: limit(work, limits.best_passes),
 }
 
 
