@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
+from pipegen.arguments import check_run, check_settings, several, slot_of_request
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, altered, nearest
 from pipegen.loading import load_sources
@@ -35,6 +36,8 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
+    if not isinstance(values, Mapping):
+        return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {values!r:.200}"))
     if not _FIELDS.keys() >= values.keys():
         unknown = next(name for name in values if name not in _FIELDS)
         return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{nearest(str(unknown), _FIELDS)}"))
@@ -66,8 +69,10 @@ def _holds_pictures(messages: Any) -> bool:
 def admit(requests: Iterable[Request], options: GenerationOptions | None = None, images: ImagePolicy | None = None) -> Batch[GenerationRequest]:
     """Make the batch that a route starts from: records made of plain data, the run's options merged in, pictures read.
 
-    A request's own options win over those of the run.
+    A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
     """
+    several(requests)
+    check_settings(options, images)
     batch = [_admit(request, options) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
     policy = images or ImagePolicy()
@@ -77,7 +82,11 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
 
 def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
-    made = Success(request) if isinstance(request, GenerationRequest) else request if isinstance(request, Result) else request_from(request)
+    made: Slot[GenerationRequest]
+    if isinstance(request, GenerationRequest):
+        made = Success(request)
+    else:
+        made = slot_of_request(request) if isinstance(request, Result) else request_from(request)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
         try:
@@ -186,6 +195,7 @@ def run(
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
+    check_run(route, options, images)
     return drive(route, admit(requests, options, images))
 
 
@@ -195,4 +205,6 @@ async def arun(
     """As `run`, for asynchronous code; the same slots."""
     import asyncio
 
+    check_run(route, options, images)
+    several(requests)
     return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))

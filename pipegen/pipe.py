@@ -77,7 +77,9 @@ class Pipe(Generic[A_contra, B_co]):
     owns: tuple[contextlib.AbstractContextManager[Any], ...] = ()
 
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
-        """Join: what this pipe returns goes into `then`."""
+        """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe."""
+        if not isinstance(then, Pipe):
+            raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) lifts a function")
 
         def steps(batch: Batch[A_contra]) -> Steps[C]:
             return (yield from then.steps((yield from self.steps(batch))))
@@ -125,11 +127,12 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
     The exceptions listed in `catch` become `StageFailed` in that slot; every other exception is a bug and raises. Raises `ContractError` when the
-    stage returns something other than a `Result`.
+    stage returns something other than a `Result`, and `TypeError` for what is no name and no function.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
     'root'
     """
+    _named("each", name, stage)
 
     def lifted(value: A) -> Slot[B]:
         try:
@@ -153,7 +156,13 @@ def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A,
     >>> pure("double", lambda n: 2 * n).apply((Success(2),))
     (<Success: 4>,)
     """
+    _named("pure", name, f)
     return each(name, lambda value: Success(f(value)), keeps_text=keeps_text)
+
+
+def _named(lift: str, name: Any, f: Any) -> None:
+    if not isinstance(name, str) or not callable(f):
+        raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
 
 
 def call(backend: Backend) -> Pipe[Any, Any]:
@@ -176,7 +185,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     """Run `first`; what fails there with an error that `when` takes goes through `second`, in one call.
 
     The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came
-    in failed, and those whose error does not qualify, are not tried again.
+    in failed, and those whose error does not qualify, are not tried again. Raises `TypeError` for a `when` that no error can meet.
 
     >>> from pipegen.errors import InvalidRequest, Timeout
     >>> a = each("a", lambda n: Failure(Timeout("slow"))); b = each("b", lambda n: Success(n))
@@ -185,6 +194,9 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message
     'slow'
     """
+    kinds = when if isinstance(when, tuple) else (when,) if isinstance(when, type) else ()
+    if not all(isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds) or not (isinstance(when, tuple) or callable(when)):
+        raise TypeError(f"when takes a type of GenerationError, a tuple of them, or a function of the error, not {when!r:.200}")
     qualifies: Callable[[GenerationError], bool] = (lambda error: isinstance(error, when)) if isinstance(when, (type, tuple)) else when
 
     def steps(batch: Batch[A]) -> Steps[B]:

@@ -92,6 +92,7 @@ def count_tokens(of: Route, request: Request, options: GenerationOptions | None 
     >>> count_tokens(route(FakeEngine("")), {"prompt": "Hi"})
     <Success: 2>
     """
+    _one_engine(of)
     if "token_ids" not in of.engine.capabilities.honours:
         return Failure(UnsupportedOption(f"{of.engine.name} does not tell how many tokens a prompt has", option="token_ids"))
     return _prepare(of.engine).apply(admit([request], options, images))[0].map(lambda encoded: len(encoded.prompt.token_ids))
@@ -175,11 +176,19 @@ def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
     >>> [plugin.name for plugin in both.engine.plugins]
     ['balanced_json', 'strip_prefix']
     """
+    _one_engine(to)
     engine = to.engine
     for plugin in plugins:
+        if not isinstance(plugin, Plugin):
+            raise TypeError(f"plugins are attached, not {type(plugin).__name__}")
         lacking = missing(plugin.needs, engine.capabilities)
         if lacking:
             words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
             return Failure(UnsupportedPlugin(words, plugin=plugin.name))
         engine = engine.with_plugin(plugin)
     return Success((to.maker or route)(engine))
+
+
+def _one_engine(of: object) -> None:
+    if not isinstance(of, Route):
+        raise TypeError(f"a route through one engine is wanted, not {type(of).__name__}: take it before >> or fallback joins it with others")

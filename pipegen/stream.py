@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from pipegen.arguments import check_run, several
 from pipegen.backends.base import RowDone, TextMade, TokensMade
 from pipegen.drive import Request, admit, advance, answers_of, failed
 from pipegen.errors import CallFailed, ContractError
@@ -125,6 +126,7 @@ def stream(
     A fallback within the route takes a request over only before its first delta. `Done` comes for all requests of the batch once the engine has
     finished the last of them: to have each as soon as it ends, stream them one by one.
     """
+    check_run(route, options, images)
     batch = admit(requests, options, images)
     deltas = _Deltas(route.keeps_text)
     at_work = route.steps(batch)
@@ -165,6 +167,8 @@ async def astream(
     """As `stream`, for asynchronous code; the same deltas and slots."""
     import asyncio
 
+    check_run(route, options, images)
+    several(requests)
     batch = await asyncio.to_thread(admit, tuple(requests), options, images)
     deltas = _Deltas(route.keeps_text)
     at_work = route.steps(batch)

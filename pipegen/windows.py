@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Se
 from itertools import islice
 from typing import Any, TypeVar
 
+from pipegen.arguments import check_run, pair, pairs, several
 from pipegen.drive import Begun, Request, admit, afinish, begin, finish
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
@@ -42,6 +43,7 @@ def imap(
     >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
     <Success: 0>
     """
+    several(requests)
     for _, slot in imap_keyed(route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images):
         yield slot
 
@@ -67,8 +69,10 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
+    check_run(route, options, images)
+    pairs(requests)
     _at_least("ahead", ahead, 0)
-    source = iter(requests)
+    source = map(pair, requests)
     chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
     if not ahead:
         for chunk in chunks:
@@ -109,6 +113,8 @@ async def aimap(
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
 
+    several(requests)
+
     async def keyed() -> AsyncIterator[tuple[None, Request]]:
         async for request in _asynchronous(requests):
             yield None, request
@@ -129,6 +135,8 @@ async def aimap_keyed(
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
+    check_run(route, options, images)
+    pairs(requests)
     _at_least("ahead", ahead, 0)
     waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Begun]]] = deque()
 
@@ -153,7 +161,7 @@ async def aimap_keyed(
 async def _chunks(items: Iterable[T] | AsyncIterable[T], window: int) -> AsyncIterator[list[T]]:
     chunk: list[T] = []
     async for item in _asynchronous(items):
-        chunk.append(item)
+        chunk.append(pair(item))
         if len(chunk) == _at_least("window", window, 1):
             yield chunk
             chunk = []

@@ -1,0 +1,67 @@
+"""What the drivers are handed, checked: a type checker says the same, but not everybody runs one.
+
+>>> several({"prompt": "Hi"})
+Traceback (most recent call last):
+...
+TypeError: requests are a list or another iterable, not one dict: put a single request into a list
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Result, Success
+
+from pipegen.options import GenerationOptions
+from pipegen.pipe import Pipe
+from pipegen.requests import GenerationRequest, ImagePolicy
+
+__all__ = ["check_run", "check_settings", "pair", "pairs", "several", "slot_of_request"]
+
+
+def check_run(route: Any, options: Any, images: Any) -> None:
+    """Raise `TypeError` unless these are what a driver takes besides the requests."""
+    if not isinstance(route, Pipe):
+        raise TypeError(f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a route of an engine")
+    check_settings(options, images)
+
+
+def check_settings(options: Any, images: Any) -> None:
+    """Raise `TypeError` unless these are the options of a run and its policy of pictures, or None."""
+    if options is not None and not isinstance(options, GenerationOptions):
+        raise TypeError(f"options are GenerationOptions, not {type(options).__name__}")
+    if images is not None and not isinstance(images, ImagePolicy):
+        raise TypeError(f"images is an ImagePolicy, not {type(images).__name__}")
+
+
+def several(requests: Any) -> None:
+    """Raise `TypeError` for one request in the place of many: a mapping or a string would be taken apart."""
+    if isinstance(requests, (GenerationRequest, Result, Mapping, str, bytes)):
+        raise TypeError(f"requests are a list or another iterable, not one {type(requests).__name__}: put a single request into a list")
+
+
+def pairs(requests: Any) -> None:
+    """Raise `TypeError` for a mapping of requests, which is walked by its keys."""
+    if isinstance(requests, Mapping):
+        raise TypeError(f"pairs of a key and a request are wanted, not a {type(requests).__name__}: hand over its .items()")
+    several(requests)
+
+
+def pair(item: Any) -> Any:
+    """The pair of a key and a request. Raises `TypeError` for anything else; two letters are no pair.
+
+    >>> pair(("a", {"prompt": "Hi"}))
+    ('a', {'prompt': 'Hi'})
+    """
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(f"pairs of a key and a request are wanted, not {item!r:.200}")
+    return item
+
+
+def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
+    """The slot. Raises `TypeError` where it holds something else than a request."""
+    if isinstance(slot, Success) and not isinstance(slot.unwrap(), GenerationRequest):
+        kind = type(slot.unwrap()).__name__
+        raise TypeError(f"a slot with a request is wanted, not one with {kind}: pipe.apply(batch) runs stages alone, over slots of anything")
+    return slot

@@ -1,0 +1,143 @@
+"""What a caller hands over by mistake: it is refused at once, in words that say what to do, and not by an AttributeError from deep inside."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from returns.result import Success
+
+import pipegen as pg
+from pipegen.testing.fake import FakeEngine
+
+ROUTE = pg.route(FakeEngine("ok"))
+PIPE = ROUTE >> pg.pure("text", lambda result: result.text)
+
+
+def drained(events: AsyncIterator[Any]) -> list[Any]:
+    async def drain() -> list[Any]:
+        return [event async for event in events]
+
+    return asyncio.run(drain())
+
+
+DRIVERS: dict[str, Callable[..., Any]] = {
+    "run": pg.run,
+    "arun": lambda *args, **named: asyncio.run(pg.arun(*args, **named)),
+    "imap": lambda *args, **named: list(pg.imap(*args, **named)),
+    "aimap": lambda *args, **named: drained(pg.aimap(*args, **named)),
+    "stream": lambda *args, **named: list(pg.stream(*args, **named)),
+    "astream": lambda *args, **named: drained(pg.astream(*args, **named)),
+}
+KEYED: dict[str, Callable[..., Any]] = {
+    "imap_keyed": lambda *args, **named: list(pg.imap_keyed(*args, **named)),
+    "aimap_keyed": lambda *args, **named: drained(pg.aimap_keyed(*args, **named)),
+}
+every_driver = pytest.mark.parametrize("driver", [*DRIVERS.values(), *KEYED.values()], ids=[*DRIVERS, *KEYED])
+batch_driver = pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+keyed_driver = pytest.mark.parametrize("driver", KEYED.values(), ids=KEYED)
+
+
+@batch_driver
+@pytest.mark.parametrize("single", [{"prompt": "Hi"}, {}, "Hi", b"Hi", pg.TextGenerationRequest(prompt="Hi"), Success(pg.TextGenerationRequest(prompt="Hi"))])
+def test_a_single_request_is_not_taken_for_a_batch(driver: Callable[..., Any], single: Any) -> None:
+    with pytest.raises(TypeError, match=f"requests are a list or another iterable, not one {type(single).__name__}: put a single request into a list"):
+        driver(ROUTE, single)
+
+
+@keyed_driver
+@pytest.mark.parametrize("mapping", [{"a": {"prompt": "Hi"}}, {"ab": {"prompt": "Hi"}}, {}])
+def test_requests_with_labels_are_handed_over_as_their_items(driver: Callable[..., Any], mapping: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape("pairs of a key and a request are wanted, not a dict: hand over its .items()")):
+        driver(ROUTE, mapping)
+
+
+@keyed_driver
+@pytest.mark.parametrize("no_pair", [{"prompt": "Hi", "id": "a"}, "ab", pg.TextGenerationRequest(prompt="Hi"), (1, {"prompt": "Hi"}, 3), ()])
+def test_what_is_no_pair_is_named(driver: Callable[..., Any], no_pair: Any) -> None:
+    with pytest.raises(TypeError, match="pairs of a key and a request are wanted, not "):
+        driver(ROUTE, [("a", {"prompt": "Hi"}), no_pair])
+
+
+@batch_driver
+@pytest.mark.parametrize("line", ["Hi", 3, None, ["a"], b"Hi"])
+def test_a_request_that_is_no_request_fails_in_its_slot(driver: Callable[..., Any], line: Any) -> None:  # a line of JSON may hold anything
+    given = [{"prompt": "Hi"}, line]
+    last = driver(ROUTE, given)[-1]
+    error = (last.slot if isinstance(last, pg.Done) else last).failure()
+    assert error == pg.InvalidRequest(f"request: a mapping or a request is wanted, not {line!r}")
+
+
+@every_driver
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, "greedy", 0.7, pg.StopOptions(stop=("a",))])
+def test_options_of_the_run_are_a_record(driver: Callable[..., Any], options: Any) -> None:
+    with pytest.raises(TypeError, match=f"options are GenerationOptions, not {type(options).__name__}"):
+        driver(ROUTE, [], options)
+
+
+@every_driver
+@pytest.mark.parametrize("images", ["docs", {"root": "docs"}, True])
+def test_the_policy_of_pictures_is_a_record(driver: Callable[..., Any], images: Any) -> None:
+    with pytest.raises(TypeError, match=f"images is an ImagePolicy, not {type(images).__name__}"):
+        driver(ROUTE, [], images=images)
+
+
+@every_driver
+@pytest.mark.parametrize("route", ["embedded", FakeEngine("a"), lambda request: request])
+def test_what_is_run_is_a_pipe(driver: Callable[..., Any], route: Any) -> None:
+    with pytest.raises(TypeError, match=rf"a route or another pipe is run, not {type(route).__name__}: pg.route\(engine\) makes a route of an engine"):
+        driver(route, [])
+
+
+def test_iterators_and_generators_are_taken() -> None:
+    def made() -> Iterator[dict[str, str]]:
+        yield {"prompt": "Hi"}
+
+    for requests in (made(), iter([{"prompt": "Hi"}]), {"a": {"prompt": "Hi"}}.values(), (pg.TextGenerationRequest(prompt="Hi"),)):
+        assert len(pg.run(ROUTE, requests)) == 1
+
+
+@pytest.mark.parametrize("when", ["UnsupportedMultimodal", ValueError, (pg.Timeout, ValueError), [pg.Timeout], None, pg.Timeout("slow"), 3])
+def test_a_fallback_takes_kinds_of_errors_or_a_function_and_nothing_that_would_never_qualify(when: Any) -> None:
+    with pytest.raises(TypeError, match="when takes a type of GenerationError, a tuple of them, or a function of the error"):
+        pg.fallback(ROUTE, ROUTE, when=when)
+
+
+@pytest.mark.parametrize("when", [pg.Timeout, pg.GenerationError, (pg.Timeout, pg.BackendFailed), (), lambda error: error.retryable])
+def test_a_fallback_takes_these(when: Any) -> None:
+    assert pg.fallback(ROUTE, ROUTE, when=when).name == "fallback(fake, fake)"
+
+
+@pytest.mark.parametrize("then", [str.strip, "strip", FakeEngine("a"), None])
+def test_a_pipe_is_joined_with_pipes_only(then: Any) -> None:
+    with pytest.raises(TypeError, match=r"a pipe is joined with a pipe, not .*: each\(name, stage\) or pure\(name, f\) lifts a function"):
+        _ = ROUTE >> then
+
+
+@pytest.mark.parametrize("lift", [pg.each, pg.pure])
+@pytest.mark.parametrize("arguments", [("name", 3), (str.strip, "name"), ("name", None), (None, str.strip)])
+def test_a_stage_has_a_name_and_is_a_function(lift: Any, arguments: Any) -> None:
+    with pytest.raises(TypeError, match="a name and a function are wanted, such as"):
+        lift(*arguments)
+
+
+def test_plugins_are_attached_to_a_route_before_it_is_joined() -> None:
+    plugin = pg.plugins.balanced_json()
+    for pipe in (PIPE, pg.fallback(ROUTE, ROUTE, when=pg.Timeout), "embedded"):
+        with pytest.raises(TypeError, match="a route through one engine is wanted, not .*: take it before"):
+            pg.attach(pipe, plugin)  # type: ignore[arg-type]  # that is the mistake
+
+
+@pytest.mark.parametrize("plugin", ["balanced_json", pg.plugins.balanced_json, [pg.plugins.balanced_json()], None])
+def test_only_plugins_are_attached(plugin: Any) -> None:
+    with pytest.raises(TypeError, match=f"plugins are attached, not {type(plugin).__name__}"):
+        pg.attach(ROUTE, plugin)
+
+
+def test_tokens_are_counted_for_one_request_on_a_route() -> None:
+    with pytest.raises(TypeError, match="a route through one engine is wanted, not Pipe: take it before"):
+        pg.count_tokens(PIPE, {"prompt": "Hi"})  # type: ignore[arg-type]  # that is the mistake
+    assert pg.count_tokens(ROUTE, "Hi").failure() == pg.InvalidRequest("request: a mapping or a request is wanted, not 'Hi'")  # type: ignore[arg-type]
