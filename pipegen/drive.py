@@ -82,11 +82,8 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 
 
 def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
-    made: Slot[GenerationRequest]
-    if isinstance(request, GenerationRequest):
-        made = Success(request)
-    else:
-        made = slot_of_request(request) if isinstance(request, Result) else request_from(request)
+    given = Success(request) if isinstance(request, GenerationRequest) else request
+    made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
 
     def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
         try:

@@ -224,12 +224,14 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
 def record(cls: type[C]) -> type[C]:
     """A frozen, slotted, keyword-only dataclass whose fields are checked at construction.
 
-    A method `check_all(self)` may compare fields with each other; it runs after the single checks.
+    A method `check_all(self)` may compare fields with each other; it runs after the single checks. A static method `_hint_for(name)` may say more of an
+    unknown field than the nearest one.
     Raises `InvalidField` for a bad value and `UnknownField`, which names the nearest field, for an unknown one.
     """
     made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
     names = frozenset(f.name for f in dataclasses.fields(made))
     plain_init, check_all = made.__init__, getattr(made, "check_all", None)
+    hint: Callable[[str], str] = getattr(made, "_hint_for", lambda name: nearest(name, names))
 
     @functools.wraps(plain_init)
     def init(self: Any, **values: Any) -> None:
@@ -238,7 +240,7 @@ def record(cls: type[C]) -> type[C]:
         except TypeError:
             for name in values:
                 if name not in names:
-                    raise UnknownField(f"{made.__name__} has no field {name!r}{nearest(name, names)}") from None
+                    raise UnknownField(f"{made.__name__} has no field {name!r}{hint(name)}") from None
             raise
         for name, default, check in _checks(made):
             value = getattr(self, name)

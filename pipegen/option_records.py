@@ -14,8 +14,9 @@ from immutabledict import immutabledict
 
 from pipegen import strict_json
 from pipegen.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.option_names import meant
 
-__all__ = ["DEFAULTS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
+__all__ = ["DEFAULTS", "GROUPS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
 
 
 @record
@@ -117,6 +118,16 @@ class StructuredOptions:
             raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(said)}")
 
 
+GROUPS: Mapping[str, type[Any]] = {
+    "stop": StopOptions,
+    "decode": DecodeOptions,
+    "chat": ChatTemplateOptions,
+    "preprocess": VlmPreprocessOptions,
+    "structured": StructuredOptions,
+}
+"""The options that stand in a record of their own, by the name of its field."""
+
+
 def _nested(kind: type[Any], also: str = "") -> Any:
     """A check that takes the record itself or a mapping of its fields."""
 
@@ -207,6 +218,10 @@ class GenerationOptions:
             preprocess: VlmPreprocessOptions | None = None,
             structured: StructuredOptions | None = None,
         ) -> None: ...
+
+    @staticmethod
+    def _hint_for(name: str) -> str:
+        return meant(name, GROUPS, GenerationOptions.__slots__)
 
     def check_all(self) -> None:
         if self.top_logprobs and self.logprobs is False:

@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.fields import InvalidField, UnknownField, nearest
-from pipegen.option_records import DEFAULTS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
+from pipegen.fields import InvalidField, UnknownField
+from pipegen.option_names import nearest_option
+from pipegen.option_records import DEFAULTS, GROUPS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
 
 __all__ = [
     "DEFAULTS",
@@ -41,14 +42,6 @@ __all__ = [
 
 R = TypeVar("R")
 
-GROUPS: Mapping[str, type[Any]] = {
-    "stop": StopOptions,
-    "decode": DecodeOptions,
-    "chat": ChatTemplateOptions,
-    "preprocess": VlmPreprocessOptions,
-    "structured": StructuredOptions,
-}
-"""The options that stand in a record of their own, by the name of its field."""
 _FLAT: Mapping[str, str] = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
 _PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in GROUPS)
 CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
@@ -136,7 +129,7 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
         elif name in GROUPS:
             raise InvalidField(f"{place}: {name} takes a mapping, not {value!r:.200}")
         else:
-            raise UnknownField(f"{place}: there is no option {name!r}{nearest(name, option_names())}")
+            raise UnknownField(f"{place}: there is no option {name!r}{nearest_option(str(name), option_names())}")
     try:
         return GenerationOptions(**plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()})
     except InvalidField as refusal:

@@ -127,7 +127,7 @@ def test_a_stage_has_a_name_and_is_a_function(lift: Any, arguments: Any) -> None
 def test_plugins_are_attached_to_a_route_before_it_is_joined() -> None:
     plugin = pg.plugins.balanced_json()
     for pipe in (PIPE, pg.fallback(ROUTE, ROUTE, when=pg.Timeout), "embedded"):
-        with pytest.raises(TypeError, match="a route through one engine is wanted, not .*: take it before"):
+        with pytest.raises(TypeError, match=r"a route through one engine is wanted, not .*: take it before"):
             pg.attach(pipe, plugin)  # type: ignore[arg-type]  # that is the mistake
 
 

@@ -13,6 +13,7 @@ from immutabledict import immutabledict
 from pipegen.fields import InvalidField, UnknownField
 from pipegen.options import (
     DEFAULTS,
+    GROUPS,
     ChatTemplateOptions,
     DecodeOptions,
     GenerationOptions,
@@ -235,3 +236,40 @@ def test_options_from_plain_data_name_the_place() -> None:
 def test_every_option_has_a_flat_name_and_a_flat_value() -> None:
     assert set(option_names()) == set(flat_values(DEFAULTS))
     assert flat_values(GenerationOptions())["min_pixels"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("n", "samples"),
+        ("num_return_sequences", "samples"),
+        ("do_sample", "temperature"),
+        ("max_completion_tokens", "max_new_tokens"),
+        ("max_tokens", "max_new_tokens"),
+        ("max_length", "max_new_tokens"),
+        ("stop_sequences", "stop"),
+        ("stop_strings", "stop"),
+        ("eos_token_id", "stop_token_ids"),
+        ("random_seed", "seed"),
+        ("response_format", "json_schema"),
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_choice", "choice"),
+        ("chat_template", "template"),
+        ("chat_template_kwargs", "template_kwargs"),
+    ],
+)
+def test_names_that_others_give_an_option_lead_to_its_own(said: str, meant: str) -> None:  # C1
+    for make in (lambda: GenerationOptions(**{said: 1}), lambda: options_from({said: 1})):
+        with pytest.raises(UnknownField, match=f"{said!r}; did you mean {meant!r}"):
+            make()
+
+
+@pytest.mark.parametrize("name", sorted(set(option_names()) - {f.name for f in dataclasses.fields(GenerationOptions)}))
+def test_an_option_that_stands_in_a_record_of_its_own_says_in_which(name: str) -> None:
+    (group, kind) = next((group, kind) for group, kind in GROUPS.items() if name in {f.name for f in dataclasses.fields(kind)})
+    with pytest.raises(UnknownField) as refused:
+        GenerationOptions(**{name: None})
+    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it stands in {group}: {group}={kind.__name__}({name}=...)"
+    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It stands in {group}"):
+        GenerationOptions(**{f"{name}_": None})
