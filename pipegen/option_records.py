@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -221,7 +222,7 @@ class GenerationOptions:
 
     @staticmethod
     def _hint_for(name: str) -> str:
-        return meant(name, GROUPS, GenerationOptions.__slots__)
+        return meant(name, GROUPS, [f.name for f in dataclasses.fields(GenerationOptions)])
 
     def check_all(self) -> None:
         if self.top_logprobs and self.logprobs is False:

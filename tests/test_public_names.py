@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import pickle
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -110,3 +112,30 @@ def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
 def test_records_and_functions_can_be_pickled() -> None:
     for value in (pipegen.TextGenerationRequest(prompt="Hi"), pipegen.run, pipegen.route, pipegen.Timeout("slow")):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+def sections() -> list[str]:
+    return re.findall(r"^::: (\S+)", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def is_module(path: str) -> bool:
+    try:
+        return importlib.util.find_spec(path) is not None
+    except ModuleNotFoundError:  # its parent is no package
+        return False
+
+
+@pytest.mark.parametrize("path", sections())
+def test_a_section_of_the_reference_shows_what_it_names(path: str) -> None:
+    """The page is made without importing, and takes a module where it finds one: so a function that hides a module is named by its own module."""
+    shown = pydoc.locate(path)
+    module = importlib.import_module(path.rpartition(".")[0]) if shown is None else None  # an attribute of a function that has its module's name
+    assert shown is not None or hasattr(module, path.rpartition(".")[2])
+    assert is_module(path) == inspect.ismodule(shown)
+
+
+@pytest.mark.parametrize("package", ["backends", "plugins"])
+def test_every_function_of_a_package_is_in_the_reference(package: str) -> None:
+    public = importlib.import_module(f"pipegen.{package}")
+    shown = {path.rpartition(".")[2] for path in sections() if path.startswith(f"pipegen.{package}.")}
+    assert {name for name in public.__all__ if callable(getattr(public, name))} - {"Plugin"} <= shown

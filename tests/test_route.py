@@ -275,3 +275,28 @@ def test_tokens_are_counted_without_calling_the_engine() -> None:  # T7
     assert pg.count_tokens(route, picture()).unwrap() == with_picture.prompt_tokens
     assert isinstance(pg.count_tokens(route, {"messages": []}).failure(), pg.InvalidRequest)
     assert engine.calls == []
+
+
+@pytest.mark.parametrize("raised", [ValueError("no"), KeyError("x"), RuntimeError("later")])
+def test_a_plugin_whose_refusal_raises_fails_that_row_only(raised: Exception) -> None:  # A11
+    def refuses(request: pg.GenerationRequest) -> str | None:
+        if request.id == "b":
+            raise raised
+        return None
+
+    engine = FakeEngine("a")
+    route = pg.attach(pg.route(engine), pg.Plugin(name="picky", refuses=refuses)).unwrap()
+    good, bad = pg.run(route, [{"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x"}])
+    assert good.unwrap().text == "a"
+    error = bad.failure()
+    assert isinstance(error, pg.PluginFailed)
+    assert (error.plugin, error.message) == ("picky", f"plugin 'picky' raised {type(raised).__name__}: {raised}")
+    assert len(engine.calls[0]) == 1
+
+
+@pytest.mark.parametrize("answer", [False, True, 3, b"no"])
+def test_a_plugin_refuses_in_words_or_not_at_all(answer: Any) -> None:
+    route = pg.attach(pg.route(FakeEngine("a")), pg.Plugin(name="curt", refuses=lambda request: answer)).unwrap()
+    error = pg.run(route, [chat()])[0].failure()
+    assert isinstance(error, pg.PluginFailed)
+    assert error.message == f"plugin 'curt' refused with {type(answer).__name__}; refuses gives a reason or None"

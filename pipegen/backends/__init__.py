@@ -15,6 +15,7 @@ import pipegen.backends.hf
 import pipegen.backends.online
 import pipegen.backends.vllm
 from pipegen.backends.extras import need
+from pipegen.backends.in_process import hf, vllm
 from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig
@@ -29,65 +30,6 @@ __all__ = ["BACKENDS", "hf", "load", "openai_server", "route_of", "sglang_server
 
 BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
 """The names that `ModelLoadConfig.backend` takes: those of the functions here."""
-
-
-def hf(
-    model: str,
-    *,
-    variant: str = "auto",
-    dtype: str = "auto",
-    device: str | None = None,
-    device_map: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    adapter: str | None = None,
-    batch_size: int | None = None,
-    engine_kwargs: Mapping[str, Any] | None = None,
-) -> Route:
-    """A route through Hugging Face transformers, in this process: the safe default.
-
-    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `engine_kwargs` go to
-    `from_pretrained`. Raises `InvalidField` for a bad setting and
-    `MissingExtra` (an ImportError), which says what to install, where a package is missing.
-
-    >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP
-    """
-    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
-    said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size, "engine_kwargs": engine_kwargs or {}}
-    return route_of(ModelLoadConfig(model=model, backend="hf", **said))
-
-
-def vllm(
-    model: str,
-    *,
-    tensor_parallel_size: int | None = None,
-    gpu_memory_utilization: float | None = None,
-    kv_cache_memory_bytes: int | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    dtype: str = "auto",
-    enforce_eager: bool | None = None,
-    enable_prefix_caching: bool | None = None,
-    limit_mm_per_prompt: Mapping[str, int] | None = None,
-    trust_remote_code: bool = False,
-    variant: str = "auto",
-    revision: str | None = None,
-    adapter: str | None = None,
-    engine_kwargs: Mapping[str, Any] | None = None,
-) -> Route:
-    """A route through vLLM, in this process, without a server.
-
-    `model` is a local folder, a hub name, or `embedded`. What is None is left to vLLM; further arguments of its `EngineArgs` go to `engine_kwargs`.
-    Raises `InvalidField` for a bad setting, `UnknownField` with the nearest one for an argument that the installed vLLM does not have, and
-    `MissingExtra` (an ImportError), which says what to install, where vLLM is missing.
-    """
-    asked: dict[str, Any] = {"tensor_parallel_size": tensor_parallel_size, "gpu_memory_utilization": gpu_memory_utilization}
-    asked |= {"kv_cache_memory_bytes": kv_cache_memory_bytes, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    asked |= {"enforce_eager": enforce_eager, "enable_prefix_caching": enable_prefix_caching, "limit_mm_per_prompt": limit_mm_per_prompt}
-    arguments = {name: value for name, value in asked.items() if value is not None} | dict(engine_kwargs or {})
-    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter}
-    return route_of(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
 
 
 def vllm_server(

@@ -8,11 +8,13 @@ import functools
 from returns.result import Failure, Success
 
 from pipegen.capabilities import ENGINES, Capabilities, missing
-from pipegen.errors import InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
+from pipegen.errors import GenerationError, InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job
+from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot
+from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
 
 __all__ = ["check_fit", "check_support", "room"]
 
@@ -23,7 +25,8 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
     """Whether the engine takes this request at all; needs no prompt.
 
     Pictures must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
-    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`).
+    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
+    it raises or gives no reason in words).
 
     >>> from pipegen.options import GenerationOptions, resolve
     >>> from pipegen.requests import TextGenerationRequest
@@ -45,10 +48,24 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
             hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
-        reason = plugin.refuses(job.request) if plugin.refuses is not None else None
-        if reason is not None:
-            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {reason}", plugin=plugin.name))
+        refused = _refused(plugin, job.request)
+        if refused is not None:
+            return Failure(refused)
     return Success(job)
+
+
+def _refused(plugin: Plugin, request: GenerationRequest) -> GenerationError | None:
+    if plugin.refuses is None:
+        return None
+    try:
+        reason = plugin.refuses(request)
+    except PLUGIN_ERRORS as raised:
+        return plugin_failed(plugin, raised)
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        return PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name)
+    return UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {reason}", plugin=plugin.name)
 
 
 _EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
