@@ -1,8 +1,8 @@
 """One way of watching for stop strings, in a process of its own: `python criteria.py NAME WORK.json`, then `STOPS ROWS` on stdin for each run.
 
 WORK.json names a tokenizer's folder, the stop strings and the rows of ids that a model might make. An answer holds the seconds of the processor for
-setting up once, for this and all steps, and for one step of one row. What pipegen remembers of tokens is forgotten before, so the first two are
-those of tokens and stops that it has never seen; its step is that of a second run, as in a job of any length. The peers remember nothing between steps.
+setting up once, for this and all steps, and for one step of one row. What is remembered of tokens and stops is forgotten before, so the first two are
+those of tokens and stops never seen; pipegen's step is that of a second run, as in a job of any length. The peers remember nothing between steps.
 """
 
 from __future__ import annotations
@@ -61,12 +61,17 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
     return lambda new: feed_each(followers, new)
 
 
-def forget() -> None:
-    """Let pipegen know nothing of any token, as in a new process."""
-    from pipegen.stages import detokenize, quiet, scan
+def forget(name: str) -> None:
+    """Let pipegen know nothing of any token, and transformers of any stops, as in a new process."""
+    if name == "pipegen":
+        from pipegen.stages import detokenize, quiet, scan
 
-    for remembered in (quiet.quiet_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
-        remembered.cache_clear()
+        for remembered in (quiet.quiet_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
+            remembered.cache_clear()
+    elif name == "transformers stop_strings":
+        from transformers.generation.stopping_criteria import STOP_STRING_EMBEDDING_CACHE
+
+        STOP_STRING_EMBEDDING_CACHE.clear()  # it keeps eight tables, of which one with 16 stops takes hundreds of MiB
 
 
 ARMS: dict[str, Make] = {
@@ -109,8 +114,7 @@ def main() -> None:
                 step(given)
             return ready - begun, time.process_time() - ready
 
-        if name == "pipegen":
-            forget()
+        forget(name)
         setup, steps = taken()
         last = taken()[1] if name == "pipegen" else steps
         said = {"setup": setup, "whole": setup + steps, "step": last / len(inputs) / rows, "peak": peak_memory()}

@@ -78,22 +78,22 @@ def row(
     return made | {"spread": round(spread, 4), "ours": ours, "theirs": theirs, "note": note} | more
 
 
-def peaks(*taken: Taken | None) -> dict[str, list[int | None]]:
-    """The entry `memory` of a row: the most that each side's process held, pipegen's first; None for a side that has no process."""
-    return {"memory": [None if side is None or side.peak is None else round(side.peak) for side in taken]}
+def peaks(ours: float | None, theirs: float | None) -> dict[str, Any]:
+    """The entry `memory` of a row: the most that each side's process has held, in MiB; None for a side that has no process."""
+    return {"memory": [None if held is None else round(held) for held in (ours, theirs)]}
 
 
 def waste(work: str, steps: int, needed: int, ours: Taken, *, group: str) -> dict[str, Any]:
     """How many rows went through the model one token at a time, over how many had to."""
-    return row(work, "row-steps over needed", steps / needed, "exactly 1", group=group, note="a count, not a clock", **peaks(ours, None))
+    return row(work, "row-steps over needed", steps / needed, "exactly 1", group=group, note="a count, not a clock", **peaks(ours.peak, None))
 
 
 def speed(work: str, peer: str, ours: Taken, theirs: Taken, target: float, *, group: str, note: str = "") -> dict[str, Any]:
     """How many times as fast as the peer: seconds of the peer over seconds of pipegen, round by round."""
     ratio, spread = paired(ours.wall, theirs.wall)
-    figures = {"ours": f"{statistics.median(ours.wall):.3g} s", "theirs": f"{statistics.median(theirs.wall):.3g} s"}
+    figures = {"ours": f"{statistics.median(ours.wall):.3g} s", "theirs": f"{statistics.median(theirs.wall):.3g} s", **peaks(ours.peak, theirs.peak)}
     cpu = statistics.median(theirs.cpu) / statistics.median(ours.cpu)
-    return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures, **peaks(ours, theirs))
+    return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures)
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:

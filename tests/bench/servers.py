@@ -10,12 +10,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from measure import REPEATS, paired, row, write
-from workers import HERE, Worker
+from measure import REPEATS, RESULTS, paired, peaks, row, write
+from workers import HERE, Worker, at_work
 
 GROUP = "Servers"
 LATENCY = 0.02
@@ -38,31 +36,14 @@ def ask(worker: Worker, in_flight: int) -> dict[str, Any]:
 
 def measured(url: str) -> tuple[dict[str, dict[int, list[dict[str, Any]]]], dict[str, str]]:
     """What each client says of each level, once for each repeat."""
-    absent: dict[str, str] = {}
-    workers: list[Worker] = []
-    said: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "work.json")
-        path.write_text(json.dumps({"url": url}), encoding="utf-8")
-        try:
-            for name in (FLOOR, *OURS, *PEERS, *CLIENTS):
-                try:
-                    worker = Worker(name, path, "clients.py", "clients")
-                    workers.append(worker)
-                    worker.ready()
-                    ask(worker, 16)
-                    said[name] = {level: [] for level in LEVELS}
-                except (RuntimeError, FileNotFoundError) as refusal:
-                    absent[name] = str(refusal)
-                    print(f"  {name}: {refusal}", flush=True)
-            for level in LEVELS:
-                for repeat in range(REPEATS):
-                    at_work = [worker for worker in workers if worker.arm in said and not (repeat and worker.arm in CLIENTS)]
-                    for worker in at_work if repeat % 2 else reversed(at_work):
-                        said[worker.arm][level].append(ask(worker, level))
-        finally:
-            for worker in workers:
-                worker.close()
+    clients = dict.fromkeys((FLOOR, *OURS, *PEERS, *CLIENTS), "clients")
+    with at_work(clients, {"url": url}, "clients.py", f"16 {requests_at(16)}") as (workers, absent):
+        said: dict[str, dict[int, list[dict[str, Any]]]] = {worker.arm: {level: [] for level in LEVELS} for worker in workers}
+        for level in LEVELS:
+            for repeat in range(REPEATS):
+                asked = [worker for worker in workers if not (repeat and worker.arm in CLIENTS)]
+                for worker in asked if repeat % 2 else reversed(asked):
+                    said[worker.arm][level].append(ask(worker, level))
     return said, absent
 
 
@@ -80,6 +61,9 @@ def table(said: dict[str, dict[int, list[dict[str, Any]]]]) -> list[dict[str, An
 def rows_of(said: dict[str, dict[int, list[dict[str, Any]]]], absent: dict[str, str]) -> list[dict[str, Any]]:
     rows = []
 
+    def held(ours: str, peer: str, level: int) -> dict[str, Any]:
+        return peaks(said[ours][level][-1]["peak"], said[peer][level][-1]["peak"])
+
     def against(ours: str, peer: str, level: int, target: float) -> None:
         work = f"{ours}, {level:,} in flight"
         if ours in absent or peer in absent:
@@ -88,7 +72,7 @@ def rows_of(said: dict[str, dict[int, list[dict[str, Any]]]], absent: dict[str, 
         mine, theirs = ([run["rate"] for run in said[name][level]] for name in (ours, peer))
         ratio, spread = paired(theirs, mine)
         costs = [statistics.median(run["cpu"] for run in said[name][level]) for name in (ours, peer)]
-        figures = {"ours": f"{statistics.median(mine):.0f}/s", "theirs": f"{statistics.median(theirs):.0f}/s"}
+        figures = {"ours": f"{statistics.median(mine):.0f}/s", "theirs": f"{statistics.median(theirs):.0f}/s", **held(ours, peer, level)}
         note = f"client's processor time for a request: {costs[0] * 1e6:.0f} and {costs[1] * 1e6:.0f} us"
         most = level / LATENCY
         if target * statistics.median(theirs) > most:
@@ -100,11 +84,12 @@ def rows_of(said: dict[str, dict[int, list[dict[str, Any]]]], absent: dict[str, 
             against(ours, FLOOR, level, 0.85)
             for peer, target in PEERS.items():
                 against(ours, peer, level, target)
-        for names in [(ours, FLOOR) for ours in OURS if not {ours, FLOOR} & absent.keys()]:
-            added = [[run["p99"] - LATENCY for run in said[name][level]] for name in names]
+        for ours in [ours for ours in OURS if not {ours, FLOOR} & absent.keys()]:
+            added = [[run["p99"] - LATENCY for run in said[name][level]] for name in (ours, FLOOR)]
             ratio, spread = paired(added[1], added[0])
             figures = {"ours": f"{statistics.median(added[0]) * 1e3:.1f} ms", "theirs": f"{statistics.median(added[1]) * 1e3:.1f} ms"}
-            rows.append(row(f"{names[0]}, {level:,} in flight: added to p99", FLOOR, ratio, "at most 2", group=GROUP, spread=spread, **figures))
+            figures |= held(ours, FLOOR, level)
+            rows.append(row(f"{ours}, {level:,} in flight: added to p99", FLOOR, ratio, "at most 2", group=GROUP, spread=spread, **figures))
     return rows
 
 
@@ -115,7 +100,7 @@ def main() -> None:
         said, absent = measured(f"http://127.0.0.1:{port}")
         rows = rows_of(said, absent)
         write("servers", rows)
-        (HERE.parents[1] / ".bench" / "servers-levels.json").write_text(json.dumps(table(said), indent=1) + "\n", encoding="utf-8")
+        (RESULTS / "servers-levels.json").write_text(json.dumps(table(said), indent=1) + "\n", encoding="utf-8")
     finally:
         server.terminate()
         server.wait()

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from criteria import PROMPT
-from measure import REPEATS, ROOT, paired, row, write
-from workers import Worker
+from measure import REPEATS, ROOT, paired, peaks, row, write
+from workers import at_work
 
 GROUP = "Stop strings"
 STEPS = 200
@@ -38,35 +36,19 @@ def work_of(folder: Path) -> dict[str, Any]:
     return {"tokenizer": str(folder), "stops": STOPS, "rows": [ids[start : start + PROMPT + STEPS] for start in starts]}
 
 
-def measured(work: dict[str, Any]) -> tuple[dict[str, dict[tuple[int, int], list[dict[str, float]]]], dict[str, str]]:
-    """What each says of each number of stops and rows, once for each repeat."""
-    said: dict[str, dict[tuple[int, int], list[dict[str, float]]]] = {}
-    absent: dict[str, str] = {}
-    workers: list[Worker] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "work.json")
-        path.write_text(json.dumps(work), encoding="utf-8")
-        try:
-            for name, environment in {OURS: None, **PEERS}.items():
-                try:
-                    worker = Worker(name, path, "criteria.py", environment)
-                    workers.append(worker)
-                    worker.ready()
-                    worker.run("1 1")
-                    said[name] = {}
-                except (RuntimeError, FileNotFoundError) as refusal:
-                    absent[name] = str(refusal)
-                    print(f"  {name}: {refusal}", flush=True)
-            at_work = [worker for worker in workers if worker.arm in said]
-            for stops in (0, 1, 4, 16):
-                for rows in (1, 8, 32):
-                    for repeat in range(min(REPEATS, 3)):
-                        for worker in at_work if repeat % 2 else reversed(at_work):
-                            if stops or worker.arm == OURS:
-                                said[worker.arm].setdefault((stops, rows), []).append(worker.run(f"{stops} {rows}"))
-        finally:
-            for worker in workers:
-                worker.close()
+Runs = dict[str, dict[tuple[int, int], list[dict[str, float]]]]
+"""What each says of each number of stops and rows, once for each repeat."""
+
+
+def measured(work: dict[str, Any]) -> tuple[Runs, dict[str, str]]:
+    said: Runs = {}
+    with at_work({OURS: None, **PEERS}, work, "criteria.py", "1 1") as (workers, absent):
+        for stops in (0, 1, 4, 16):
+            for rows in (1, 8, 32):
+                for repeat in range(min(REPEATS, 3)):
+                    for worker in workers if repeat % 2 else reversed(workers):
+                        if stops or worker.arm == OURS:
+                            said.setdefault(worker.arm, {}).setdefault((stops, rows), []).append(worker.run(f"{stops} {rows}"))
     return said, absent
 
 
@@ -74,35 +56,28 @@ def us(seconds: float) -> str:
     return f"{seconds * 1e6:.2g} us" if seconds < 0.01 else f"{seconds:.2g} s"
 
 
-def rows_of(said: dict[str, dict[tuple[int, int], list[dict[str, float]]]], absent: dict[str, str]) -> list[dict[str, Any]]:
+def rows_of(said: Runs, absent: dict[str, str]) -> list[dict[str, Any]]:
     out = []
 
-    def compare(work: str, peer: str, ours: list[float], theirs: list[float], target: str) -> None:
-        ratio, spread = paired(theirs, ours)
-        if target.startswith("at least"):
-            ratio, spread = paired(ours, theirs)
-        figures = {"ours": us(statistics.median(ours)), "theirs": us(statistics.median(theirs))}
-        out.append(row(work, peer, ratio, target, group=GROUP, spread=spread, **figures))
+    def compare(what: str, work: str, peer: str, ours: list[dict[str, float]], theirs: list[dict[str, float]], target: str) -> None:
+        mine, other = ([run[what] for run in runs] for runs in (ours, theirs))
+        ratio, spread = paired(mine, other) if target.startswith("at least") else paired(other, mine)
+        figures = {"ours": us(statistics.median(mine)), "theirs": us(statistics.median(other))}
+        out.append(row(work, peer, ratio, target, group=GROUP, spread=spread, **figures, **peaks(ours[-1]["peak"], theirs[-1]["peak"])))
+
+    def cheapest(at: tuple[int, int]) -> str:
+        return min((name for name in said if name != OURS), key=lambda name: statistics.median(run["step"] for run in said[name][at]))
 
     for stops in (1, 4, 16):
         for rows in (1, 8, 32):
             at, shown = (stops, rows), f"{stops} stops, batch of {rows}"
-            runs = {name: said[name][at] for name in said}
-            compare(f"{shown}: setting up", THEIRS, [run["setup"] for run in runs[OURS]], [run["setup"] for run in runs[THEIRS]], "at most 0.01")
-            cheapest = min((name for name in runs if name != OURS), key=lambda name: statistics.median(run["step"] for run in runs[name]))
-            compare(
-                f"{shown}: a step of a row",
-                f"the cheapest peer, {cheapest}",
-                *([run["step"] for run in runs[name]] for name in (OURS, cheapest)),
-                "at most 0.1",
-            )
-            for peer in runs:
-                if peer != OURS:
-                    compare(f"{shown}: setting up and {STEPS} steps", peer, *([run["whole"] for run in runs[name]] for name in (OURS, peer)), "at least 1")
-    one = statistics.median(run["step"] for run in said[OURS][0, 8])
-    cheapest_step = min(statistics.median(run["step"] for run in said[name][1, 8]) for name in said if name != OURS)
-    figures = {"ours": us(one), "theirs": us(cheapest_step)}
-    out.append(row("no stops, batch of 8: a step of a row", "the cheapest peer with 1 stop", one / cheapest_step, "at most 0.1", group=GROUP, **figures))
+            ours, least = said[OURS][at], cheapest(at)
+            compare("setup", f"{shown}: setting up", THEIRS, ours, said[THEIRS][at], "at most 0.01")
+            compare("step", f"{shown}: a step of a row", f"the cheapest peer, {least}", ours, said[least][at], "at most 0.1")
+            for peer in filter(OURS.__ne__, said):
+                compare("whole", f"{shown}: setting up and {STEPS} steps", peer, ours, said[peer][at], "at least 1")
+    least = cheapest((1, 8))
+    compare("step", "no stops, batch of 8: a step of a row", f"the cheapest peer with 1 stop, {least}", said[OURS][0, 8], said[least][1, 8], "at most 0.1")
     for peer, why in absent.items():
         out.append(row("stop strings", peer, None, "at least 1", group=GROUP, note=f"not measured: {why}"))
     return out

@@ -127,9 +127,8 @@ def compare(name: str, work: dict[str, Any], targets: dict[str, float], repeats:
             for way, what in ours.items():
                 share, spread = paired(taken[way].wall, taken[arm].wall)
                 figures = {"ours": f"{statistics.median(taken[way].wall):.3g} s", "theirs": f"{statistics.median(taken[arm].wall):.3g} s"}
-                rows.append(
-                    row(what, arm, share, f"at least {target:g}", group=GROUP, spread=spread, note=LIMITS[arm], **figures, **peaks(taken[way], taken[arm]))
-                )
+                figures |= peaks(taken[way].peak, taken[arm].peak)
+                rows.append(row(what, arm, share, f"at least {target:g}", group=GROUP, spread=spread, note=LIMITS[arm], **figures))
         else:
             note = "" if same(work, last[arm]["answers"]) else "its text differs from the row's own"
             if arm != THEIRS:

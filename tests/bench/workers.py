@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,33 +60,39 @@ class Worker:
         self._process.communicate()
 
 
+@contextlib.contextmanager
+def at_work(arms: Mapping[str, str | None], work: dict[str, Any], script: str, first: str = "run") -> Iterator[tuple[list[Worker], dict[str, str]]]:
+    """A worker for each arm, in the environment of that name, warmed up by a first run; and why those that are left out were."""
+    absent: dict[str, str] = {}
+    workers: list[Worker] = []
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
+        path = Path(scratch, "work.json")
+        path.write_text(json.dumps(work), encoding="utf-8")
+        for arm, environment in arms.items():
+            try:
+                worker = Worker(arm, path, script, environment)
+                started.callback(worker.close)
+                worker.ready()
+                worker.run(first)
+                workers.append(worker)
+            except (RuntimeError, FileNotFoundError) as refusal:
+                absent[arm] = str(refusal)
+            print(f"  {arm}: {absent.get(arm, 'ready')}", flush=True)
+        yield workers, absent
+
+
 def race(
     arms: Iterable[str], work: dict[str, Any], repeats: int = REPEATS, script: str = "arms.py"
 ) -> tuple[dict[str, Taken], dict[str, dict[str, Any]], dict[str, str]]:
     """Run every arm in turn, again and again. Gives what each took, its last answer, and why those that are left out were."""
-    absent: dict[str, str] = {}
-    workers: list[Worker] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "work.json")
-        path.write_text(json.dumps(work), encoding="utf-8")
-        try:
-            for arm in arms:
-                try:
-                    worker = Worker(arm, path, script, PEERS.get(arm))
-                    workers.append(worker)
-                    worker.ready()
-                    last = worker.run()  # to warm up
-                    print(f"  {arm}: {last['wall']:.2f} s, {last['row_steps']} row-steps, {last['tokens']} tokens in {last['calls']} calls", flush=True)
-                except (RuntimeError, FileNotFoundError) as refusal:
-                    absent[arm] = str(refusal)
-                    print(f"  {arm}: {refusal}", flush=True)
-            at_work = [worker for worker in workers if worker.arm not in absent]
-            runs: dict[str, list[dict[str, Any]]] = {worker.arm: [] for worker in at_work}
-            for repeat in range(repeats):
-                for worker in at_work if repeat % 2 else reversed(at_work):
-                    runs[worker.arm].append(worker.run())
-        finally:
-            for worker in workers:
-                worker.close()
+    with at_work({arm: PEERS.get(arm) for arm in arms}, work, script) as (workers, absent):
+        runs: dict[str, list[dict[str, Any]]] = {worker.arm: [] for worker in workers}
+        for repeat in range(repeats):
+            for worker in workers if repeat % 2 else reversed(workers):
+                runs[worker.arm].append(worker.run())
+    last = {arm: made[-1] for arm, made in runs.items()}
+    for arm, run in last.items():
+        counts = f", {run['row_steps']} row-steps, {run['tokens']} tokens in {run['calls']} calls" if run["calls"] else ""
+        print(f"  {arm}: {run['wall']:.2f} s, {run['peak']:.0f} MiB{counts}", flush=True)
     taken = {arm: Taken(tuple(run["wall"] for run in made), tuple(run["cpu"] for run in made), made[-1]["peak"]) for arm, made in runs.items()}
-    return taken, {arm: made[-1] for arm, made in runs.items()}, absent
+    return taken, last, absent
