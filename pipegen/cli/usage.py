@@ -78,7 +78,7 @@ def load_of(
     said = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
     if config is not None:
         for name, value in said.items():
-            if value not in (None, False, "auto"):
+            if value is not None and value is not False and value != "auto":
                 refuse("goes with --model: the chat file says it, or leaves it out", flag_of(name))
         return _agent_of(config, agent, fallback)
     if agent is not None:

@@ -108,6 +108,8 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"], chat=chat)
 
     def run() -> list[Any]:
+        engine._pixels.close()  # what the last run has kept would spare this one its pictures
+        engine._prepared.clear()
         asked = ({"messages": messages(path, closing)} for path, closing in zip(work["pictures"], work["closings"], strict=True))
         slots = pg.imap(route, asked, options, window=max(64, work["window"]))
         return [up_to(list(slot.unwrap().token_ids), eos) for slot in slots]

@@ -89,7 +89,7 @@ def keeps_its_size(sides: tuple[int, ...]) -> bool:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     def size(sides: tuple[int, ...]) -> tuple[int, ...]:
-        chosen: tuple[int, int] = smart_resize(*sides, factor=32, min_pixels=96 * 96, max_pixels=128 * 128)
+        chosen: tuple[int, int] = smart_resize(sides[0], sides[1], factor=32, min_pixels=96 * 96, max_pixels=128 * 128)
         return chosen
 
     return size(size(sides)) == size(sides)

@@ -137,6 +137,7 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, e
         (["--dtype", "nn"], ["--dtype", "bfloat16"]),  # C7
         (["--variant", "vision"], ["--variant", "'vlm'"]),  # C3
         (["--batch-size", "0"], ["--batch-size", "at least 1"]),
+        (["--picture-memory-bytes", "-1"], ["--picture-memory-bytes", "at least 0"]),
         (["--window", "0"], ["--window"]),
         (["--image-root", "/no/such/folder"], ["--image-root"]),
         (["--allow-host", "localhost"], ["--allow-host", "--allow-http"]),

@@ -15,18 +15,23 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
-from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.rows import Row
 from pipegen.backends.hf.schedule import Found, Schedule, Work
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import BackendFailed, CallFailed
-from pipegen.records import Encoded, ModelLoadConfig
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage
+from pipegen.slots import Slot
 
 __all__ = ["HFEngine"]
 
 _log = logging.getLogger("pipegen")
 ROWS = 32
 """Rows that run side by side where nothing is said."""
+PICTURES = 256 * 2**20
+"""Bytes of pictures that are kept where nothing is said."""
 
 
 class HFEngine(CheckpointEngine):
@@ -44,7 +49,9 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig) -> None:
         super().__init__(load)
         self._weights = Weights(self._checkpoint)
-        self._pixels = Pixels(self._checkpoint)
+        limit = PICTURES if load.picture_memory_bytes is None else load.picture_memory_bytes
+        self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one picture's inputs, and cost more to make
+        self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._found = Found()
 
     @property
@@ -70,6 +77,10 @@ class HFEngine(CheckpointEngine):
     def close(self) -> None:
         self._weights.close()
         self._pixels.close()
+        self._prepared.clear()
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return self._prepared(source, options, index)
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows that ride together advance together.

@@ -1,48 +1,77 @@
-"""The model's inputs for pictures: worked out once for each picture while they are held, and ahead of need while the model computes."""
+"""Pictures that need not be worked on twice: as they were prepared, and as the model's inputs, which are also made ahead of need while the model computes."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
+from returns.result import Success
 
 from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.hf.kept import Kept
 from pipegen.backends.native_processors import PictureInputs
+from pipegen.messages import ImageSource
+from pipegen.options import VlmPreprocessOptions
 from pipegen.parallel import WORKERS
 from pipegen.records import PreparedImage
+from pipegen.slots import Slot
 
-__all__ = ["Pixels"]
-
-LIMIT = 256 * 2**20
-"""Bytes of pictures' inputs that are held at most, besides those that a pass needs at once."""
+__all__ = ["Pixels", "Prepared"]
 
 
-class _Held(NamedTuple):
-    bytes: int
-    inputs: Future[PictureInputs]
+class Prepared:
+    """Prepares pictures. One that comes again with the same bytes and settings is neither decoded nor resized again while it is kept."""
+
+    def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
+        self._checkpoint = checkpoint
+        self._kept = Kept[PreparedImage](limit)
+        self._lock = threading.Lock()
+
+    def __call__(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """As the checkpoint prepares it. Raises as `Checkpoint.prepare_image` does."""
+        if source.data is None or not self._kept.limit:
+            return self._checkpoint.prepare_image(source, options, index)
+        key = hashlib.sha256(source.data).digest(), source.max_pixels, options
+        with self._lock:
+            known = self._kept.get(key)
+        return Success(known) if known is not None else self._checkpoint.prepare_image(source, options, index).map(lambda image: self._keep(key, image))
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._kept.clear()
+
+    def _keep(self, key: Hashable, image: PreparedImage) -> PreparedImage:
+        with self._lock:
+            if key not in self._kept and self._kept.make_room(len(image.rgb)):
+                self._kept.put(key, image, len(image.rgb))
+        return image
 
 
 class Pixels:
-    """What the checkpoint's processor makes of pictures. Those of processors with sizes of their own hang on all pictures of a pass, and are not held."""
+    """What the checkpoint's processor makes of pictures. Those of processors with sizes of their own hang on all pictures of a pass, and are not kept.
 
-    def __init__(self, checkpoint: Checkpoint, limit: int = LIMIT) -> None:
-        self._checkpoint, self._limit = checkpoint, limit
-        self._held: dict[Hashable, _Held] = {}
+    At most `limit` bytes are kept; a pass that needs more at once has them for as long as it is put together.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
+        self._checkpoint = checkpoint
+        self._kept = Kept[Future[PictureInputs]](limit)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     def ahead(self, images: Iterable[PreparedImage]) -> None:
-        """Begin to work on pictures that will be asked for soon, in this order, as many as may be held together; others make room for them."""
+        """Begin to work on pictures that will be asked for soon, in this order, as many as may be kept together; others make room for them."""
         wanted: set[Hashable] = set()
         for image in images:
             if self._checkpoint.image_spec.kind != "grid":
                 return
             wanted.add(_key(image))
             with self._lock:
-                if _key(image) not in self._held and not self._make_room(_size(image), wanted):
+                if _key(image) not in self._kept and not self._kept.make_room(self._size(image), wanted):
                     return
                 self._begun(image)
 
@@ -50,47 +79,36 @@ class Pixels:
         """The inputs of these pictures, in order; what working on one of them raised comes through."""
         if self._checkpoint.image_spec.kind != "grid":
             return self._checkpoint.picture_inputs(images)
+        new = {_key(image): self._size(image) for image in images}
         with self._lock:
+            self._kept.make_room(sum(size for key, size in new.items() if key not in self._kept), new)
             begun = [self._begun(image) for image in images]
-        parts = [held.inputs.result() for held in begun]
+        parts = [inputs.result() for inputs in begun]
         with self._lock:
-            self._make_room(0)
+            self._kept.make_room(0)
         return parts[0]._replace(tensors={name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors})
 
     def close(self) -> None:
         """Let go of everything."""
         with self._lock:
             pool, self._pool = self._pool, None
-            self._held.clear()
+            self._kept.clear()
         if pool is not None:
             pool.shutdown()
 
-    def _make_room(self, size: int, wanted: Collection[Hashable] = ()) -> bool:
-        """Let go of what was not asked for the longest, but for what is wanted, until so many bytes more may be held; whether they may."""
-        free = self._limit - size - sum(held.bytes for held in self._held.values())
-        spare = [key for key in self._held if key not in wanted]
-        if free + sum(self._held[key].bytes for key in spare) < 0:
-            return False
-        for key in spare:
-            if free >= 0:
-                break
-            free += self._held.pop(key).bytes
-        return True
-
-    def _begun(self, image: PreparedImage) -> _Held:
-        held = self._held.pop(_key(image), None)
-        if held is None:
+    def _begun(self, image: PreparedImage) -> Future[PictureInputs]:
+        inputs = self._kept.get(_key(image))
+        if inputs is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-pixels")
-            held = _Held(_size(image), self._pool.submit(self._checkpoint.picture_inputs, [image]))
-        self._held[_key(image)] = held  # the newest
-        return held
+            inputs = self._pool.submit(self._checkpoint.picture_inputs, [image])
+            self._kept.put(_key(image), inputs, self._size(image))
+        return inputs
+
+    def _size(self, image: PreparedImage) -> int:
+        """The bytes of its inputs: the picture as often as a still has frames, in float32, and the three numbers of its grid."""
+        return 4 * self._checkpoint.image_spec.temporal_patch_size * len(image.rgb) + 3 * 8
 
 
 def _key(image: PreparedImage) -> Hashable:
     return image.digest, image.width, image.height
-
-
-def _size(image: PreparedImage) -> int:
-    """About the bytes of its inputs: twice the picture (a still has two frames), in float32."""
-    return 8 * len(image.rgb)

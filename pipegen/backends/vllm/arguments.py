@@ -24,7 +24,7 @@ __all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
-ELSEWHERE = ("device", "device_map", "attn_implementation")
+ELSEWHERE = ("device", "device_map", "attn_implementation", "picture_memory_bytes")
 """Fields of `ModelLoadConfig` that vLLM has no word for."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""

@@ -1,18 +1,22 @@
-"""Pictures are worked on once while they are held, ahead of need, and within a limit."""
+"""Pictures are worked on once while they are kept, ahead of need, and within a limit."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pipegen.backends.hf.pixels import Pixels
+import pipegen as pg
+from pipegen.backends.hf.engine import PICTURES, HFEngine
+from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.messages import ImageSource
-from pipegen.options import DEFAULTS
-from pipegen.records import PreparedImage
+from pipegen.options import DEFAULTS, VlmPreprocessOptions
+from pipegen.records import ModelLoadConfig, PreparedImage
 from pipegen.testing.models import encoded
 from pipegen.testing.pictures import picture
 
@@ -24,11 +28,18 @@ def images(engine_of: Callable[[str], Any]) -> list[PreparedImage]:
     return [engine.prepare_image(ImageSource(data=picture(width=width, height=height)), DEFAULTS.preprocess, 0).unwrap() for width, height in sizes]
 
 
+LIMIT = 2**20
+
+
 class Counting:
     """A checkpoint that writes down the pictures it works on."""
 
     def __init__(self, checkpoint: Any) -> None:
         self._checkpoint, self.image_spec, self.seen = checkpoint, checkpoint.image_spec, list[str]()
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Any:
+        self.seen.append(f"{options.max_pixels} {source.max_pixels}")
+        return self._checkpoint.prepare_image(source, options, index)
 
     def picture_inputs(self, images: Any) -> Any:
         self.seen += [image.digest for image in images]
@@ -42,14 +53,14 @@ def counting(engine_of: Callable[[str], Any]) -> Any:
 
 def test_they_are_what_the_checkpoint_makes_of_all_at_once(counting: Any, images: list[PreparedImage]) -> None:
     several = [*images, images[0]]
-    whole, got = counting.picture_inputs(several), Pixels(counting)(several)
+    whole, got = counting.picture_inputs(several), Pixels(counting, LIMIT)(several)
     assert got.marked == whole.marked
     assert got.tensors.keys() == whole.tensors.keys()
     assert all(torch.equal(got.tensors[name], whole.tensors[name]) for name in whole.tensors)
 
 
 def test_a_picture_is_worked_on_once(counting: Any, images: list[PreparedImage]) -> None:
-    pixels = Pixels(counting)
+    pixels = Pixels(counting, LIMIT)
     pixels.ahead(images[:2])
     for _ in range(3):
         pixels([images[1], images[0], images[1]])
@@ -57,7 +68,7 @@ def test_a_picture_is_worked_on_once(counting: Any, images: list[PreparedImage])
 
 
 def test_within_the_limit_what_comes_next_goes_before_what_was(counting: Any, images: list[PreparedImage]) -> None:
-    pixels = Pixels(counting, limit=8 * (len(images[0].rgb) + len(images[1].rgb)))
+    pixels = Pixels(counting, limit=8 * (len(images[0].rgb) + len(images[1].rgb)) + 2 * 24)
     pixels(images[:2])
     pixels.ahead([images[0], images[2], images[3]])  # the second has to go, and for the fourth there is no room beside the two that come before it
     pixels([images[0], images[2]])
@@ -79,7 +90,7 @@ def test_what_working_on_a_picture_raises_comes_through_and_closing_lets_go(coun
         raise KeyError("bug")
 
     others = set(threading.enumerate())  # engines of other tests may be at rest
-    pixels = Pixels(counting)
+    pixels = Pixels(counting, LIMIT)
     counting.picture_inputs = broken
     with pytest.raises(KeyError, match="bug"):
         pixels(images[:1])
@@ -98,6 +109,82 @@ def test_the_engine_works_on_each_picture_of_a_call_once(engine_of: Callable[[st
     seen: list[str] = []
     plain = engine._checkpoint.picture_inputs
     monkeypatch.setattr(engine._checkpoint, "picture_inputs", lambda pictures: seen.extend(image.digest for image in pictures) or plain(pictures))
-    monkeypatch.setattr(engine, "_pixels", Pixels(engine._checkpoint))
+    monkeypatch.setattr(engine, "_pixels", Pixels(engine._checkpoint, LIMIT))
     assert engine.generate(inputs) == expected
     assert sorted(seen) == sorted(image.digest for image in images)
+
+
+def held(pixels: Pixels) -> int:
+    """The bytes of all tensors that are kept."""
+    kept = [inputs.result().tensors for _, inputs in pixels._kept._held.values()]
+    return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("limit", [0, 100_000, 250_000, 500_000])
+def test_no_more_bytes_are_kept_than_the_limit_says(limit: int, counting: Any, images: list[PreparedImage]) -> None:
+    drawn, pixels = random.Random(limit), Pixels(counting, limit)
+    for _ in range(30):
+        pixels.ahead(drawn.choices(images, k=3))
+        assert held(pixels) <= limit
+        pixels(drawn.choices(images, k=2))
+        assert held(pixels) <= limit
+    pixels(images[:1])
+    assert bool(held(pixels)) == (limit > 0), "the newest stays where it fits"
+
+
+def test_while_a_pass_is_put_together_others_make_room_for_it(counting: Any, images: list[PreparedImage]) -> None:
+    plain, most = counting.picture_inputs, list[int]()
+    pixels = Pixels(counting, limit=300_000)  # one or two of them
+    counting.picture_inputs = lambda pictures: most.append(pixels._kept.bytes) or plain(pictures)
+    for _ in range(3):
+        for image in images:
+            pixels([image])
+    assert len(most) == 3 * len(images)
+    assert max(most) <= 300_000
+
+
+def test_a_picture_that_comes_again_is_prepared_once_for_each_of_its_settings(counting: Any) -> None:
+    prepared = Prepared(counting, LIMIT)
+    small, large = (VlmPreprocessOptions(max_pixels=pixels) for pixels in (64 * 64, 96 * 96))
+    for _ in range(3):
+        made = [prepared(ImageSource(data=picture(width=200, height=200)), options, 0).unwrap() for options in (small, large)]
+        assert [(image.width, image.height) for image in made] == [(64, 64), (96, 96)]
+        assert made[0].digest == made[1].digest
+    assert counting.seen == ["4096 None", "9216 None"]
+    limited = prepared(ImageSource(data=picture(width=200, height=200), max_pixels=100), small, 3)
+    assert isinstance(limited.failure(), pg.BadImage), "another limit on the source is another setting"
+    assert prepared(ImageSource(data=b"no picture"), small, 3).failure() == prepared(ImageSource(data=b"no picture"), small, 3).failure()
+    prepared.clear()
+    prepared(ImageSource(data=picture(width=200, height=200)), small, 0)
+    assert counting.seen.count("4096 None") == 4
+
+
+@pytest.mark.parametrize("limit", [0, 64 * 64 * 3 - 1, 64 * 64 * 3, 3 * 64 * 64 * 3])
+def test_no_more_bytes_of_prepared_pictures_are_kept_than_the_limit_says(limit: int, counting: Any) -> None:
+    prepared, options = Prepared(counting, limit), VlmPreprocessOptions(max_pixels=64 * 64)
+    sources = [ImageSource(data=picture(width=side, height=side)) for side in range(200, 204)]
+    for source in [*sources, *sources[::-1]]:
+        prepared(source, options, 0).unwrap()
+        assert sum(len(image.rgb) for _, image in prepared._kept._held.values()) <= limit
+    assert len(counting.seen) == 8 - limit // (64 * 64 * 3), "what came last is there when all come again in turn"
+
+
+@pytest.mark.parametrize(("asked", "times"), [(None, 1), (2**20, 1), (0, 3)])
+def test_the_setting_bounds_what_an_engine_keeps(folder_of: Callable[[str], Path], asked: int | None, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3_vl")), dtype="float32", picture_memory_bytes=asked))
+    counting = Counting(engine._checkpoint)
+    for part in (engine._prepared, engine._pixels):
+        monkeypatch.setattr(part, "_checkpoint", counting)
+    request = pg.VlmGenerationRequest(prompt="What?", images=[picture(width=64, height=64)], options=pg.GenerationOptions(max_new_tokens=2))
+    results = [pg.run(pg.route(engine), [request])[0].unwrap() for _ in range(3)]
+    assert len(set(results)) == 1
+    assert len(counting.seen) == 2 * times, "prepared and made to inputs"
+    assert engine._prepared._kept.limit + engine._pixels._kept.limit == (PICTURES if asked is None else asked)
+    engine.close()
+    assert engine._prepared._kept.bytes == engine._pixels._kept.bytes == 0
+
+
+@pytest.mark.parametrize("asked", [-1, True, 2.5, "1 GB"])
+def test_a_setting_that_is_no_number_of_bytes_is_refused(asked: Any) -> None:
+    with pytest.raises(pg.InvalidField, match="picture_memory_bytes takes a whole number of at least 0"):
+        pg.backends.hf("embedded", picture_memory_bytes=asked)
