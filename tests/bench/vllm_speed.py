@@ -15,13 +15,14 @@ from typing import Any
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+from vllm_arms import BARE, CHATS, IDS, bare
+
 import pipegen as pg  # what is set above must stand before vLLM is imported
 from pipegen.backends.vllm.arguments import engine_arguments
 from pipegen.backends.vllm.running import Running
 
 PROMPTS, TOKENS, REPEATS = 256, 32, 5
 QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
-IDS, CHATS = "token ids", "messages (template, tokenizer)"
 SETTINGS: dict[str, Any] = {"max_num_seqs": PROMPTS, "enforce_eager": True, "enable_prefix_caching": False, "kv_cache_memory_bytes": 256 << 20}
 
 
@@ -37,8 +38,8 @@ def medians(*works: Callable[[], Any]) -> list[float]:
     return [statistics.median(taken) for taken in seconds]
 
 
-def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None]]:
-    """`LLM.generate` with ids, and the route with ids and with messages, on one engine; and what closes it."""
+def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None], dict[str, Any]]:
+    """`LLM.generate` with ids, and the route with ids and with messages, on one engine; what closes it; and the work as `vllm_arms.py` takes it."""
     import vllm
 
     route = pg.backends.vllm(model, **SETTINGS)
@@ -54,17 +55,16 @@ def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None]]
     plain = [pg.TextGenerationRequest(prompt_token_ids=row) for row in ids]
     made: dict[str, list[list[int]]] = {}
 
-    def bare() -> None:
-        params = vllm.SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-        outputs = llm.generate([vllm.TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)
-        made["bare"] = [list(output.outputs[0].token_ids) for output in outputs]
+    def alone() -> None:
+        made[BARE] = bare(llm, ids, TOKENS)
 
     def through(requests: list[pg.TextGenerationRequest]) -> None:
         made["ours"] = [list(slot.unwrap().token_ids) for slot in pg.run(route, requests, options)]
-        if made["ours"] != made.get("bare", made["ours"]):
+        if made["ours"] != made.get(BARE, made["ours"]):
             raise AssertionError("the two did not make the same ids")
 
-    return {"bare": bare, IDS: lambda: through(plain), CHATS: lambda: through(chats)}, engine.close
+    work = {"model": model, "settings": SETTINGS, "arguments": arguments, "ids": ids, "messages": messages, "tokens": TOKENS, "threads": 1}
+    return {BARE: alone, IDS: lambda: through(plain), CHATS: lambda: through(chats)}, engine.close, work
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="embedded")
     model: str = parser.parse_args().model
-    works, close = sides(model)
+    works, close, _ = sides(model)
     theirs, with_ids, with_chats = medians(*works.values())
     print(f"{PROMPTS} prompts, {TOKENS} tokens each, {model}, vLLM {vllm.__version__}, one engine; bare is LLM.generate with ids\n")
     print(f"{'through the route':<32}{'pipegen':>10}{'bare':>10}{'speed':>9}")
