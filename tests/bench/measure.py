@@ -2,6 +2,9 @@
 
 A row says what was measured against what, the ratio, the target and whether it is met. Each program of this folder writes its rows as JSON into
 `.bench/`, and `report.py` makes docs/benchmarks.md of them.
+
+The environment makes a trial short: `BENCH_REPEATS` rounds; `BENCH_PROMPTS`, `BENCH_PICTURES`, `BENCH_COUNTS` (of requests) and `BENCH_REQUESTS` for less
+work. `BENCH_PEERS` is the folder of the peers' environments, which `nox -s bench` makes in `.nox/bench-peers`.
 """
 
 from __future__ import annotations
@@ -73,8 +76,9 @@ def row(
     bound = float(number)
     met = None
     if ratio is not None:
+        ratio = round(ratio, 4)
         met = ratio >= bound if word == "at least" else ratio <= bound if word == "at most" else abs(ratio - bound) < 5e-4
-    made = {"group": group, "work": work, "peer": peer, "ratio": None if ratio is None else round(ratio, 4), "target": target, "meets": met}
+    made = {"group": group, "work": work, "peer": peer, "ratio": ratio, "target": target, "meets": met}
     return made | {"spread": round(spread, 4), "ours": ours, "theirs": theirs, "note": note} | more
 
 

@@ -1,4 +1,4 @@
-"""The models of the benchmarks, made once into a folder: the embedded one as text only, SmolLM2-135M, and a small one with a large vocabulary."""
+"""The models of the benchmarks, made once into a folder: the embedded one as text only, and SmolLM2-135M."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """vLLM in this process: 256 prompts through pipegen, beside the bare `LLM.generate` with the same ids, on one engine. Run by `nox -s bench`.
 
-What each way holds is measured afterwards, in processes of their own with an engine each. Where vLLM is not installed, the rows say so.
+`python tests/bench/vllm_engine.py`, by an interpreter that has vLLM. What each way holds is measured afterwards, in processes of their own with an engine each.
+Where vLLM is not installed, the rows say so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of `arms.py`, started together and asked in turn."""
+"""Processes of `arms.py` and its like (`*_arms.py`, `criteria.py`, `clients.py`), started together and asked in turn."""
 
 from __future__ import annotations
 
