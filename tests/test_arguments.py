@@ -14,7 +14,13 @@ import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
 ROUTE = pg.route(FakeEngine("ok"))
-PIPE = ROUTE >> pg.pure("text", lambda result: result.text)
+
+
+def length(result: pg.GenerationResult) -> int:
+    return len(result.text)
+
+
+PIPE = ROUTE >> pg.pure("length", length)
 
 
 def drained(events: AsyncIterator[Any]) -> list[Any]:
