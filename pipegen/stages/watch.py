@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pipegen.errors import PluginFailed
 from pipegen.plugins.plugin import Plugin
 
-__all__ = ["PLUGIN_ERRORS", "Halt", "Watch", "plugin_failed"]
+__all__ = ["PLUGIN_ERRORS", "Halt", "Watch", "not_fed", "plugin_failed"]
 
 PLUGIN_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, OSError, RuntimeError, TypeError, ValueError)
 """What a plugin may raise to fail its own row; a plugin is the caller's code, and its bugs are data here. Anything else comes through."""
@@ -38,6 +38,15 @@ def plugin_failed(plugin: Plugin, raised: BaseException) -> PluginFailed:
     "plugin 'p' raised ValueError: no"
     """
     return PluginFailed(f"plugin {plugin.name!r} raised {type(raised).__name__}: {raised}", plugin=plugin.name)
+
+
+def not_fed(answer: object) -> str:
+    """What to say of something that `feed` may not give.
+
+    >>> not_fed(None)
+    'feed gave None, not the next state and how many characters are kept'
+    """
+    return f"feed gave {answer!r:.200}, not the next state and how many characters are kept"
 
 
 class Watch:
@@ -60,9 +69,12 @@ class Watch:
             try:
                 if self._states is None and plugin.start is not None:
                     states[place] = plugin.start()
-                states[place], kept = plugin.feed(states[place], text) if plugin.feed is not None else (None, None)
+                answer: Any = plugin.feed(states[place], text) if plugin.feed is not None else (None, None)
             except PLUGIN_ERRORS as raised:
                 return plugin_failed(plugin, raised)
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                return PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name)
+            states[place], kept = answer
             if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
                 return PluginFailed(f"plugin {plugin.name!r} kept {kept!r}; feed takes None or 0 to {len(text)} characters of the new text", plugin=plugin.name)
             if kept is not None and halt is None:

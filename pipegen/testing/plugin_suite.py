@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipegen.plugins.plugin import Plugin, RowContext
+from pipegen.stages.watch import not_fed
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["AWKWARD_TEXTS", "check_hooks", "check_plugin", "check_trim", "check_watch"]
@@ -62,8 +63,8 @@ def check_watch(plugin: Plugin, text: str) -> None:
     other = plugin.start()
     end = len(text) if whole is None else whole
     for char, reverse in zip(text[:end], text[::-1], strict=False):
-        other, _ = plugin.feed(other, reverse)
-        states.append(plugin.feed(states[-1], char)[0])
+        other, _ = _fed(plugin, other, reverse)
+        states.append(_fed(plugin, states[-1], char)[0])
     for place, state in enumerate(states[:end]):  # each state is old by now: later ones were made from it
         seen = _halt(plugin, [text[place:]], state)
         seen = None if seen is None else place + seen
@@ -102,13 +103,19 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
     for piece in pieces:
         if not piece:
             continue  # an engine shows no empty text
-        state, kept = plugin.feed(state, piece)
+        state, kept = _fed(plugin, state, piece)
         if kept is not None:
             right = type(kept) is int and 0 <= kept <= len(piece)
             _expect(right, f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None, or a whole number from 0 to {len(piece)}")
             return given + kept
         given += len(piece)
     return None
+
+
+def _fed(plugin: Plugin, state: Any, piece: str) -> tuple[Any, int | None]:
+    answer: Any = plugin.feed(state, piece) if plugin.feed is not None else None
+    _expect(isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}")
+    return answer  # type: ignore[no-any-return]
 
 
 def _after(place: int | None) -> str:

@@ -103,6 +103,25 @@ def test_a_function_that_takes_no_row_fails_its_rows_and_says_so(route: pg.Route
     assert (failed.plugin, "scores" in failed.message) == ("mine", True)
 
 
+@pytest.mark.parametrize("answer", [None, "stop", (), {}, [[]], [object()]], ids=repr)
+def test_a_criterion_that_says_neither_yes_nor_no_fails_its_row_only(route: pg.Route, answer: Any) -> None:
+    def criterion(row: RowContext) -> Any:
+        return lambda input_ids, scores: answer if row.prompt_length > 5 else False
+
+    made = pg.attach(route, pg.Plugin(name="vague", stopping_criteria=criterion)).unwrap()
+    good, bad = pg.run(made, [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1]}], pg.GenerationOptions(max_new_tokens=3))
+    assert pg.is_ok(good)
+    error = bad.failure()
+    assert isinstance(error, pg.PluginFailed)
+    assert error.message == f"plugin 'vague': its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
+
+
+@pytest.mark.parametrize("yes", [True, 1, [True], torch.tensor(True), torch.tensor([True]), torch.tensor([1])], ids=repr)
+def test_a_criterion_may_say_yes_in_any_of_these_ways(route: pg.Route, yes: Any) -> None:
+    plugin = pg.Plugin(name="yes", stopping_criteria=lambda row: lambda input_ids, scores: yes)
+    assert [result.stop for result in results(route, plugin, PROMPTS[:1])] == ["yes"]
+
+
 @pytest.mark.parametrize(
     ("hooks", "words"),
     [({}, "or both"), ({"stopping_criteria": 1}, "as stopping_criteria"), ({"logits_processor": [Only(7)]}, "as logits_processor")],

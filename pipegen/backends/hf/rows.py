@@ -142,7 +142,14 @@ class Row:
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
             answer = self._ask(plugin, criterion, ids, None)
-            if self.error is None and len(self.token_ids) > (self.options.min_new_tokens or 0) and bool(torch.as_tensor(answer).all()):
+            if self.error is not None:
+                return
+            halts = _truth(answer)
+            if halts is None:
+                words = f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
+                self.error = PluginFailed(words, plugin=plugin.name)
+                return
+            if halts and len(self.token_ids) > (self.options.min_new_tokens or 0):
                 self.halted = self.halted or plugin.name
 
     def _ask(self, plugin: Plugin, hook: Callable[..., Any], *arguments: Any) -> Any:
@@ -161,3 +168,12 @@ class Row:
             return Failure(self.error)
         logprobs = tuple(self.logprobs) if self.options.logprobs else None
         return Success(Raw(encoded=self.encoded, token_ids=tuple(self.token_ids), logprobs=logprobs, halted=self.halted))
+
+
+def _truth(answer: object) -> bool | None:
+    """What a stopping criterion answered for one row; None where it is neither yes nor no."""
+    try:
+        said = torch.as_tensor(answer)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return bool(said.all()) if said.numel() else None

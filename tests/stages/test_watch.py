@@ -1,0 +1,43 @@
+"""Watching: what a plugin does wrong fails its own row, in words that its author can use (A11)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from pipegen.errors import PluginFailed
+from pipegen.plugins.plugin import Plugin
+from pipegen.stages.watch import Halt, Watch
+
+
+class Fed(NamedTuple):
+    state: int
+    kept: int | None
+
+
+def watch(answer: Any) -> Watch:
+    return Watch((Plugin(name="p", start=lambda: 0, feed=lambda state, text: answer),))
+
+
+@pytest.mark.parametrize("answer", [None, 0, "ab", (), (0,), (0, None, None), [0, None], {"state": 0, "kept": 1}], ids=repr)
+def test_what_is_no_state_and_number_is_said(answer: Any) -> None:
+    failed = watch(answer).feed("text")
+    assert isinstance(failed, PluginFailed)
+    assert (failed.plugin, failed.message) == ("p", f"plugin 'p': feed gave {answer!r}, not the next state and how many characters are kept")
+
+
+@pytest.mark.parametrize("kept", [-1, 5, True, 1.0, "1"])
+def test_no_more_is_kept_than_was_fed(kept: Any) -> None:
+    failed = watch((0, kept)).feed("text")
+    assert isinstance(failed, PluginFailed)
+    assert failed.message == f"plugin 'p' kept {kept!r}; feed takes None or 0 to 4 characters of the new text"
+
+
+@pytest.mark.parametrize(("answer", "halt"), [((0, None), None), ((0, 0), Halt("p", 0)), ((None, 4), Halt("p", 4)), (Fed(0, 2), Halt("p", 2))])
+def test_what_is_right_is_taken(answer: Any, halt: Halt | None) -> None:
+    assert watch(answer).feed("text") == halt
+
+
+def test_empty_text_is_not_shown_and_no_state_is_made_for_it() -> None:
+    assert Watch((Plugin(name="p", start=lambda: 1 // 0, feed=lambda state, text: (state, None)),)).feed("") is None
