@@ -26,7 +26,7 @@ from pipegen.requests import ImagePolicy
 from pipegen.slots import Slot
 
 if TYPE_CHECKING:
-    from pipegen.backends.native_processors import PictureInputs
+    from pipegen.backends.native_processors import Expansions, PictureInputs
     from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
     from pipegen.stages.image_sizes import ImageSpec
 
@@ -259,9 +259,14 @@ class Checkpoint:
                 return UnsupportedOption(words, option="max_pixels" if least else "min_pixels", hint="keep within the checkpoint's own pixel budget")
         return None
 
+    @cached_property
+    def _expansions(self) -> Expansions:
+        from pipegen.backends.native_processors import Expansions
+
+        return Expansions(self.processor, self.tokenizer, self.image_token_id)
+
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
-        from pipegen.backends.native_processors import expand
         from pipegen.stages.images import prepare
 
         if source.data is None:
@@ -272,7 +277,9 @@ class Checkpoint:
         picture = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
             return picture
-        return picture.bind(lambda image: expand(self.processor, image, self.tokenizer, self.image_token_id))
+        with self._loading:
+            expansions = self._expansions
+        return picture.bind(expansions)
 
     def picture_inputs(self, images: Sequence[PreparedImage]) -> PictureInputs:
         """What the model gets for these pictures, in order, and which ids it must see marked as theirs."""
@@ -280,6 +287,6 @@ class Checkpoint:
         from pipegen.backends.native_processors import PICTURE_MARKS, PictureInputs, native_inputs
 
         if self.image_spec.kind == "native":
-            return native_inputs(self.processor, images)
+            return native_inputs(self.processor, images, self.image_token_id)
         marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
         return PictureInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(PICTURE_MARKS, marked))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.backends.image_processors import LOADING, CannotProcess, as_picture, foreign
-from pipegen.errors import UnsupportedMultimodal
+from pipegen.errors import ContractError, UnsupportedMultimodal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from pipegen.slots import Slot
     from pipegen.tokenizer import Tokenizer
 
-__all__ = ["PICTURE_MARKS", "PictureInputs", "expand", "load_processor", "native_inputs"]
+__all__ = ["PICTURE_MARKS", "Expansions", "PictureInputs", "expand", "load_processor", "native_inputs"]
 
 PICTURE_MARKS = ("mm_token_type_ids", "token_type_ids")
 """What models call the input that is 1 where a token is a piece of a picture, and 0 elsewhere."""
+SIZES = 1024
+"""Sizes of pictures for which it is remembered what a processor writes."""
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
 _CALLING = (ImportError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
 """What calling a processor raises: where it has no rule for a picture's text, wants more than text and pictures, or does not take a picture's shape."""
@@ -148,6 +150,26 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
     return Success(dataclasses.replace(image, tokens=tokens, expansion=None if copies else written))
 
 
+class Expansions:
+    """`expand`, asked once for each size of a picture: what a processor writes hangs on the size alone, and `native_inputs` sees that it does."""
+
+    def __init__(self, processor: Any, tokenizer: Tokenizer, image_token_id: int | None) -> None:
+        self._processor, self._tokenizer, self._image_token_id = processor, tokenizer, image_token_id
+        self._known: dict[tuple[int, int], tuple[int, str | None]] = {}
+
+    def __call__(self, image: PreparedImage) -> Slot[PreparedImage]:
+        known = self._known.get((image.width, image.height))
+        if known is not None:
+            return Success(dataclasses.replace(image, tokens=known[0], expansion=known[1]))
+        return expand(self._processor, image, self._tokenizer, self._image_token_id).map(self._remembered)
+
+    def _remembered(self, image: PreparedImage) -> PreparedImage:
+        if len(self._known) >= SIZES:
+            self._known.clear()
+        self._known[image.width, image.height] = (image.tokens, image.expansion)
+        return image
+
+
 def _refusal(processor: Any, made: Mapping[str, Any], ids: tuple[int, ...], own: tuple[int, ...]) -> str | None:
     if ids != own:
         return "changes the text beside its pictures, or knows other tokens than the checkpoint's tokenizer"
@@ -166,9 +188,15 @@ def _with(ids: Sequence[int], marks: Sequence[int], mark: int) -> frozenset[int]
     return frozenset(number for number, own in zip(ids, marks, strict=True) if own == mark)
 
 
-def native_inputs(processor: Any, images: Sequence[PreparedImage]) -> PictureInputs:
-    """The model's inputs for these pictures, in order, as the processor makes them; resized, cut and normalised by its own rules."""
+def native_inputs(processor: Any, images: Sequence[PreparedImage], image_token_id: int | None) -> PictureInputs:
+    """The model's inputs for these pictures, in order, as the processor makes them; resized, cut and normalised by its own rules.
+
+    Raises `ContractError` where it writes more or fewer tokens of the model's own (id `image_token_id`) than the pictures were prepared with.
+    """
     made = _called(processor, images, return_tensors="pt")
     ids = made["input_ids"][0].tolist()
+    written, prepared = ids.count(image_token_id), sum(image.tokens for image in images)
+    if written != prepared:
+        raise ContractError(f"the processor writes {written} picture tokens for pictures that were prepared with {prepared}")
     marked = {name: _with(ids, made[name][0].tolist(), 1) for name in PICTURE_MARKS if name in made}
     return PictureInputs({name: value for name, value in made.items() if name not in (*_OF_TEXT, *PICTURE_MARKS)}, marked)

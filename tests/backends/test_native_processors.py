@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.native_processors import expand, native_inputs
-from pipegen.errors import UnsupportedMultimodal
+from pipegen.backends.native_processors import SIZES, Expansions, expand, native_inputs
+from pipegen.errors import ContractError, UnsupportedMultimodal
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
 from pipegen.records import ModelLoadConfig, PreparedImage
@@ -62,6 +63,40 @@ def test_copies_of_the_placeholder_need_no_expansion(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Framing, "written", MARK * 5)
     made = expand(Framing(), IMAGE, TOKENIZER, MARK_ID).unwrap()
     assert (made.tokens, made.expansion) == (5, None)
+
+
+def test_a_processor_is_asked_once_for_each_size_of_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plain = list[tuple[int, int]](), Framing.__call__
+
+    def call(self: Any, text: Any, images: Any, **more: Any) -> Any:
+        asked.append(images[0].size)
+        return plain(self, text, images, **more)
+
+    monkeypatch.setattr(Framing, "__call__", call)
+    expansions, sized = Expansions(Framing(), TOKENIZER, MARK_ID), [dataclasses.replace(IMAGE, width=width, rgb=bytes(width * 32 * 3)) for width in (48, 32)]
+    for image in [*sized, *sized]:
+        assert expansions(dataclasses.replace(image, digest="another")).unwrap() == dataclasses.replace(
+            expand(Framing(), image, TOKENIZER, MARK_ID).unwrap(), digest="another"
+        )
+    assert asked == [(48, 32), (48, 32), (32, 32), (32, 32), (48, 32), (32, 32)], "once for each size, beside the four of this test"
+    for width in range(1, SIZES + 10):
+        expansions(dataclasses.replace(IMAGE, width=width, height=1, rgb=bytes(width * 3)))
+    assert len(expansions._known) <= SIZES
+
+
+def test_a_refusal_is_no_answer_to_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    expansions = Expansions(Framing(), TOKENIZER, MARK_ID)
+    with monkeypatch.context() as patch:
+        patch.setattr(Framing, "beside", "!")
+        assert isinstance(expansions(IMAGE).failure(), UnsupportedMultimodal)
+    assert expansions(IMAGE).unwrap().tokens == 3
+
+
+def test_a_processor_that_writes_something_else_the_second_time_is_a_broken_contract(gemma: Path) -> None:
+    checkpoint = Checkpoint(ModelLoadConfig(model=str(gemma)))
+    image = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).unwrap()
+    with pytest.raises(ContractError, match="writes 8 picture tokens for pictures that were prepared with 7"):
+        checkpoint.picture_inputs([image, dataclasses.replace(image, tokens=3)])
 
 
 @pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, ImportError])
@@ -160,7 +195,7 @@ def test_the_places_are_the_processors_and_the_features_the_models(gemma: Path) 
     image = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).unwrap()
     assert (image.width, image.height, image.grid, image.tokens) == (48, 32, None, 4)
     assert image.expansion == "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
-    tensors, marked = native_inputs(checkpoint.processor, [image, image])
+    tensors, marked = native_inputs(checkpoint.processor, [image, image], checkpoint.image_token_id)
     assert tuple(tensors["pixel_values"].shape) == (2, 3, 32, 32)
     assert dict(marked) == {"token_type_ids": frozenset({checkpoint.image_token_id})}
 
