@@ -84,15 +84,12 @@ def admit(requests: Iterable[Request], options: GenerationOptions | None = None,
 def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
     given = Success(request) if isinstance(request, GenerationRequest) else request
     made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
-
-    def with_options(valid: GenerationRequest) -> Slot[GenerationRequest]:
-        try:
-            return Success(altered(valid, options=_merged(valid.options, options)))
-        except InvalidField as refusal:
-            return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
-
-    admitted: Slot[GenerationRequest] = made if options is None else made.bind(with_options)
-    return admitted
+    if options is None or not is_ok(made):
+        return made
+    try:
+        return Success(altered(made.unwrap(), options=_merged(made.unwrap().options, options)))
+    except InvalidField as refusal:
+        return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
 
 
 _merged = functools.lru_cache(maxsize=1024)(merge)  # the requests of a run have few distinct options

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.fields import InvalidField, boolean, mapping, real, record, text, tuple_of, whole
+from pipegen.fields import InvalidField, boolean, mapping, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.options import GenerationOptions
 
@@ -36,6 +36,19 @@ def _images(value: Any) -> Any:
     return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
 
 
+_ids = tuple_of(whole(low=0))
+
+
+def _token_ids(value: Any) -> Any:
+    """As `_ids`, which says what is wrong and where: a prompt may have a hundred thousand ids, so all are looked at together first."""
+    if isinstance(value, (tuple, list)) and value and set(map(type, value)) == {int} and min(value) >= 0:
+        return tuple(value)
+    return _ids(value)
+
+
+with_schema(_token_ids, schema_of(_ids))
+
+
 @record
 class GenerationRequest:
     """What to generate from: messages, or a plain prompt, or token ids. `id` is the caller's own name for it.
@@ -46,7 +59,7 @@ class GenerationRequest:
     id: Annotated[str | None, text] = None
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
     prompt: str | None = None
-    prompt_token_ids: Annotated[tuple[int, ...] | None, tuple_of(whole(low=0))] = None
+    prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
 

@@ -25,7 +25,7 @@ from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, Encoded, GenerationResult, Job, PreparedImage, Raw
+from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Raw
 from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
@@ -60,29 +60,24 @@ def route(engine: Engine) -> Route:
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 
-    def decoded(raw: Raw) -> Slot[Decoded]:
-        return decode(raw, engine.tokenizer, engine.eos_token_ids)
+    def finished(raw: Raw) -> Slot[GenerationResult]:
+        text = decode(raw, engine.tokenizer, engine.eos_token_ids)
+        cut = stop(text.unwrap(), engine.tokenizer, engine.plugins) if is_ok(text) else text
+        return trim(cut.unwrap(), engine.name, engine.plugins) if is_ok(cut) else Failure(cut.failure())
 
-    def stopped(text: Decoded) -> Slot[Decoded]:
-        return stop(text, engine.tokenizer, engine.plugins)
-
-    def trimmed(text: Decoded) -> Slot[GenerationResult]:
-        return trim(text, engine.name, engine.plugins)
-
-    whole = samples(_prepare(engine) >> each("fit", fitted) >> call(engine) >> each("decode", decoded) >> each("stop", stopped) >> each("trim", trimmed))
+    # Row by row: what lies between two of these stages is gone before the next row is looked at, and there may be a hundred thousand rows.
+    whole = samples(_prepare(engine) >> each("fit", fitted) >> call(engine) >> each("decode, stop, trim", finished))
     return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=engine)
 
 
 def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
     """From the request to its encoded prompt: everything that needs no room in the model's context yet."""
 
-    def supported(job: Job) -> Slot[Job]:
-        return check_support(job, engine.capabilities, engine.plugins)
+    def supported(request: GenerationRequest) -> Slot[Job]:
+        job = _resolve(request, engine)
+        return check_support(job.unwrap(), engine.capabilities, engine.plugins) if is_ok(job) else job
 
-    def resolved(request: GenerationRequest) -> Slot[Job]:
-        return _resolve(request, engine)
-
-    return each("resolve", resolved) >> each("support", supported) >> _encode_once(engine)
+    return each("resolve, support", supported) >> _encode_once(engine)
 
 
 def count_tokens(of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Slot[int]:
@@ -121,9 +116,10 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
         places = iter(same)
 
         def encoded(job: Job) -> Slot[Encoded]:
-            return prompts[next(places)].map(lambda prompt: Encoded(request=job.request, options=job.options, prompt=prompt))
+            prompt = prompts[next(places)]
+            return Success(Encoded(request=job.request, options=job.options, prompt=prompt.unwrap())) if is_ok(prompt) else Failure(prompt.failure())
 
-        return tuple(slot.bind(encoded) for slot in batch)
+        return tuple([encoded(slot.unwrap()) if is_ok(slot) else slot for slot in batch])
         yield  # a generator without effects
 
     return Pipe("encode", steps)

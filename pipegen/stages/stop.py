@@ -157,8 +157,10 @@ def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ())
     A row that ended by an id, by its length, or because the engine gave up has a stop string as its finish if one completes in its text.
     What came after the ending token is dropped; `raw_text` still ends with that token. Fails with `PluginFailed`.
     """
-    text_ends, raw_ends = (*decoded.text_ends, len(decoded.text)), (*decoded.raw_ends, len(decoded.raw_text))
     plan = plan_stops(decoded.raw.encoded.options, tokenizer)
+    if not plan.text and not plan.raw and not plugins:
+        return Success(decoded)
+    text_ends, raw_ends = (*decoded.text_ends, len(decoded.text)), (*decoded.raw_ends, len(decoded.raw_text))
     ending = _stop_string(decoded, plan, text_ends, raw_ends) if plan.text or plan.raw else None
     watched = _watch(decoded, plugins, text_ends, len(text_ends) if ending is None else ending.token)
     if isinstance(watched, PluginFailed):

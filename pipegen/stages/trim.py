@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from returns.result import Failure, Success
 
 from pipegen.errors import PluginFailed
+from pipegen.options import GenerationOptions
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Decoded, GenerationResult
-from pipegen.slots import Slot
+from pipegen.slots import Slot, is_ok
 from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
 
-__all__ = ["Stripper", "strip", "trim"]
+__all__ = ["Stripper", "strip", "trim", "trimmed"]
 
 
 def strip(text: str, strip_whitespace: bool | None) -> str:
@@ -50,25 +51,33 @@ class Stripper:
         return ""
 
 
-def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
-    """The finished result. A plugin whose trim raises one of `PLUGIN_ERRORS`, or gives back something other than text, makes `PluginFailed`."""
-    raw, encoded = decoded.raw, decoded.raw.encoded
-    prompt, options = encoded.prompt, encoded.options
-    text = strip(decoded.text, options.decode is not None and options.decode.strip_whitespace)
+def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
+    """The text of the result. A plugin whose trim raises one of `PLUGIN_ERRORS`, or gives back something other than text, makes `PluginFailed`."""
+    text = strip(text, options.decode is not None and options.decode.strip_whitespace)
     for plugin in plugins:
         if plugin.trim is None:
             continue
         try:
-            trimmed = plugin.trim(text)
+            told = plugin.trim(text)
         except PLUGIN_ERRORS as raised:
             return Failure(plugin_failed(plugin, raised))
-        if not isinstance(trimmed, str):
-            return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(trimmed).__name__}; trim takes and gives back text", plugin=plugin.name))
-        text = trimmed
+        if not isinstance(told, str):
+            return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
+        text = told
+    return Success(text)
+
+
+def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
+    """The finished result. Fails as `trimmed` does."""
+    raw, encoded = decoded.raw, decoded.raw.encoded
+    prompt, options = encoded.prompt, encoded.options
+    text = trimmed(decoded.text, options, plugins)
+    if not is_ok(text):
+        return Failure(text.failure())
     return Success(
         GenerationResult(
             id=encoded.request.id,
-            text=text,
+            text=text.unwrap(),
             raw_text=decoded.raw_text,
             prompt_text=prompt.text,
             prompt_token_ids=prompt.token_ids,

@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
@@ -50,11 +50,11 @@ class ChatEngine(Served[Job, Said]):
     def events(self, position: int, brought: Made) -> TextMade:
         return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
 
-    async def row(self, asked: Job, deadline: float | None) -> Slot[Said]:
+    def row(self, asked: Job, deadline: float | None) -> Awaitable[Slot[Said]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
-            return await self.followed(asked, deadline, None)
-        return await self.sender.whole(self.make(asked, stream=False), functools.partial(self.answer, asked), deadline)
+            return self.followed(asked, deadline, None)
+        return self.sender.whole(_Whole(self, asked), deadline)
 
     async def followed(self, asked: Job, deadline: float | None, tell: Callable[[Made], None] | None) -> Slot[Said]:
         row = ChatRow(asked, self.plugins)
@@ -77,9 +77,9 @@ class ChatEngine(Served[Job, Said]):
         return bool(_stops(job)) and "stops" not in self.wire.halts(job.options)
 
     def make(self, asked: Job, *, stream: bool) -> Make:
-        return functools.partial(self._ask, asked, stream)
+        return functools.partial(self.ask, asked, stream)
 
-    def _ask(self, asked: Job, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, asked: Job, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         if asked.request.sources and _no_images(facts):
             return Failure(UnsupportedMultimodal(f"{self.name} takes no pictures: {_no_images(facts)}"))
         return messages_of(asked.request).map(
@@ -102,6 +102,19 @@ class ChatEngine(Served[Job, Said]):
         row = ChatRow(asked, self.plugins)
         row.take(completions[0])
         return row.slot()
+
+
+class _Whole(NamedTuple):
+    """A row that is asked for whole."""
+
+    engine: ChatEngine
+    job: Job
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        return self.engine.ask(self.job, False, facts, model, rid)
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Said]:
+        return self.engine.answer(self.job, completions)
 
 
 def _no_images(facts: Facts) -> str:

@@ -43,13 +43,13 @@ def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
 
 def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer in the order of their indices: as many as were asked, and all of them ended."""
-
-    def all_there(found: tuple[Completion, ...]) -> Slot[tuple[Completion, ...]]:
-        ordered = tuple(sorted(found, key=lambda completion: completion.index))
-        if [completion.index for completion in ordered] != list(range(asked)):
-            return malformed(f"the answer holds choices {[completion.index for completion in ordered]}, and {asked} were asked")
-        if any(completion.finish is None for completion in ordered):
-            return malformed("a choice of the answer has no finish_reason")
-        return Success(ordered)
-
-    return pieces(answer, read).bind(all_there)
+    found = pieces(answer, read)
+    if not is_ok(found):
+        return found
+    ordered = tuple(sorted(found.unwrap(), key=lambda completion: completion.index))
+    indices = [completion.index for completion in ordered]
+    if indices != list(range(asked)):
+        return malformed(f"the answer holds choices {indices}, and {asked} were asked")
+    if None in [completion.finish for completion in ordered]:
+        return malformed("a choice of the answer has no finish_reason")
+    return Success(ordered)

@@ -12,10 +12,10 @@ from pipegen.backends.online.wire import Completion
 from pipegen.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.fields import freeze, record
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, Encoded, Finish, GenerationResult, Job, Prompt, Raw, TokenLogprob
-from pipegen.slots import Slot
+from pipegen.records import Finish, GenerationResult, Job, TokenLogprob
+from pipegen.slots import Slot, is_ok
 from pipegen.stages.scan import StopScanner
-from pipegen.stages.trim import Stripper, trim
+from pipegen.stages.trim import Stripper, trimmed
 from pipegen.stages.watch import Watch
 
 __all__ = ["ChatRow", "Made", "Said", "result_of"]
@@ -196,21 +196,25 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
     made, asked = said.usage.get("completion_tokens", len(said.token_ids)), said.job.options.max_new_tokens or 0
     clipped = said.finish is Finish.LENGTH and 0 < made < asked
     options = dataclasses.replace(said.job.options, max_new_tokens=made) if clipped else said.job.options
-    prompt = Prompt(token_ids=said.prompt_token_ids, compact_token_ids=said.prompt_token_ids)
-    raw = Raw(
-        encoded=Encoded(request=said.job.request, options=options, prompt=prompt, clipped_from=asked if clipped else None),
-        token_ids=said.token_ids,
-        logprobs=said.logprobs,
-    )
-    decoded = Decoded(raw=raw, text=said.text, raw_text=said.raw_text, text_ends=(), raw_ends=(), finish=said.finish, stop=said.stop)
-
-    def with_rest(result: GenerationResult) -> GenerationResult:
-        return dataclasses.replace(
-            result,
+    text = trimmed(said.text, options, plugins)
+    if not is_ok(text):
+        return Failure(text.failure())
+    return Success(
+        GenerationResult(
+            id=said.job.request.id,
+            text=text.unwrap(),
+            raw_text=said.raw_text,
+            prompt_token_ids=said.prompt_token_ids,
+            token_ids=said.token_ids,
+            finish=said.finish,
+            stop=said.stop,
             prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
             completion_tokens=made,
+            logprobs=said.logprobs,
+            route=route,
             reasoning=said.reasoning,
             tool_calls=said.tool_calls,
+            options=options,
+            clipped_from=asked if clipped else None,
         )
-
-    return trim(decoded, route, plugins).map(with_rest)
+    )

@@ -68,6 +68,11 @@ class Directory:
         self._lacks[lacks] = time.monotonic() + KEPT_SECONDS
         self._known = None
 
+    @property
+    def fresh(self) -> Facts | None:
+        """What is known, where nothing has to be looked up for it."""
+        return self.known if time.monotonic() < self._stale_at else None
+
     async def facts(self) -> Facts:
         """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
         if time.monotonic() >= self._stale_at:

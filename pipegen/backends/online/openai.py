@@ -21,7 +21,7 @@ from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.fields import InvalidField, freeze, nearest
 from pipegen.options import GenerationOptions
-from pipegen.slots import Slot
+from pipegen.slots import Slot, is_ok
 
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
 
@@ -109,21 +109,22 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
     stop = next((choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None), None)
     prompt = answer.get("prompt_token_ids", choice.get("prompt_token_ids"))
     ids = choice["token_ids"] if choice.get("token_ids") is not None else choice.get("response_token_ids")  # vLLM's name, and SGLang's
-    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
-    made = ids_of(ids, f"{place}.token_ids") if ids is not None else Success(None)
-    return known.bind(
-        lambda prompt_ids: made.map(
-            lambda token_ids: Completion(
-                token_ids=token_ids,
-                prompt_token_ids=prompt_ids,
-                finish=finish,
-                stop=stop if isinstance(stop, (int, str)) else None,
-                text=said.get("content"),
-                reasoning=reasoning,
-                tool_calls=tuple(freeze(call) for call in calls),
-                usage=_usage(answer),
-                index=index,
-            )
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
+    made = ids_of(ids, f"{place}.token_ids") if ids is not None else None
+    for read in (known, made):
+        if read is not None and not is_ok(read):
+            return Failure(read.failure())
+    return Success(
+        Completion(
+            token_ids=None if made is None else made.unwrap(),
+            prompt_token_ids=None if known is None else known.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            text=said.get("content"),
+            reasoning=reasoning,
+            tool_calls=tuple([freeze(call) for call in calls]),
+            usage=_usage(answer),
+            index=index,
         )
     )
 

@@ -8,7 +8,7 @@ import functools
 import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
@@ -22,12 +22,25 @@ from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply
 from pipegen.errors import GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Make", "Sender", "stream_rows"]
+__all__ = ["Asked", "Make", "Sender", "stream_rows"]
 
 A = TypeVar("A")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Make: TypeAlias = Callable[[Facts, str | None, str], Slot[Ask]]
 """The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
+
+
+class Asked(Protocol[R_co]):
+    """A row that is asked for whole."""
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        """As `Make`."""
+        ...
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[R_co]:
+        """The row's answer."""
+        ...
 
 
 class Sender:
@@ -61,24 +74,29 @@ class Sender:
         scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
         return self.wire.classify(scrubbed, ask)
 
-    async def whole(self, make: Make, read: Callable[[tuple[Completion, ...]], Slot[R]], deadline: float | None) -> Slot[R]:
-        """The completions of one row, read by `read`; sent again where that is safe."""
+    async def whole(self, row: Asked[R], deadline: float | None) -> Slot[R]:
+        """The answer of one row; sent again where that is safe.
+
+        A call keeps thousands of these waiting, and the garbage collector looks at all that each holds: so few coroutines, no closures, no timers.
+        """
         try:
-            # A call keeps thousands of these waiting, so each holds few objects for the garbage collector to look at: no closures.
-            return await self.transport.again(functools.partial(self._read_once, make, read, deadline), deadline)
+            try:
+                return await self._read_once(row, deadline)
+            except Trouble as first:
+                return await self.transport.once_more(first, functools.partial(self._read_once, row, deadline), deadline)
         except Trouble as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, make: Make, read: Callable[[tuple[Completion, ...]], Slot[R]], deadline: float | None, number: int) -> Slot[R]:
+    async def _read_once(self, row: Asked[R], deadline: float | None, number: int = 0) -> Slot[R]:
         """One attempt at a whole answer. Raises `Trouble`."""
         while True:
-            facts, ask, request = await self._asked(make)
+            facts, ask, request = await self._asked(row.ask)
             try:
                 reply = await self.transport.once(request, deadline)
             except (asyncio.CancelledError, Refused, Trouble) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                return Success(_value(read(_value(self.wire.from_wire(_value(json_of(reply.body)), ask)))))
+                return Success(_value(row.read(_value(self.wire.from_wire(_value(json_of(reply.body)), ask)))))
 
     async def pieces(
         self, make: Make, take: Callable[[Completion], bool], deadline: float | None, *, ended: Callable[[], bool] = lambda: False
@@ -134,7 +152,8 @@ class Sender:
 
     async def _asked(self, make: Make) -> tuple[Facts, Ask, WireRequest]:
         """What to send, by the way that the server is known to offer. Raises `Trouble` where there is none."""
-        facts, rid = await self.directory.facts(), uuid.uuid4().hex if self.wire.abort is not None else ""
+        facts = self.directory.fresh or await self.directory.facts()
+        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         wired = await asyncio.to_thread(self.wire.to_wire, ask, facts) if ask.images else self.wire.to_wire(ask, facts)
         return facts, ask, _value(wired)
@@ -151,13 +170,13 @@ class Sender:
             await self._abort(ask.rid)
         raise ended
 
-    async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[None]]) -> None:
-        """Do `one` for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
-        left = iter(enumerate(rows))
+    async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
+        """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
+        left, made = iter(enumerate(rows)), dict[int, R]()
 
         async def work() -> None:
             for position, row in left:
-                await one(position, row)
+                made[position] = await one(position, row)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -165,6 +184,7 @@ class Sender:
                     group.create_task(work())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
+        return [made[position] for position in range(len(rows))]
 
     def close(self) -> None:
         """Close all connections, and forget nothing that was found out."""

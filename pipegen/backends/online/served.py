@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.online.access import Access
@@ -54,7 +54,7 @@ class Served(ABC, Generic[A, R]):
         """The row's answer, from the completions of a whole reply."""
 
     @abstractmethod
-    async def row(self, asked: A, deadline: float | None) -> Slot[R]:
+    def row(self, asked: A, deadline: float | None) -> Awaitable[Slot[R]]:
         """One row, asked and answered."""
 
     @abstractmethod
@@ -137,13 +137,8 @@ class Served(ABC, Generic[A, R]):
 
     async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """As `generate`, on the caller's own loop."""
-        deadline, slots = self.sender.deadline(), dict[int, Slot[R]]()
-
-        async def one(position: int, asked: A) -> None:
-            slots[position] = await self.row(asked, deadline)
-
-        await self.sender.each(inputs, one)
-        return [slots[position] for position in range(len(inputs))]
+        deadline = self.sender.deadline()
+        return await self.sender.each(inputs, lambda _, asked: self.row(asked, deadline))
 
     async def astream(self, inputs: Sequence[A]) -> AsyncGenerator[Any, None]:
         """As `stream`, on the caller's own loop."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
@@ -64,14 +65,14 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
         return TokensMade(row=position, token_ids=brought)
 
-    async def row(self, asked: Encoded, deadline: float | None) -> Slot[Raw]:
+    def row(self, asked: Encoded, deadline: float | None) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
-            return await self.followed(asked, deadline, None)
+            return self.followed(asked, deadline, None)
+        return self._pictured(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
+
+    async def _pictured(self, asked: Encoded, deadline: float | None) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
-        if not is_ok(ready):
-            return Failure(ready.failure())
-        encoded, features = ready.unwrap()
-        return await self.sender.whole(self.make(encoded, stream=False, features=features), functools.partial(self.answer, encoded), deadline)
+        return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
 
     async def followed(self, asked: Encoded, deadline: float | None, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
@@ -92,16 +93,16 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
 
     async def _ready(self, asked: Encoded, deadline: float | None) -> Slot[tuple[Encoded, Any]]:
         """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
-        checked = self._checked(asked, await self.sender.directory.facts())
+        checked = self.checked(asked, await self.sender.directory.facts())
         resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
-        made = await self.sender.whole(self.make(asked, stream=False), lambda found: Success(found[0].features), deadline)
+        made = await self.sender.whole(_Resized(self, asked), deadline)
         if not is_ok(made) and "render" in self.sender.directory.known.lacks:
             return Failure(resized)
         return made.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
 
-    def _checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
+    def checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
         """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
         prompt = encoded.prompt
         refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
@@ -131,9 +132,9 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in halts))
 
     def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
-        return functools.partial(self._ask, asked, stream, features)
+        return functools.partial(self.ask, asked, stream, features)
 
-    def _ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         prompt, ends = asked.prompt, self._ends(asked.options, facts)
         return Success(
             Ask(
@@ -157,6 +158,32 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         if len(completions) != 1:
             return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
         return raw_of(asked, completions[0], self.tokenizer.vocab_size, self.name)
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A row that is asked for whole."""
+
+    engine: ServerEngine
+    encoded: Encoded
+    features: Any = None
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        checked = self.engine.checked(self.encoded, facts)
+        if not is_ok(checked):
+            return Failure(checked.failure())
+        self.encoded = checked.unwrap()
+        return self.engine.ask(self.encoded, False, self.features, facts, model, rid)
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
+        return self.engine.answer(self.encoded, completions)
+
+
+class _Resized(_Whole):
+    """What the server makes of a row's pictures."""
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
+        return Success(completions[0].features)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.client import Broken, Client
+from pipegen.backends.online.deadlines import Deadlines, Late
 from pipegen.backends.online.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.online.gate import Gate
 from pipegen.backends.online.loops import PerLoop
@@ -47,23 +47,35 @@ class Refused(Exception):
         self.reply = reply
 
 
+class _OnLoop(NamedTuple):
+    """What belongs to one event loop."""
+
+    client: Client
+    gate: Gate
+    deadlines: Deadlines
+
+
 class Transport:
     """The way to one server. `timeout` is in seconds, for one attempt at one request, and in a stream for the wait for its next piece."""
 
     def __init__(self, access: Access, *, timeout: float, max_in_flight: int, retries: int) -> None:
         self.access, self.timeout, self.retries = access, timeout, retries
         self.max_in_flight = max_in_flight
-        self._held = PerLoop(lambda: (Client(max_in_flight + 8, access.headers()), Gate(max_in_flight)), _put_away)
+        self._held = PerLoop(lambda: _OnLoop(Client(max_in_flight + 8, access.headers()), Gate(max_in_flight), Deadlines()), _put_away)
 
     async def once(self, request: WireRequest, deadline: float | None = None) -> WireReply:
         """One attempt. Raises `Refused` for another status than 200, and `Trouble`."""
         body = _encoded(request)
-        client, gate, sent_at = await self._entered(deadline)
+        client, gate, deadlines = self._held.last() or await self._held.get()
+        sent_at = gate.try_enter()
+        if sent_at is None:
+            sent_at = await self._entered(gate, deadline)
+        ends = self._ends(sent_at, deadline)
         try:
-            async with self._limited(deadline):
+            with deadlines.by(ends):
                 reply = await client.ask(request.method, self.access.url(request.path), body)
-        except Broken as broken:
-            raise Trouble(unreachable(self.access.root, self.access.scrub(str(broken))), again=True) from broken
+        except (Broken, Late) as ended:
+            raise self._trouble(ended, spent=ends == deadline) from ended
         finally:
             gate.leave()
         self._note(gate, reply, sent_at)
@@ -74,10 +86,12 @@ class Transport:
     async def events(self, request: WireRequest, deadline: float | None = None) -> AsyncGenerator[bytes, None]:
         """One attempt at a stream: the data of its events. Leaving early closes the connection. Raises as `once` does."""
         events, body = Events(), _encoded(request)
-        client, gate, sent_at = await self._entered(deadline)
+        client, gate, deadlines = self._held.last() or await self._held.get()
+        sent_at = await self._entered(gate, deadline)
+        ends, now = self._ends(sent_at, deadline), asyncio.get_running_loop().time
         try:
             async with contextlib.AsyncExitStack() as stack:
-                async with self._limited(deadline):
+                with deadlines.by(ends):
                     opened = await stack.enter_async_context(client.open(request.method, self.access.url(request.path), body))
                     refusal = await opened.body() if opened.status != 200 else b""
                 reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
@@ -87,14 +101,15 @@ class Transport:
                 pieces = opened.pieces()
                 async with contextlib.aclosing(pieces):
                     while not events.done:
-                        async with self._limited(deadline):
+                        ends = self._ends(now(), deadline)
+                        with deadlines.by(ends):
                             piece = await anext(pieces, None)
                         if piece is None:
                             break
                         for data in events.feed(piece):
                             yield data
-        except Broken as broken:
-            raise Trouble(unreachable(self.access.root, self.access.scrub(str(broken))), again=True) from broken
+        except (Broken, Late) as ended:
+            raise self._trouble(ended, spent=ends == deadline) from ended
         except ValueError as refusal:
             raise Trouble(MalformedResponse(f"{self.access.root} streams {refusal}"), again=False) from refusal
         finally:
@@ -103,16 +118,17 @@ class Transport:
             raise Trouble(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
 
     async def again(self, attempt: Callable[[int], Awaitable[T]], deadline: float | None = None) -> T:
-        """Call `attempt` (with its number, counted from 0) until it raises no `Trouble`, or none that allows another attempt; then that is raised.
-
-        A first attempt that works costs nothing more than itself.
-        """
+        """Call `attempt` (with its number, counted from 0) until it raises no `Trouble`, or none that allows another attempt; then that is raised."""
         try:
             return await attempt(0)
         except Trouble as trouble:
-            if not trouble.again or not self.retries:
-                raise
-            first: Trouble | None = trouble
+            return await self.once_more(trouble, attempt, deadline)
+
+    async def once_more(self, trouble: Trouble, attempt: Callable[[int], Awaitable[T]], deadline: float | None = None) -> T:
+        """As `again`, for a first attempt that has ended in `trouble`; so one that works costs nothing more than itself."""
+        if not trouble.again or not self.retries:
+            raise trouble
+        first: Trouble | None = trouble
         import tenacity
 
         def wait(state: tenacity.RetryCallState) -> float:
@@ -137,22 +153,29 @@ class Transport:
 
     async def abort(self, request: WireRequest) -> None:
         """Tell the server to end a request; what it answers makes no difference, since the request is given up anyway."""
-        client, _ = await self._held.get()
+        client = (await self._held.get()).client
         with contextlib.suppress(Broken, TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
                 await client.ask(request.method, self.access.url(request.path), _encoded(request))
 
-    async def _entered(self, deadline: float | None) -> tuple[Client, Gate, float]:
-        """Wait for room at the gate, within the batch's time."""
-        client, gate = self._held.last() or await self._held.get()
-        entered = gate.try_enter()
-        if entered is not None:
-            return client, gate, entered
+    async def _entered(self, gate: Gate, deadline: float | None) -> float:
+        """Wait for room at the gate, within the batch's time; gives the loop's time at which there was some."""
         try:
             async with asyncio.timeout_at(deadline):
-                return client, gate, await gate.enter()
+                return await gate.enter()
         except TimeoutError as late:
             raise Trouble(self._spent(), again=False) from late
+
+    def _ends(self, now: float, deadline: float | None) -> float:
+        """The time for one attempt, or for what is left of the batch's."""
+        ends = now + self.timeout
+        return ends if deadline is None or ends < deadline else deadline
+
+    def _trouble(self, ended: Broken | Late, *, spent: bool) -> Trouble:
+        """What ended an attempt; where its time was all that was left of the batch's, it was the last."""
+        if isinstance(ended, Broken):
+            return Trouble(unreachable(self.access.root, self.access.scrub(str(ended))), again=True)
+        return Trouble(self._spent() if spent else Timeout(f"{self.access.root}: no answer within {self.timeout:g} s"), again=not spent)
 
     def _spent(self) -> Timeout:
         return Timeout(f"{self.access.root}: the time for the batch was spent")
@@ -160,10 +183,6 @@ class Transport:
     def close(self) -> None:
         """Close all connections; they are opened again when they are needed again."""
         self._held.close()
-
-    def _limited(self, deadline: float | None) -> _Limited:
-        """The time for one attempt, or for what is left of the batch's; running out of it is `Trouble`."""
-        return _Limited(self, deadline)
 
     @staticmethod
     def _note(gate: Gate, reply: WireReply, sent_at: float) -> None:
@@ -173,30 +192,9 @@ class Transport:
             gate.widen()
 
 
-class _Limited:
-    """See `Transport._limited`."""
-
-    __slots__ = ("_spends_all", "_timeout", "_transport")
-
-    def __init__(self, transport: Transport, deadline: float | None) -> None:
-        ends = asyncio.get_running_loop().time() + transport.timeout
-        self._spends_all = deadline is not None and ends >= deadline
-        self._transport, self._timeout = transport, asyncio.timeout_at(deadline if self._spends_all else ends)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            transport = self._transport
-            spent = transport._spent() if self._spends_all else Timeout(f"{transport.access.root}: no answer within {transport.timeout:g} s")
-            raise Trouble(spent, again=not self._spends_all) from late
-
-
-async def _put_away(held: tuple[Client, Gate]) -> None:
-    await held[0].close()
+async def _put_away(held: _OnLoop) -> None:
+    held.deadlines.close()
+    await held.client.close()
 
 
 def _encoded(request: WireRequest) -> bytes | None:
