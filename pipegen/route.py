@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 from returns.result import Failure, Success
 
@@ -119,7 +119,7 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
             prompt = prompts[next(places)]
             return Success(Encoded(request=job.request, options=job.options, prompt=prompt.unwrap())) if is_ok(prompt) else Failure(prompt.failure())
 
-        return tuple([encoded(slot.unwrap()) if is_ok(slot) else slot for slot in batch])
+        return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
         yield  # a generator without effects
 
     return Pipe("encode", steps)

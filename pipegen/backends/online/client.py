@@ -22,11 +22,6 @@ class Broken(Exception):
     """The connection could not be made, or broke before the answer was whole; the words name no key and no query."""
 
 
-def _data(body: bytes | None) -> Any:
-    """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
-    return io.BytesIO(body) if body is not None and len(body) > LARGE else body
-
-
 class Opened:
     """An answer whose body is still coming."""
 
@@ -80,7 +75,9 @@ class Client:
 
     def __init__(self, limit: int, headers: Mapping[str, str]) -> None:
         import aiohttp
+        from aiohttp.payload import BytesPayload
 
+        self._payload = BytesPayload
         # No redirects, cookies or compression: nothing carries the key elsewhere, and an answer is no larger than it says.
         connector = aiohttp.TCPConnector(limit=limit, ttl_dns_cache=300, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -92,7 +89,7 @@ class Client:
     async def open(self, method: str, url: str, body: bytes | None) -> AsyncIterator[Opened]:
         """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
         with _translated():
-            response = await self._session.request(method, url, data=_data(body), allow_redirects=False)
+            response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
         try:
             yield Opened(response)
         finally:
@@ -104,12 +101,18 @@ class Client:
     async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
         """Send a request and read its whole answer. Raises `Broken`."""
         with _translated():
-            response = await self._session.request(method, url, data=_data(body), allow_redirects=False)
+            response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
             try:
                 return WireReply(status=response.status, headers=response.headers, body=await _whole(response))
             finally:
                 if not response.content.at_eof():
                     response.close()  # a connection whose body was not read to its end is of no use
+
+    def _data(self, body: bytes | None) -> Any:
+        """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
+        if body is None or len(body) > LARGE:
+            return body and io.BytesIO(body)
+        return self._payload(body)
 
     async def close(self) -> None:
         """Close all connections."""

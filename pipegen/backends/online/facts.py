@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from pipegen.backends.online.loops import PerLoop
 from pipegen.backends.online.reading import json_of
@@ -13,9 +13,7 @@ from pipegen.backends.online.transport import Refused, Transport, Trouble
 from pipegen.backends.online.wire import Facts, WireRequest
 from pipegen.slots import is_ok
 
-__all__ = ["Directory", "PerFacts", "models_of"]
-
-T = TypeVar("T")
+__all__ = ["Directory", "models_of"]
 
 KEPT_SECONDS = 300.0
 """How long what was found out about a server is taken for true."""
@@ -99,26 +97,6 @@ class Directory:
 
     def close(self) -> None:
         self._turns.close()
-
-
-class PerFacts(Generic[T]):
-    """What follows from a server's facts, worked out once for as long as they are the same object: a call asks for it with every row.
-
-    >>> lengths = PerFacts(lambda facts: sorted(facts.models))
-    >>> facts = Facts(models={"b": None, "a": 256})
-    >>> lengths(facts), lengths(facts) is lengths(facts)
-    (['a', 'b'], True)
-    """
-
-    def __init__(self, work: Callable[[Facts], T]) -> None:
-        self._work = work
-        self._held: tuple[Facts, T] | None = None  # replaced as one, since calls of several threads meet here
-
-    def __call__(self, facts: Facts) -> T:
-        held = self._held
-        if held is None or held[0] is not facts:
-            self._held = held = facts, self._work(facts)
-        return held[1]
 
 
 async def _nothing(_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import queue
 import threading
 import weakref
@@ -43,12 +44,23 @@ class _Work(Generic[T]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed: so synchronous calls work where a loop is running already, too."""
+    """An event loop in a thread of its own, started when it is first needed: so synchronous calls work where a loop is running already, too.
+
+    A process that was forked has the loop and not the thread; it starts its own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], object] | None = None
+        self._stop: weakref.finalize[[asyncio.AbstractEventLoop, threading.Thread], LoopThread] | None = None
+        _threads.add(self)
+
+    def forked(self) -> None:
+        """Leave the loop to the process that was forked. It is kept: its connections, were they closed here, would go deaf there."""
+        if self._stop is not None and self._loop is not None:
+            self._stop.detach()
+            _left.append(self._loop)
+        self._lock, self._loop, self._stop = threading.Lock(), None, None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -93,6 +105,20 @@ class LoopThread:
             self._loop, stop, self._stop = None, self._stop, None
         if stop is not None:
             stop()
+
+
+_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+_left: list[asyncio.AbstractEventLoop] = []
+"""The loops of the processes that this one was forked from."""
+
+
+def _forked() -> None:
+    for thread in list(_threads):
+        thread.forked()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

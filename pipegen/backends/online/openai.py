@@ -67,7 +67,7 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
             "return_token_ids": True if dialect == "vllm" else None,
         }
         if options.logprobs:
-            more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(ask) if dialect == "vllm" else options.top_logprobs) or 0}
+            more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(options) if dialect == "vllm" else options.top_logprobs) or 0}
             more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
         if dialect == "sglang" and ask.rid:
             more["rid"] = ask.rid

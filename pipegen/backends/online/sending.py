@@ -14,8 +14,9 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
-from pipegen.backends.online.facts import Directory, PerFacts
+from pipegen.backends.online.facts import Directory
 from pipegen.backends.online.reading import json_of, malformed
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Transport, Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
@@ -50,7 +51,7 @@ class Sender:
         self.wire, self.access, self.settings, self._model = wire, access, settings, model
         self.transport = Transport(access, timeout=settings.timeout, max_in_flight=settings.max_in_flight, retries=settings.retries)
         self.directory = Directory(self.transport, wire.about)
-        self.model = PerFacts(self._model_by)
+        self.model = Remembered(self._model_by)
 
     def deadline(self) -> float | None:
         """The running loop's time at which a call that begins now has spent its budget."""

@@ -9,9 +9,9 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.errors import AGAIN
-from pipegen.backends.online.facts import PerFacts
 from pipegen.backends.online.loops import LoopThread
 from pipegen.backends.online.reading import json_of
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.sending import Make, Sender, stream_rows
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Trouble
@@ -39,8 +39,8 @@ class Served(ABC, Generic[A, R]):
         self.sender = Sender(wire, access, settings, model)
         self.plugins: tuple[Plugin, ...] = ()
         self._loop = LoopThread()
-        self.limit_of = PerFacts(self._limit_by)
-        self.capable = PerFacts(self._capable_by)
+        self.limit_of = Remembered(self._limit_by)
+        self.capable = Remembered(self._capable_by)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"

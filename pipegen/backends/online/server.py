@@ -15,6 +15,7 @@ from pipegen.backends.light_model import LightModel, OnModel
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.pictures import places
 from pipegen.backends.online.reading import refused_ids
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.rows import Row, raw_of, touches
 from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
@@ -48,7 +49,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
         self._checkpoint: LightModel = checkpoint
-        self._last: tuple[GenerationOptions, Facts, _Ends] | None = None
+        self._ends = Remembered(self._ends_of)
 
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.no_images_because
@@ -116,14 +117,8 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
         return any(plugin.feed is not None for plugin in self.plugins) or self._ends(options, self.sender.directory.known).followed
 
-    def _ends(self, options: GenerationOptions, facts: Facts) -> _Ends:
-        """How rows with these options end, as the last row's did where nothing is new: the rows of a batch mostly share their options."""
-        last = self._last
-        if last is None or last[0] is not options or last[1] is not facts:
-            self._last = last = options, facts, self._ends_of(options, facts)
-        return last[2]
-
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
+        """How rows with these options end."""
         plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)

@@ -16,6 +16,7 @@ from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_in, logprobs_of
 from pipegen.backends.online.pictures import data_url
 from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.vllm_render import read_features, render_request, renders_none, unkept
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
@@ -32,14 +33,18 @@ MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
 
 
-def sampling_params(ask: Ask) -> dict[str, Any]:
+def sampling_params(ask: Ask) -> Mapping[str, Any]:
     """vLLM's `SamplingParams` for these options, everything said; `None` is not sent.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
     """
-    options, asked = ask.options, logprobs_asked(ask)
+    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
+
+
+@Remembered
+def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
-        "n": ask.n,
+        "n": n,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "top_k": options.top_k,
@@ -50,26 +55,26 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
         "seed": options.seed,
         "max_tokens": options.max_new_tokens,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
-        "min_tokens": options.min_new_tokens if ask.ending_ids or ask.stops else 0,
-        "stop": list(ask.stops),
-        "stop_token_ids": list(ask.ending_ids),
+        "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
+        "stop": list(stops),
+        "stop_token_ids": list(ending_ids),
         "ignore_eos": True,
-        "logprobs": asked,
+        "logprobs": logprobs_asked(options),
         "include_stop_str_in_output": True,
         "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
         "spaces_between_special_tokens": False,
-        "detokenize": bool(ask.stops),
+        "detokenize": bool(stops),
         "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
     }
     return {name: value for name, value in said.items() if value is not None}
 
 
-def logprobs_asked(ask: Ask) -> int | None:
+def logprobs_asked(options: GenerationOptions) -> int | None:
     """How many logprobs to ask for: the server counts the drawn token among them, so one more where that need not be the likeliest."""
-    if not ask.options.logprobs:
+    if not options.logprobs:
         return None
-    top = ask.options.top_logprobs or 0
-    return top + 1 if top and ask.options.temperature else top
+    top = options.top_logprobs or 0
+    return top + 1 if top and options.temperature else top
 
 
 def unsupported(ask: Ask) -> UnsupportedOption | None:
@@ -81,7 +86,7 @@ def unsupported(ask: Ask) -> UnsupportedOption | None:
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
     if options.temperature and options.temperature > MOST_TEMPERATURE:
         return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
-    if (logprobs_asked(ask) or 0) > MOST_LOGPROBS:
+    if (logprobs_asked(options) or 0) > MOST_LOGPROBS:
         words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
         return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
     if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
@@ -113,8 +118,8 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
         words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
     said = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
-    params = sampling_params(ask) | ({"logprobs": ask.options.top_logprobs or 0} if ask.options.logprobs else {})
-    params.pop("detokenize")
+    params = {**sampling_params(ask), **({"logprobs": ask.options.top_logprobs or 0} if ask.options.logprobs else {})}
+    del params["detokenize"]
     return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
 
 

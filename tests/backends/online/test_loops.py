@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
 
 from pipegen.backends.online.loops import PerLoop
 
@@ -57,3 +63,29 @@ def test_two_loops_at_once_have_a_value_each() -> None:
         assert kept.last() is None and await kept.get() is mine
 
     asyncio.run(outer())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_route_works_in_a_process_that_was_forked_and_goes_on_working_in_the_other() -> None:
+    program = """
+        import os, signal
+        import pipegen as pg
+        from pipegen.testing.faulty import FaultyServer
+
+        def answers(count):
+            return [slot.unwrap().text for slot in pg.run(route, [{"prompt": f"request {number}"} for number in range(count)])]
+
+        with FaultyServer(share=0.0) as server, pg.backends.openai_server("toy", base_url=server.url, timeout=20.0) as route:
+            before = answers(8)
+            child = os.fork()
+            if not child:
+                signal.alarm(60)  # it must not be left behind
+                same = answers(8) == before
+                route.engine.close()
+                os._exit(0 if same else 1)
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), answers(8) == before)
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "True"], done.stderr
