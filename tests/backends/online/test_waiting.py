@@ -18,6 +18,7 @@ pytest.importorskip("tenacity")
 
 COUNT = 200
 
+
 def by_ids(url: str) -> pg.Route:
     from pipegen.backends.online.server import ServerEngine
     from pipegen.backends.online.settings import ServerSettings
@@ -53,6 +54,7 @@ def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callabl
 
         monkeypatch.setattr(Client, "ask", ask)
         monkeypatch.setattr("pipegen.backends.online.facts.Directory._look_up", facts_known)
+
         def counted(when: float, *more: Any, **named: Any) -> asyncio.TimerHandle:
             timers.append(when)
             return call_at(when, *more, **named)
