@@ -193,13 +193,16 @@ PEERS = {
     "outlines": ("outlines==1.3.3",),
     "lm-eval": ("lm-eval==0.4.13",),
     "ms-swift": ("ms-swift==4.6.0",),
-    "clients": ("aiohttp", "httpx", "niquests", "openai[aiohttp]", "orjson", "pyqwest", "pyreqwest", "renderers==0.1.12", "tenacity"),
+    "online": (f"{ROOT}[online]", "httpx", "niquests", "openai[aiohttp]", "pyqwest", "pyreqwest", "renderers==0.1.12"),
 }
 BENCH_PEERS = ROOT / ".nox" / "bench-peers"
 
 
 def install_peer(session: nox.Session, name: str) -> None:
-    """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there."""
+    """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there.
+
+    That of the servers' clients stands by itself: `pipegen[online]` brings no torch, whose objects the garbage collector would go through for it.
+    """
     folder = BENCH_PEERS / name
     python = folder / "bin" / "python"
     if python.exists():
@@ -207,7 +210,8 @@ def install_peer(session: nox.Session, name: str) -> None:
     run(session, "python", "-m", "venv", str(folder))
     (shared_packages,) = ENGINE.glob("lib/*/site-packages")
     (packages,) = folder.glob("lib/*/site-packages")
-    (packages / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+    if name != "online":
+        (packages / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
 
     pinned = folder / "constraints.txt"  # the engine's packages stay as they are; the peer's own are left to it
     kept = [line for line in (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines() if line.startswith(("torch==", "transformers=="))]
@@ -228,7 +232,7 @@ def bench(session: nox.Session) -> None:
     """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour."""
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    for name in PEERS if set(chosen) - {"servers"} else ("clients",):
+    for name in PEERS if set(chosen) - {"servers"} else ("online",):
         install_peer(session, name)
     for name in chosen:
         arguments: tuple[str, ...] = ()

@@ -201,7 +201,7 @@ def routes(name: str, url: str, in_flight: int) -> Any:
     import pipegen as pg
 
     backends: Any = pg.backends
-    if name == "pipegen.vllm_server, token ids":
+    if name.startswith("pipegen.vllm_server, token ids"):
         route = backends.vllm_server("embedded", base_url=url, served_model_name="stub", max_in_flight=in_flight)
         return pg, route, [{"prompt_token_ids": IDS}]
     if name == "pipegen.vllm_server, messages":

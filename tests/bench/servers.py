@@ -24,6 +24,8 @@ FLOOR = "bare aiohttp"
 OURS = ("pipegen's transport", "pipegen.vllm_server, token ids", "pipegen.vllm_server, messages", "pipegen.openai_server")
 CLIENTS = ("httpx, no limits", "niquests", "pyreqwest", "pyqwest")
 """For the page's table alone, so asked once at each level."""
+BESIDE_TORCH = "pipegen.vllm_server, token ids, beside torch"
+"""For the page's table too: asked in the environment of this program, which has torch; transformers imports it wherever it is."""
 PEERS = {"AsyncOpenAI": 8.0, "AsyncOpenAI, aiohttp": 5.0, "renderers.client.generate": 8.0}
 
 
@@ -37,7 +39,7 @@ def ask(worker: Worker, in_flight: int) -> dict[str, Any]:
 
 def measured(url: str) -> tuple[dict[str, dict[int, list[dict[str, Any]]]], dict[str, str]]:
     """What each client says of each level, once for each repeat."""
-    clients = dict.fromkeys((FLOOR, *OURS, *PEERS, *CLIENTS), "clients")
+    clients = {**dict.fromkeys((FLOOR, *OURS, *PEERS, *CLIENTS), "online"), BESIDE_TORCH: None}
     with at_work(clients, {"url": url}, "clients.py", f"16 {requests_at(16)}") as (workers, absent):
         said: dict[str, dict[int, list[dict[str, Any]]]] = {worker.arm: {level: [] for level in LEVELS} for worker in workers}
         for level in LEVELS:
