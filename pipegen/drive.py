@@ -10,12 +10,12 @@ from returns.result import Failure, Result, Success
 
 from pipegen.arguments import check_run, check_settings, several, slot_of_request
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
-from pipegen.fields import InvalidField, altered, nearest
+from pipegen.fields import InvalidField, altered
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.parallel import parallel
 from pipegen.pipe import Call, Pipe, Steps
-from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+from pipegen.requests import FIELDS, GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest, field_hint
 from pipegen.slots import Batch, Slot, is_ok
 
 __all__ = ["Request", "admit", "arun", "request_from", "run"]
@@ -40,7 +40,7 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
         return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {values!r:.200}"))
     if not _FIELDS.keys() >= values.keys():
         unknown = next(name for name in values if name not in _FIELDS)
-        return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{nearest(str(unknown), _FIELDS)}"))
+        return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{field_hint(str(unknown))}"))
     said = {name: value for name, value in values.items() if value is not None}
     try:
         if isinstance(said.get("options"), Mapping):
@@ -55,7 +55,7 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
         return Failure(InvalidRequest(f"{place}: {words}"))
 
 
-_FIELDS = dict.fromkeys(("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options"))
+_FIELDS = dict.fromkeys(FIELDS)
 
 
 def _holds_pictures(messages: Any) -> bool:

@@ -15,11 +15,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.fields import InvalidField, boolean, mapping, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.fields import InvalidField, boolean, mapping, nearest, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
-from pipegen.options import GenerationOptions
+from pipegen.option_names import OTHER_NAMES
+from pipegen.options import GROUPS, GenerationOptions, option_names
 
-__all__ = ["GenerationRequest", "ImagePolicy", "TextGenerationRequest", "VlmGenerationRequest"]
+__all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint"]
 
 
 def _messages(value: Any) -> Any:
@@ -48,6 +49,24 @@ def _token_ids(value: Any) -> Any:
 
 with_schema(_token_ids, schema_of(_ids))
 
+FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
+"""What a request may hold."""
+
+
+def field_hint(name: str) -> str:
+    """What to say of a field that a request does not have.
+
+    >>> field_hint("temperature")
+    '; it is an option, and goes into options'
+    """
+    if name == "images":
+        return "; pictures go into a VlmGenerationRequest"
+    if name in GROUPS or name in option_names():
+        return "; it is an option, and goes into options"
+    if name in OTHER_NAMES:
+        return f"; did you mean the option {OTHER_NAMES[name]!r}? It goes into options"
+    return nearest(name, FIELDS)
+
 
 @record
 class GenerationRequest:
@@ -75,6 +94,10 @@ class GenerationRequest:
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
         ) -> None: ...
+
+    @staticmethod
+    def _hint_for(name: str) -> str:
+        return field_hint(name)
 
     def check_all(self) -> None:
         name = type(self).__name__

@@ -48,6 +48,34 @@ def test_a_message_record_refuses_an_unknown_role() -> None:  # T8
         Message(role="owl", content="a")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("temperature", "; it is an option, and goes into options"),
+        ("stop", "; it is an option, and goes into options"),
+        ("enable_thinking", "; it is an option, and goes into options"),
+        ("chat", "; it is an option, and goes into options"),
+        ("n", "; did you mean the option 'samples'? It goes into options"),
+        ("max_tokens", "; did you mean the option 'max_new_tokens'? It goes into options"),
+        ("promt", "; did you mean 'prompt'?"),
+        ("zzz", ""),
+    ],
+)
+def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str) -> None:  # C1
+    values: dict[str, Any] = {"prompt": "a", name: 1}
+    for kind in (TextGenerationRequest, VlmGenerationRequest):
+        with pytest.raises(UnknownField) as refused:
+            kind(**values)
+        assert str(refused.value) == f"{kind.__name__} has no field {name!r}{words}"
+    assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+
+
+def test_pictures_for_a_text_request_are_sent_to_the_other_kind() -> None:
+    values: dict[str, Any] = {"prompt": "a", "images": ["a.png"]}
+    with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; pictures go into a VlmGenerationRequest"):
+        TextGenerationRequest(**values)
+
+
 @pytest.mark.parametrize("given", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": "a", "prompt_token_ids": [1]}])
 def test_a_request_takes_exactly_one_kind_of_prompt(given: Any) -> None:
     with pytest.raises(InvalidField, match="exactly one of"):
