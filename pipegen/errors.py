@@ -53,10 +53,13 @@ class GenerationError:
         if not self.message:
             object.__setattr__(self, "message", self._describe())
         if not self.hint:
-            object.__setattr__(self, "hint", self.default_hint)
+            object.__setattr__(self, "hint", self._advise())
 
     def _describe(self) -> str:
         return type(self).__name__
+
+    def _advise(self) -> str:
+        return self.default_hint
 
     def after(self, earlier: tuple[GenerationError, ...]) -> Self:
         """The same error, with `earlier` put before its history.
@@ -100,7 +103,12 @@ class PromptTooLong(GenerationError):
     default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
 
     def _describe(self) -> str:
+        if self.prompt_tokens == self.limit:
+            return f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the limit for both is {self.limit}"
         return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
+
+    def _advise(self) -> str:
+        return "shorten the prompt" if self.prompt_tokens >= self.limit > 0 else self.default_hint  # no room is gained by asking for less
 
 
 @dataclass(frozen=True, slots=True)

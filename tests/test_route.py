@@ -134,7 +134,23 @@ def test_prompt_and_answer_together_must_fit_or_are_clipped() -> None:  # T7
     clipped = pg.run(pg.route(engine), [ids], pg.GenerationOptions(max_new_tokens=3, on_overflow="clip"))[0].unwrap()
     assert (clipped.completion_tokens, clipped.clipped_from, clipped.options.max_new_tokens) == (2, 3, 2)
     least = pg.GenerationOptions(max_new_tokens=4, min_new_tokens=3, on_overflow="clip")
-    assert isinstance(pg.run(pg.route(engine), [ids], least)[0].failure(), pg.PromptTooLong)
+    lacking = pg.run(pg.route(engine), [ids], least)[0].failure()
+    assert isinstance(lacking, pg.PromptTooLong)
+    assert lacking.message == "the prompt has 10 tokens and at least 3 more are to be generated; the limit for both is 12"
+    assert lacking.hint == "shorten the prompt, or lower min_new_tokens"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "hint"),
+    [
+        (9, "the prompt has 9 tokens; the limit is 8", "shorten the prompt"),
+        (8, "the prompt has 8 tokens and leaves no room for an answer; the limit for both is 8", "shorten the prompt"),
+        (7, "the prompt has 7 tokens and up to 2 more are to be generated; the limit for both is 8", pg.PromptTooLong.default_hint),
+    ],
+)
+def test_what_is_advised_would_help(prompt: int, words: str, hint: str) -> None:  # T7
+    error = error_of(pg.route(FakeEngine("a", context_length=8)), {"prompt": "x" * prompt, "options": {"max_new_tokens": 2}})
+    assert (error.message, error.hint) == (words, hint)
 
 
 def test_a_limit_of_the_callers_own_is_kept_before_the_call_whatever_the_model_takes() -> None:

@@ -108,5 +108,8 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
         return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left), clipped_from=wanted))
     if left < 1:
         return Failure(PromptTooLong(prompt_tokens, limit))
+    if encoded.options.on_overflow == "clip":
+        message = f"the prompt has {prompt_tokens} tokens and at least {least} more are to be generated; the limit for both is {limit}"
+        return Failure(PromptTooLong(prompt_tokens, limit, message=message, hint="shorten the prompt, or lower min_new_tokens"))
     message = f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the limit for both is {limit}"
     return Failure(PromptTooLong(prompt_tokens, limit, message=message))

@@ -23,7 +23,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.errors import InvalidRequest, TemplateFailed
-from pipegen.fields import nearest, record
+from pipegen.fields import record
 from pipegen.messages import plain_messages
 from pipegen.options import ChatTemplateOptions
 from pipegen.records import Job, Thinking
@@ -112,7 +112,7 @@ def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Ma
         return TemplateFailed("the checkpoint has no chat template", hint="send `prompt` instead of messages, or set options.chat.template")
     for name in more:
         if name in _OWN_VARIABLES:
-            return InvalidRequest(f"template_kwargs holds {name!r}, which has a place of its own", hint=f"set it there{nearest(name, _OWN_VARIABLES)}")
+            return InvalidRequest(f"template_kwargs holds {name!r}, which has a place of its own", hint="set it there, and take it out of template_kwargs")
     if chat.continue_final_message and messages[-1]["role"] != "assistant":
         place = f"messages[{len(messages) - 1}]"
         return InvalidRequest(f"continue_final_message continues an assistant turn, and {place} is of role {messages[-1]['role']!r}")

@@ -32,17 +32,16 @@ def penalise(scores: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor, opt
     A repetition penalty divides the positive scores of seen tokens and multiplies the negative ones (CTRL, Keskar et al. 2019); the others are
     subtracted: frequency once for each time a token was made, presence once.
     """
-    repetition, presence, frequency = (
-        _constants([getattr(option, name) for option in options], scores) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    )
-    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
+    presence, frequency = (_constants([getattr(option, name) for option in options], scores) for name in ("presence_penalty", "frequency_penalty"))
+    repetition, bounds = _factors([option.repetition_penalty for option in options], scores), torch.finfo(scores.dtype)
+    repeated = torch.where(scores < 0, scores * repetition, scores / repetition).clamp(bounds.min, bounds.max)
     return torch.where(seen, repeated, scores) - frequency * counts - presence * (counts > 0)
 
 
 def probabilities(scores: torch.Tensor, options: Sequence[GenerationOptions]) -> torch.Tensor:
     """The distribution that each row samples from: softmax of the scores after temperature, min_p, top_k and top_p. All temperatures are above 0."""
     peaks = scores.amax(-1, keepdim=True)
-    scores = (scores - peaks) / _constants([option.temperature for option in options], scores)  # the peak is 0: a tiny temperature cannot overflow
+    scores = (scores - peaks) / _factors([option.temperature for option in options], scores)  # the peak is 0: a tiny temperature cannot overflow
     if any(option.min_p for option in options):
         least = _constants([math.log(option.min_p) if option.min_p else -math.inf for option in options], scores)
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -83,6 +82,12 @@ def _column(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
 def _constants(values: Sequence[float | None], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A column that is the same at every step, as options are: it goes to the device once. It must not be written to."""
     return _held(tuple(values), like.dtype if dtype is None else dtype, like.device)
+
+
+def _factors(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
+    """Constants above 0 to multiply or divide by; what the type would round to 0 or to infinity, and so to no number, becomes its least or its greatest."""
+    bounds = torch.finfo(like.dtype)
+    return _constants([min(max(value or 1.0, bounds.tiny), bounds.max) for value in values], like)
 
 
 @functools.lru_cache(maxsize=64)

@@ -49,6 +49,28 @@ def test_a_very_low_temperature_takes_the_likeliest_and_stays_a_number() -> None
     assert probabilities(SCORES * 1e3, [options(temperature=1e-30)]).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-30])
+def test_a_temperature_next_to_nothing_takes_the_likeliest_also_where_tokens_are_forbidden(temperature: float) -> None:
+    forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
+    for scores in (SCORES, SCORES * 1e3, forbidden):
+        assert probabilities(scores, [options(temperature=temperature)]).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
+def test_a_temperature_beyond_all_bounds_levels_the_tokens_that_are_allowed(temperature: float) -> None:
+    forbidden = torch.tensor([[-torch.inf, 3.0, 1.0, -2.0, 2.0]])
+    assert probabilities(forbidden, [options(temperature=temperature)]).tolist() == [[0.0, 0.25, 0.25, 0.25, 0.25]]
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e40, 1e300])
+def test_a_repetition_penalty_beyond_all_bounds_leaves_numbers(penalty: float) -> None:
+    seen = torch.tensor([[True, True, False, True, False]])
+    scores = penalise(SCORES, seen, torch.zeros(1, 5), [options(repetition_penalty=penalty)])
+    assert scores.isfinite().all()
+    assert probabilities(scores, [options()]).sum() == pytest.approx(1.0)
+    assert int(scores.argmax()) == (4 if penalty > 1 else 1)
+
+
 def test_a_token_without_a_chance_is_never_drawn() -> None:
     chances = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     assert draw(chances, [0.0]).item() == 1
