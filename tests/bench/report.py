@@ -54,17 +54,19 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def levels_table() -> str:
-    """Requests a second and the client's processor time, client by client and level by level."""
+    """Requests a second, the client's processor time and its memory, client by client and level by level."""
     path = RESULTS / "servers-levels.json"
     if not path.exists():
         return ""
     entries = json.loads(path.read_text(encoding="utf-8"))
     levels = sorted({entry["in_flight"] for entry in entries})
-    lines = ["### Clients, level by level", "", "Requests a second, and microseconds of the client's processor for one request, by the number in flight.", ""]
-    lines += ["| client | " + " | ".join(f"{level:,}" for level in levels) + " |", "| --- |" + " --- |" * len(levels)]
+    said = "Requests a second, and microseconds of the client's processor for one request, by the number in flight; and the most memory."
+    lines = ["### Clients, level by level", "", said, "", "| client | " + " | ".join(f"{level:,}" for level in levels) + " | MiB |"]
+    lines.append("| --- |" + " --- |" * (len(levels) + 1))
     for name, members in groupby(entries, key=lambda entry: str(entry["client"])):
         at = {entry["in_flight"]: entry for entry in members}
-        lines.append(f"| {name} | " + " | ".join(f"{at[level]['rate']:.0f} ({at[level]['cpu'] * 1e6:.0f})" if level in at else "" for level in levels) + " |")
+        cells = [f"{at[level]['rate']:.0f} ({at[level]['cpu'] * 1e6:.0f})" if level in at else "" for level in levels]
+        lines.append(f"| {name} | " + " | ".join([*cells, str(max(entry["peak"] for entry in at.values()))]) + " |")
     return "\n".join([*lines, ""])
 
 
