@@ -106,7 +106,7 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     try:
         data = base64.b64decode("".join((unquote(body) if "%" in body else body).split()), validate=True)
     except ValueError as raised:  # binascii.Error is one
-        raise Refused(f"a data URL holds bad base64: {raised}") from None
+        raise Refused(f"a data URL holds bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
     if len(data) > policy.max_bytes:
         raise _too_large("a data URL", policy)
     return data
@@ -120,24 +120,47 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
     """The bytes of a regular file. Only regular files are opened: a device or a pipe might never end."""
     try:
         real = _confined(path, policy)
-        if not stat.S_ISREG(os.stat(real).st_mode):
-            raise Refused(f"{path!r} is no regular file")
+        mode = os.stat(real).st_mode
+        if stat.S_ISDIR(mode):
+            raise Refused(f"{_named(path)} is a folder", "give the path of a picture file; pipegen.pictures_in(folder) lists those of a folder")
+        if not stat.S_ISREG(mode):
+            raise Refused(f"{_named(path)} is no regular file")
         # Between the look and the opening somebody might swap the file: no following of a link, no waiting for a pipe, and a second look.
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(real, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise Refused(f"{path!r} is no regular file")
+                raise Refused(f"{_named(path)} is no regular file")
             if found.st_size > policy.max_bytes:
-                raise _too_large(repr(path), policy)
+                raise _too_large(_named(path), policy)
             data = file.read(policy.max_bytes + 1)
     except OSError as raised:
-        raise Refused(f"{path!r} cannot be read: {raised.strerror or type(raised).__name__}", "check the path") from None
+        raise Refused(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
     except ValueError as raised:  # a null byte, or characters that no file name can hold
-        raise Refused(f"{path!r} is no path: {raised}") from None
+        raise Refused(f"{_named(path)} is no path: {raised}", "check the path") from None
     if len(data) > policy.max_bytes:
-        raise _too_large(repr(path), policy)
+        raise _too_large(_named(path), policy)
     return data
+
+
+def _named(path: str) -> str:
+    """The path as messages show it: what was meant for bytes may be as long as a picture.
+
+    >>> _named("a.png"), len(_named("A" * 100_000))
+    ("'a.png'", 222)
+    """
+    return repr(path) if len(path) <= 1000 else f"{path[:200]!r} ({len(path)} characters)"
+
+
+def _advice(path: str) -> str:
+    """What to do about a path without a file that can be read, where it looks like something else.
+
+    >>> _advice("s3://bucket/a.png"), _advice("a.png")
+    ('URLs are read of the kinds http, https, file and data: fetch it yourself, and pass the bytes', 'check the path')
+    """
+    if "://" in path:
+        return "URLs are read of the kinds http, https, file and data: fetch it yourself, and pass the bytes"
+    return "check the path; base64 goes into a data URL: data:image/png;base64,<the bytes in base64>" if len(path) > 1000 else "check the path"
 
 
 def _confined(path: str, policy: ImagePolicy) -> str:
@@ -147,5 +170,5 @@ def _confined(path: str, policy: ImagePolicy) -> str:
     root = os.path.realpath(policy.root)
     real = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath((root, real)) != root:
-        raise Refused(f"{path!r} lies outside {policy.root!r}", "put the picture inside ImagePolicy.root")
+        raise Refused(f"{_named(path)} lies outside {policy.root!r}", "put the picture inside ImagePolicy.root")
     return real

@@ -43,7 +43,8 @@ class ImageSource:
     def of(cls, value: Any, place: str = "image") -> ImageSource:
         """A source from what callers have at hand: a path, a URL, bytes, a PIL image or a source.
 
-        A PIL image is kept losslessly, turned by its EXIF orientation. Raises `InvalidField` with the place for anything else.
+        A PIL image is kept losslessly, turned by its EXIF orientation. Raises `InvalidField` with the place for anything else, and for a PIL image whose
+        pixels cannot be read: PIL opens a file that is cut short, and fails when the pixels are wanted.
 
         >>> ImageSource.of("https://example.org/a.png").url
         'https://example.org/a.png'
@@ -60,20 +61,30 @@ class ImageSource:
             is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
             return cls(url=value) if is_url else cls(path=value)
         if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image: whoever made it has loaded PIL already
-            from PIL import Image, ImageOps
-
-            buffer = io.BytesIO()
-            upright = ImageOps.exif_transpose(cast("Image.Image", value))
-            # TIFF has no transparent palette entry or level: alpha keeps them.
-            (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
-            return cls(data=buffer.getvalue())
-        raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {type(value).__name__}")
+            return cls(data=_losslessly(value, place))
+        raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {repr(value) if value == '' else type(value).__name__}")
 
     def __repr__(self) -> str:
         """Short, and without secrets: bytes are not printed, and a URL as `shown` tells it."""
         if self.data is not None:
             return f"ImageSource(data=<{len(self.data)} bytes>)"
         return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={shown(self.url or '')!r})"
+
+
+def _losslessly(image: Any, place: str) -> bytes:
+    """A PIL image as the bytes of a file, upright."""
+    from PIL import Image, ImageOps
+
+    from pipegen.stages.images import BROKEN
+
+    buffer = io.BytesIO()
+    try:
+        upright = ImageOps.exif_transpose(cast("Image.Image", image))
+        # TIFF has no transparent palette entry or level: alpha keeps them.
+        (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
+    except BROKEN as raised:
+        raise InvalidField(f"{place}: the PIL image cannot be read: {type(raised).__name__}: {raised}"[:300]) from raised
+    return buffer.getvalue()
 
 
 @record

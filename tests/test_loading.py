@@ -90,6 +90,23 @@ def test_what_is_no_regular_file_is_refused(path: str) -> None:
     assert "picture 0" in refusal(ImageSource(path=path)).message
 
 
+@pytest.mark.parametrize(
+    ("path", "message", "hint"),
+    [
+        ("{folder}", "is a folder", "pictures_in"),
+        ("a" * 100_000, "(100000 characters) cannot be read", "base64 goes into a data URL"),
+        ("s3://bucket/a.png", "'s3://bucket/a.png' cannot be read", "http, https, file and data"),
+        ("nowhere.png", "'nowhere.png' cannot be read", "check the path"),
+        ("a\0b", "is no path", "check the path"),
+    ],
+)
+def test_a_path_that_is_no_file_is_told_shortly_and_with_what_to_do(path: str, message: str, hint: str, tmp_path: pathlib.Path) -> None:
+    error = refusal(ImageSource(path=path.format(folder=tmp_path)))
+    assert message in error.message
+    assert len(error.message) < 400
+    assert hint in error.hint
+
+
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in refusal(tmp_path / "pipe").message

@@ -15,6 +15,7 @@ from pipegen.fields import InvalidField, UnknownField
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
 from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import is_ok
+from pipegen.testing.pictures import picture
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -29,6 +30,7 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": ["a"]}], r"messages\[0\].content\[0\] takes a mapping"),
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"messages\[0\].content\[0\].text takes a string"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
+        ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
         ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
@@ -161,6 +163,26 @@ def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
     image.getexif()[0x0112] = 6
     kept = Image.open(io.BytesIO(ImageSource.of(image).data or b""))
     assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == ((1, 2), (255, 0, 0), (0, 0, 255))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fails(kind: str) -> None:
+    whole = io.BytesIO()
+    Image.open(io.BytesIO(picture(width=200, height=200))).convert("RGB").save(whole, kind)
+    cut = Image.open(io.BytesIO(whole.getvalue()[: len(whole.getvalue()) // 2]))
+    with pytest.raises(InvalidField, match="image: the PIL image cannot be read: OSError"):
+        ImageSource.of(cut)
+    slot = request_from({"messages": [{"role": "user", "content": [{"type": "image", "image": cut}, {"type": "text", "text": "What?"}]}]})
+    assert "messages[0].content[0].image: the PIL image cannot be read" in slot.failure().message
+
+
+def test_a_bug_in_pil_is_not_taken_for_a_broken_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object, **__: object) -> None:
+        raise AttributeError("bug")
+
+    monkeypatch.setattr(Image.Image, "save", bug)
+    with pytest.raises(AttributeError, match="bug"):
+        ImageSource.of(Image.new("RGB", (2, 1)))
 
 
 def test_a_source_has_exactly_one_origin_and_prints_no_bytes() -> None:

@@ -105,7 +105,7 @@ def generate(
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Requests held at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
+        int | None, typer.Option("--window", min=1, help="Requests that go to the engine at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
     ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Picture paths start here, and nothing outside is read.", rich_help_panel=FILES)

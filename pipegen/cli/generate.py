@@ -15,7 +15,7 @@ from pipegen.backends.extras import MissingExtra
 from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
 from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
 from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, Server, open_routes, refuse, window_of
+from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
@@ -45,7 +45,7 @@ class Files:
     brief: bool = False
     quiet: bool = False
     window: int | None = None
-    """Requests held at a time: 64, and 1024 at a server."""
+    """Requests that go to the engine at a time: 64, and 1024 at a server."""
 
     @property
     def folder(self) -> Path | None:
@@ -77,10 +77,11 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         under_way = deque[Place]()
+        window = files.window or window_of(load)
         if is_shown(not files.quiet):
-            route = watched(route, tells(moved, tally, under_way))
+            route = watched(route, tells(moved, tally, under_way, window))
         try:
-            for place, slot in imap_keyed(route, _noted(items, under_way), options, window=files.window or window_of(load), images=images):
+            for place, slot in imap_keyed(route, _noted(items, under_way), options, window=window, ahead=_ahead(files, load), images=images):
                 under_way.popleft()
                 kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
                 tally.count(kept, place.id)
@@ -93,6 +94,11 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return 1 if tally.failed or tally.lost_samples else 0
+
+
+def _ahead(files: Files, load: Load) -> int:
+    """Windows that are prepared while the engine works: one, but none from stdin, whose writer may wait for answers, and none at a server: its are large."""
+    return int(files.source != "-" and runs_here(load))
 
 
 def _told(items: Iterator[Item], system: str) -> Iterator[Item]:

@@ -36,11 +36,14 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
         yield lambda done, words: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=words)
 
 
-def tells(moved: Moved, tally: Tally, under_way: Sequence[Place]) -> Callable[[Progress], None]:
-    """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones."""
+def tells(moved: Moved, tally: Tally, under_way: Sequence[Place], window: int) -> Callable[[Progress], None]:
+    """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones.
+
+    The first `window` of those under way are at the engine; others are prepared meanwhile.
+    """
 
     def tell(now: Progress) -> None:
-        done = now.done * len(under_way) // now.rows
+        done = now.done * min(window, len(under_way)) // now.rows
         words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {now.engine}"
         moved(under_way[done - 1].read if done else None, words)
 

@@ -24,7 +24,20 @@ if TYPE_CHECKING:
     from pipegen.requests import GenerationRequest
     from pipegen.route import Route
 
-__all__ = ["Load", "Server", "images_of", "load_config_of", "load_of", "open_route", "open_routes", "refuse", "run_options", "server_of", "window_of"]
+__all__ = [
+    "Load",
+    "Server",
+    "images_of",
+    "load_config_of",
+    "load_of",
+    "open_route",
+    "open_routes",
+    "refuse",
+    "run_options",
+    "runs_here",
+    "server_of",
+    "window_of",
+]
 
 
 _IN_PROCESS = ("hf", "vllm")
@@ -48,9 +61,14 @@ class Server(NamedTuple):
         return self.backend.model
 
 
+def runs_here(load: Load) -> bool:
+    """Whether the engine is in this process, and not at a server."""
+    return not isinstance(load, Server) or load.backend.constructor in _IN_PROCESS
+
+
 def window_of(load: Load) -> int:
-    """How many requests are held at a time: enough to keep a server busy."""
-    return 1024 if isinstance(load, Server) and load.backend.constructor not in _IN_PROCESS else 64
+    """How many requests go to the engine at a time: enough to keep a server busy."""
+    return 64 if runs_here(load) else 1024
 
 
 def refuse(message: str, *flags: str) -> NoReturn:

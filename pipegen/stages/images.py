@@ -80,7 +80,10 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
                 image.load()
                 upright = _turn(_rgb(image), _orientation(image))
         except UnidentifiedImageError:
-            return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"))
+            if not data:
+                return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
+            message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
+            return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
         except Image.DecompressionBombError as raised:
             hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
             return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))

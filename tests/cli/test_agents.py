@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipegen.cli import main
-from pipegen.cli.usage import Server, load_of, window_of
+from pipegen.cli.usage import Server, load_of, runs_here, window_of
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -64,6 +64,7 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
     made = load_of(chat_file, "second", None, "hf", "hf", {}, {})
     assert isinstance(made, Server)
     assert (made.model, made.fallback, made.system, made.backend.settings["extra_body"]) == ("two", "hf", None, {"priority": 1})
+    assert (runs_here(made), runs_here(load_of(chat_file, "first", None, "hf", None, {}, {}))) == (False, True)
     assert (window_of(made), window_of(load_of(chat_file, "first", None, "hf", None, {}, {}))) == (1024, 64)
 
 

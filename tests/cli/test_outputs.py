@@ -87,6 +87,30 @@ def test_no_more_than_a_window_is_read_ahead_and_lines_are_written_at_once(
     assert max(ahead) <= 5 + 1
 
 
+@pytest.mark.parametrize("source", ["file", "-"])
+def test_of_a_file_the_next_window_is_prepared_meanwhile(
+    source: str, command: Command, engine: FakeEngine, jsonl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, known = list[str](), list[int]()
+
+    def noted(items: Any, under_way: Any) -> Any:
+        for slot, place in items:
+            taken.append(place.id)
+            under_way.append(place)
+            yield place, slot
+
+    def script(encoded: Any) -> str:
+        known.append(len(taken))
+        return "Hi"
+
+    engine.script = script
+    monkeypatch.setattr("pipegen.cli.generate._noted", noted)
+    file = jsonl(*({"id": str(number), **HI} for number in range(6)))
+    ran = command("generate", file if source == "file" else "-", "--model", "fake", "--window", "2", stdin=file.read_bytes())
+    assert [line["id"] for line in ran.out] == [str(number) for number in range(6)]
+    assert known == ([4, 4, 6, 6, 6, 6] if source == "file" else [2, 2, 4, 4, 6, 6])
+
+
 def test_an_interrupt_keeps_the_lines_so_far(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
     def script(encoded: Any) -> str:
         if encoded.request.id == "c":

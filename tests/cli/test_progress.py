@@ -23,8 +23,8 @@ class Terminal(io.StringIO):
 
 def test_the_bar_moves_while_a_window_is_computed() -> None:
     moves: list[tuple[int | None, str]] = []
-    under_way = [Place("a", 100), Place("b", 250), Place("c", 300)]
-    tell = tells(lambda done, words: moves.append((done, words)), Tally(succeeded=5, completion_tokens=40), under_way)
+    under_way = [Place("a", 100), Place("b", 250), Place("c", 300), Place("prepared meanwhile", 900)]
+    tell = tells(lambda done, words: moves.append((done, words)), Tally(succeeded=5, completion_tokens=40), under_way, window=3)
     for done, tokens in ((0, 0), (0, 7), (3, 12), (6, 20)):  # of two samples each
         tell(pg.Progress(engine="hf", rows=6, done=done, tokens=tokens))
     assert [read for read, _ in moves] == [None, None, 100, 300]
@@ -50,7 +50,9 @@ def test_generate_tells_of_the_call_under_way(tmp_path: Path, monkeypatch: pytes
     source.write_text("".join(json.dumps({"id": str(number), "prompt": "Hi"}) + "\n" for number in range(3)))
     said: list[str] = []
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("pipegen.cli.generate.tells", lambda moved, tally, under_way: lambda now: said.append(f"{now.done} of {now.rows}, {len(under_way)}"))
+    monkeypatch.setattr(
+        "pipegen.cli.generate.tells", lambda moved, tally, under_way, window: lambda now: said.append(f"{now.done} of {now.rows}, {len(under_way)}")
+    )
     with pytest.raises(SystemExit) as leaving:
         main(["generate", str(source), "-o", str(out), "--model", "embedded", "--max-new-tokens", "2"])
     assert leaving.value.code == 0

@@ -129,6 +129,13 @@ def test_a_broken_picture_is_a_bad_image_that_names_its_position(name: str) -> N
     assert "picture 7" in error.message
 
 
+def test_what_is_no_picture_says_so_and_what_to_do() -> None:
+    assert open_picture(b"", POLICY).failure().message == "picture 0 is empty: 0 bytes"
+    error = open_picture(b"<svg/>", POLICY).failure()
+    assert "is not a picture in a known format" in error.message
+    assert "convert other formats to PNG or JPEG" in error.hint
+
+
 def test_a_broken_avif_is_a_bad_image() -> None:  # P5
     features = pytest.importorskip("PIL.features")
     if not features.check("avif"):
