@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from immutabledict import immutabledict
+from pipegen.checks import Check, boolean, freeze, mapping, nearest, one_of, path, real, schema_of, text, tuple_of, whole, with_schema
 
 __all__ = [
+    "Check",
     "InvalidField",
     "UnknownField",
     "altered",
@@ -36,6 +36,7 @@ __all__ = [
     "mapping",
     "nearest",
     "one_of",
+    "path",
     "real",
     "record",
     "schema_of",
@@ -46,8 +47,6 @@ __all__ = [
 ]
 
 C = TypeVar("C")
-_NOTHING: immutabledict[str, Any] = immutabledict()
-Check = Callable[[Any], Any]
 
 
 class InvalidField(ValueError):
@@ -56,139 +55,6 @@ class InvalidField(ValueError):
 
 class UnknownField(InvalidField, TypeError):
     """A record was given a field that it does not have."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or nothing.
-
-    >>> nearest("temprature", ["temperature", "top_p"])
-    "; did you mean 'temperature'?"
-    """
-    import difflib
-
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
-    """The check, with what it takes as JSON Schema beside it.
-
-    >>> schema_of(with_schema(lambda value: value, {"type": "null"}))
-    {'type': 'null'}
-    """
-    check.schema = {name: value for name, value in schema.items() if value is not None}  # type: ignore[attr-defined]  # read by schema_of
-    return check
-
-
-def schema_of(check: Check) -> dict[str, Any]:
-    """What a check takes, as JSON Schema; empty (anything) where it does not say.
-
-    >>> schema_of(whole(low=1))
-    {'type': 'integer', 'minimum': 1}
-    """
-    return dict(getattr(check, "schema", {}))
-
-
-def whole(low: int | None = None, high: int | None = None) -> Check:
-    """A whole number within bounds; `True` is none."""
-    words = "a whole number" + (f" of at least {low}" if low is not None else "") + (f" and at most {high}" if high is not None else "")
-
-    def check(value: Any) -> Any:
-        if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
-            raise ValueError(words)
-        return value
-
-    return with_schema(check, {"type": "integer", "minimum": low, "maximum": high})
-
-
-def real(low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> Check:
-    """A finite number with `low <= value <= high` and `value > above`, kept as a float; `True` and NaN are none."""
-    if above > -math.inf:
-        words = f"a number above {above:g}" + (f" and at most {high:g}" if high < math.inf else "")
-    else:
-        words = f"a number of at least {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-
-    def check(value: Any) -> Any:
-        if type(value) not in (int, float) or not math.isfinite(value) or not (low <= value <= high and value > above):
-            raise ValueError(words)
-        return float(value)
-
-    lowest = {"exclusiveMinimum": above} if above > -math.inf else {"minimum": low} if low > -math.inf else {}
-    return with_schema(check, {"type": "number", **lowest, "maximum": high if high < math.inf else None})
-
-
-def boolean(value: Any) -> Any:
-    """True or False, nothing else."""
-    if type(value) is not bool:
-        raise ValueError("True or False")
-    return value
-
-
-def text(value: Any) -> Any:
-    """A string that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("a string that is not empty")
-    return value
-
-
-def one_of(*choices: str) -> Check:
-    """One of these words; case does not matter, and the word is kept as given here."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value.lower() in choices:
-            return value.lower()
-        raise ValueError("one of " + ", ".join(map(repr, choices)) + (nearest(value, choices) if isinstance(value, str) else ""))
-
-    return with_schema(check, {"enum": list(choices)})
-
-
-def tuple_of(item: Check) -> Check:
-    """A tuple (or list) whose items all pass `item`; a bare string is none. The position of a bad one is named."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, (tuple, list)):
-            raise ValueError("a tuple or a list")
-        kept = []
-        for position, entry in enumerate(value):
-            try:
-                kept.append(item(entry))
-            except ValueError as refusal:
-                raise ValueError(f"{refusal} at position {position}") from None
-        return tuple(kept)
-
-    return with_schema(check, {"type": "array", "items": schema_of(item)})
-
-
-def freeze(value: Any) -> Any:
-    """Plain data made deeply immutable: mappings, lists, tuples, strings, bytes, numbers, booleans and None.
-
-    >>> freeze({"a": [1, {"b": 2}]})
-    immutabledict({'a': (1, immutabledict({'b': 2}))})
-    """
-    if value is None or isinstance(value, (str, bytes, int, float, bool)):
-        return value
-    if isinstance(value, Mapping):
-        return immutabledict({_key(key): freeze(entry) for key, entry in value.items()}) if value else _NOTHING
-    if isinstance(value, (list, tuple)):
-        return tuple(freeze(entry) for entry in value)
-    raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"mappings with string keys, without {key!r}")
-    return key
-
-
-def mapping(value: Any) -> Any:
-    """A mapping of plain data, deeply frozen."""
-    if not isinstance(value, Mapping):
-        raise ValueError("a mapping")
-    return freeze(value)
-
-
-for _check, _schema in ((boolean, {"type": "boolean"}), (text, {"type": "string", "minLength": 1}), (mapping, {"type": "object"})):
-    with_schema(_check, _schema)
 
 
 def _checks_in(hint: Any) -> list[Check]:
@@ -209,13 +75,21 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
+def _printed(value: object) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python prints no number of more than some thousand digits
+        return f"{type(value).__name__} of too many digits"
+
+
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
         kept = check(value)
     except InvalidField:  # a nested record has already said what is wrong, and where
         raise
     except ValueError as refusal:
-        raise InvalidField(f"{type(self).__name__}.{name} takes {refusal}, not {value!r:.200}") from None
+        words, also, near = str(refusal).partition("; did you mean ")
+        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {_printed(value)}{also}{near}") from None
     if kept is not value:
         object.__setattr__(self, name, kept)
 

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen import errors, strict_json
 from pipegen.drive import request_from
@@ -52,6 +52,8 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 
 def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
     """A slot as plain data that JSON can hold. `id` stands in place of the result's own; `brief` leaves out token ids and log probabilities."""
+    if not isinstance(slot, Result):
+        raise TypeError(f"a slot is made plain, not {type(slot).__name__}: Success(result) is a slot")
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
     result = _result(slot.unwrap(), brief)
@@ -60,6 +62,8 @@ def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: b
 
 def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
     """The slot that `to_plain` wrote. Raises `InvalidField` for anything else."""
+    if not isinstance(values, Mapping):
+        raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
         return Success(result_from({name: value for name, value in values.items() if name != "ok"}))
     if values.get("ok") is False:

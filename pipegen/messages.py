@@ -38,6 +38,9 @@ class ImageSource:
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
             raise InvalidField("ImageSource takes exactly one of path, url and data")
+        for name, value, kind in (("path", self.path, str), ("url", self.url, str), ("data", self.data, bytes)):
+            if value is not None and not isinstance(value, kind):
+                raise InvalidField(f"ImageSource.{name} takes {kind.__name__}, not {type(value).__name__}")
 
     @classmethod
     def of(cls, value: Any, place: str = "image") -> ImageSource:
@@ -93,12 +96,20 @@ class TextPart:
 
     text: str
 
+    def check_all(self) -> None:
+        if not isinstance(self.text, str):
+            raise InvalidField(f"TextPart.text takes a string, not {type(self.text).__name__}")
+
 
 @record
 class ImagePart:
     """A picture within a message; `source` is None until the request's own `images` fill it, in order."""
 
     source: ImageSource | None = None
+
+    def check_all(self) -> None:
+        if self.source is not None and not isinstance(self.source, ImageSource):
+            raise InvalidField(f"ImagePart.source takes an ImageSource (ImageSource.of makes one), not {type(self.source).__name__}")
 
 
 @record
@@ -112,6 +123,9 @@ class Message:
     def check_all(self) -> None:
         if self.role not in ROLES:
             raise InvalidField(f"role takes one of {', '.join(ROLES)}, not {self.role!r}")
+        content = _content_from(self.role, self.content, "Message")
+        if content is not self.content:
+            object.__setattr__(self, "content", content)
 
     @property
     def sources(self) -> tuple[ImageSource | None, ...]:
@@ -161,6 +175,18 @@ def _part_from(value: Any, place: str) -> TextPart | ImagePart:
     raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {kind!r}")
 
 
+def _content_from(role: str, content: Any, place: str) -> Any:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, tuple) and all(isinstance(part, (TextPart, ImagePart)) for part in content):
+        return content
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return tuple(_part_from(part, f"{place}.content[{position}]") for position, part in enumerate(content))
+    if content is None and role == "assistant":
+        return None
+    raise InvalidField(f"{place}.content takes a string or a list of parts, not {'None' if content is None else type(content).__name__}")
+
+
 def message_from(value: Any, place: str) -> Message:
     """A message from its OpenAI form. Raises `InvalidField`, which names the place, such as `messages[2].content[0].type`."""
     if isinstance(value, Message):
@@ -170,12 +196,7 @@ def message_from(value: Any, place: str) -> Message:
     role, content = value.get("role"), value.get("content")
     if role not in ROLES:
         raise InvalidField(f"{place}.role takes one of {', '.join(ROLES)}, not {role!r}")
-    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
-        content = tuple(_part_from(part, f"{place}.content[{position}]") for position, part in enumerate(content))
-    elif content is None and role != "assistant":
-        raise InvalidField(f"{place}.content takes a string or a list of parts, not None")
-    elif content is not None and not isinstance(content, str):
-        raise InvalidField(f"{place}.content takes a string or a list of parts, not {type(content).__name__}")
+    content = _content_from(role, content, place)
     extras = {key: entry for key, entry in value.items() if key not in ("role", "content")}
     if not extras:
         return Message(role=role, content=content)

@@ -7,15 +7,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.errors import GenerationError
-from pipegen.fields import boolean, mapping, one_of, record, schema_of, text, whole, with_schema
+from pipegen.fields import boolean, mapping, one_of, path, record, schema_of, text, whole, with_schema
 from pipegen.options import GenerationOptions
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Batch
@@ -203,7 +204,7 @@ with_schema(_dtype, schema_of(_DTYPE))
 class ModelLoadConfig:
     """Which model to load, on which engine, and how."""
 
-    model: Annotated[str, text]
+    model: Annotated[str, path]
     """A local folder, a hub name, or `embedded`."""
     backend: Annotated[str, text] = "hf"
     """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
@@ -216,10 +217,31 @@ class ModelLoadConfig:
     attn_implementation: Annotated[str | None, text] = None
     trust_remote_code: Annotated[bool, boolean] = False
     revision: Annotated[str | None, text] = None
-    adapter: Annotated[str | None, text] = None
+    adapter: Annotated[str | None, path] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
     batch_size: Annotated[int | None, whole(low=1)] = None
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     picture_memory_bytes: Annotated[int | None, whole(low=0)] = None
     """Memory for pictures that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()
+
+    if TYPE_CHECKING:  # a path may be given as one, and a mapping of any kind
+
+        def __init__(
+            self,
+            *,
+            model: str | os.PathLike[str],
+            backend: str = "hf",
+            fallback_backend: str | None = None,
+            variant: Literal["auto", "text", "vlm"] = "auto",
+            dtype: str = "auto",
+            device: str | None = None,
+            device_map: str | None = None,
+            attn_implementation: str | None = None,
+            trust_remote_code: bool = False,
+            revision: str | None = None,
+            adapter: str | os.PathLike[str] | None = None,
+            batch_size: int | None = None,
+            picture_memory_bytes: int | None = None,
+            engine_kwargs: Mapping[str, Any] = ...,
+        ) -> None: ...

@@ -12,10 +12,11 @@ pipegen.fields.InvalidField: TextGenerationRequest takes exactly one of messages
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.fields import InvalidField, boolean, mapping, nearest, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.fields import InvalidField, boolean, mapping, nearest, path, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.option_names import OTHER_NAMES
 from pipegen.options import GROUPS, GenerationOptions, option_names
@@ -222,7 +223,7 @@ class ImagePolicy:
     private addresses stay refused even when they are on, unless their host stands in `allowed_hosts`.
     """
 
-    root: str | None = None
+    root: Annotated[str | os.PathLike[str] | None, path] = None
     allow_http: Annotated[bool, boolean] = False
     allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
     max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20

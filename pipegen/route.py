@@ -57,6 +57,9 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 def route(engine: Engine) -> Route:
     """The route through an engine. It is named after it, and results carry that name."""
 
+    if not isinstance(getattr(engine, "name", None), str) or not callable(getattr(engine, "generate", None)):
+        raise TypeError(f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model) makes the route of a model")
+
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 

@@ -109,6 +109,10 @@ def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Poi
     >>> [(label, request.options.temperature) for label, request in labelled.items()]
     [('cold', 0.0), ('hot', 1.0)]
     """
+    if not isinstance(request, GenerationRequest):
+        raise InvalidField(f"grid takes a request, not {type(request).__name__}: request_from makes one of plain data")
+    if not isinstance(options, Iterable):
+        raise InvalidField(f"grid takes a list or a mapping of options, not one {type(options).__name__}")
     if isinstance(options, Mapping):
         return {label: _at(point, request) for label, point in options.items()}
     return tuple(_at(point, request) for point in options)

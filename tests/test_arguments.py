@@ -147,3 +147,36 @@ def test_tokens_are_counted_for_one_request_on_a_route() -> None:
     with pytest.raises(TypeError, match="a route through one engine is wanted, not Pipe: take it before"):
         pg.count_tokens(PIPE, {"prompt": "Hi"})  # type: ignore[arg-type]  # that is the mistake
     assert pg.count_tokens(ROUTE, "Hi").failure() == pg.InvalidRequest("request: a mapping or a request is wanted, not 'Hi'")  # type: ignore[arg-type]
+
+
+def test_a_grid_is_made_of_a_request_and_several_options() -> None:
+    request = pg.TextGenerationRequest(prompt="Hi")
+    with pytest.raises(pg.InvalidField, match="grid takes a request, not dict: request_from makes one of plain data"):
+        pg.grid({"prompt": "Hi"}, [{"seed": 1}])  # type: ignore[call-overload]
+    with pytest.raises(pg.InvalidField, match="grid takes a list or a mapping of options, not one GenerationOptions"):
+        pg.grid(request, pg.GenerationOptions())  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("config", ["embedded", {"model": "embedded"}, None])
+def test_a_configuration_is_loaded_and_not_a_name(config: Any) -> None:
+    for load in (pg.backends.load, pg.backends.route_of):
+        with pytest.raises(TypeError, match=f"a ModelLoadConfig is loaded, not {type(config).__name__}: "):
+            load(config)
+
+
+@pytest.mark.parametrize("engine", ["embedded", None, ROUTE])
+def test_a_route_is_made_of_an_engine(engine: Any) -> None:
+    with pytest.raises(TypeError, match=f"a route is made of an engine, not {type(engine).__name__}: "):
+        pg.route(engine)
+
+
+@pytest.mark.parametrize("values", ["x", None, [], 3])
+def test_what_is_no_plain_slot_is_refused(values: Any) -> None:
+    with pytest.raises(pg.InvalidField, match=f"a line's values are a mapping, not {type(values).__name__}"):
+        pg.from_plain(values)
+
+
+def test_slots_are_made_plain_and_not_their_results() -> None:
+    result = pg.run(ROUTE, [{"prompt": "Hi"}])[0].unwrap()
+    with pytest.raises(TypeError, match="a slot is made plain, not GenerationResult: Success"):
+        pg.to_plain(result)  # type: ignore[arg-type]

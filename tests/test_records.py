@@ -35,7 +35,7 @@ def test_any_other_dtype_is_refused() -> None:  # C7
 
 def test_remote_code_is_off_and_a_model_has_a_name() -> None:
     assert pg.ModelLoadConfig(model="m").trust_remote_code is False
-    with pytest.raises(pg.InvalidField, match="model takes a string"):
+    with pytest.raises(pg.InvalidField, match="model takes a path or a name"):
         pg.ModelLoadConfig(model="")
 
 

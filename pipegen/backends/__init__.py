@@ -7,6 +7,7 @@ Calling one of these loads nothing but (on first need) the tokenizer and the con
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
 
 
 def vllm_server(
-    model: str,
+    model: str | os.PathLike[str],
     *,
     base_url: str | None = None,
     served_model_name: str | None = None,
@@ -61,12 +62,12 @@ def vllm_server(
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
     load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
     return pipegen.backends.online.token_server(
-        VLLM, model, base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
+        VLLM, os.fspath(model), base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
     )
 
 
 def sglang_server(
-    model: str,
+    model: str | os.PathLike[str],
     *,
     base_url: str | None = None,
     served_model_name: str | None = None,
@@ -92,7 +93,7 @@ def sglang_server(
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
     load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
     return pipegen.backends.online.token_server(
-        SGLANG, model, base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
+        SGLANG, os.fspath(model), base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
     )
 
 
@@ -157,6 +158,8 @@ def route_of(config: ModelLoadConfig) -> Route:
     """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as that backend's function does."""
     from pipegen.route import route
 
+    if not isinstance(config, ModelLoadConfig):
+        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: hf(model) and its siblings take a name")
     if config.backend == "hf":
         for package in ("torch", "transformers"):
             need(package, "hf", "the Hugging Face engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ __all__ = ["hf", "vllm"]
 
 
 def hf(
-    model: str,
+    model: str | os.PathLike[str],
     *,
     variant: str = "auto",
     dtype: str = "auto",
@@ -23,7 +24,7 @@ def hf(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
-    adapter: str | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
     picture_memory_bytes: int | None = None,
     engine_kwargs: Mapping[str, Any] | None = None,
@@ -36,14 +37,21 @@ def hf(
 
     >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP
     """
-    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "device": device, "device_map": device_map, "attn_implementation": attn_implementation}
+    said: dict[str, Any] = {
+        "model": model,
+        "variant": variant,
+        "dtype": dtype,
+        "device": device,
+        "device_map": device_map,
+        "attn_implementation": attn_implementation,
+    }
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size}
     said |= {"picture_memory_bytes": picture_memory_bytes, "engine_kwargs": engine_kwargs or {}}
-    return _route_of(ModelLoadConfig(model=model, backend="hf", **said))
+    return _route_of(ModelLoadConfig(backend="hf", **said))
 
 
 def vllm(
-    model: str,
+    model: str | os.PathLike[str],
     *,
     tensor_parallel_size: int | None = None,
     gpu_memory_utilization: float | None = None,
@@ -57,7 +65,7 @@ def vllm(
     trust_remote_code: bool = False,
     variant: str = "auto",
     revision: str | None = None,
-    adapter: str | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Route:
     """A route through vLLM, in this process, without a server.
@@ -70,8 +78,15 @@ def vllm(
     asked |= {"kv_cache_memory_bytes": kv_cache_memory_bytes, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     asked |= {"enforce_eager": enforce_eager, "enable_prefix_caching": enable_prefix_caching, "limit_mm_per_prompt": limit_mm_per_prompt}
     arguments = {name: value for name, value in asked.items() if value is not None} | dict(engine_kwargs or {})
-    said: dict[str, Any] = {"variant": variant, "dtype": dtype, "trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter}
-    return _route_of(ModelLoadConfig(model=model, backend="vllm", engine_kwargs=arguments, **said))
+    said: dict[str, Any] = {
+        "model": model,
+        "variant": variant,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+        "revision": revision,
+        "adapter": adapter,
+    }
+    return _route_of(ModelLoadConfig(backend="vllm", engine_kwargs=arguments, **said))
 
 
 def _route_of(config: ModelLoadConfig) -> Route:

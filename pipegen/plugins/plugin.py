@@ -10,11 +10,11 @@ function on the finished text. `logits_processor` and `stopping_criteria` are fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
 
 from pipegen.capabilities import Capability
-from pipegen.fields import InvalidField, record
+from pipegen.fields import InvalidField, record, text
 from pipegen.requests import GenerationRequest
 from pipegen.tokenizer import Tokenizer
 
@@ -31,12 +31,18 @@ class RowContext:
     """The engine's own, to read the row's ids as text."""
 
 
+def _capabilities(value: Any) -> Any:
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(name, str) for name in value):
+        raise ValueError("capabilities, such as {'watch'}")
+    return frozenset(value)
+
+
 @record
 class Plugin:
     """See the module. A plugin does nothing to a row until it is attached to that row's route."""
 
-    name: str
-    requires: frozenset[Capability] = frozenset()
+    name: Annotated[str, text]
+    requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
     """Capabilities that the engine must have, besides those that its own hooks imply (see `needs`)."""
     start: Callable[[], Any] | None = None
     """Make the state for a new row."""
@@ -52,6 +58,10 @@ class Plugin:
     """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
 
     def check_all(self) -> None:
+        for name in ("start", "feed", "trim", "logits_processor", "stopping_criteria", "refuses"):
+            f = getattr(self, name)
+            if f is not None and not callable(f):
+                raise InvalidField(f"Plugin.{name} takes a function, not {f!r:.200}")
         if (self.start is None) != (self.feed is None):
             raise InvalidField(f"plugin {self.name!r} takes start and feed together, or neither")
 
