@@ -32,12 +32,12 @@ class Opened:
 
     async def body(self) -> bytes:
         """The whole body. Raises `Broken`."""
-        with _translated():
+        with _TRANSLATED:
             return await _whole(self._response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
-        with _translated():
+        with _TRANSLATED:
             async for piece in self._response.content.iter_any():
                 yield piece
 
@@ -56,7 +56,7 @@ async def _whole(response: Any) -> bytes:
     return b"".join(pieces)
 
 
-class _translated:
+class _Translated:
     """aiohttp's errors of a connection, as `Broken`; whatever else it raises is a bug and comes through."""
 
     def __enter__(self) -> None: ...
@@ -69,6 +69,8 @@ class _translated:
         if isinstance(error, (aiohttp.ClientError, ConnectionError)) and not isinstance(error, aiohttp.InvalidURL):
             raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
 
+
+_TRANSLATED = _Translated()
 
 class Client:
     """A pool of connections. `limit` is how many may be open at once."""
@@ -88,7 +90,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def open(self, method: str, url: str, body: bytes | None) -> AsyncIterator[Opened]:
         """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
-        with _translated():
+        with _TRANSLATED:
             response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
         try:
             yield Opened(response)
@@ -100,7 +102,7 @@ class Client:
 
     async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
         """Send a request and read its whole answer. Raises `Broken`."""
-        with _translated():
+        with _TRANSLATED:
             response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
             try:
                 return WireReply(status=response.status, headers=response.headers, body=await _whole(response))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar, cast
@@ -92,10 +93,11 @@ class Served(ABC, Generic[A, R]):
     # AsyncBackend
 
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
-        """The request for one row, given what is known of the server. Pure."""
+        """The request for one row, given what is known of the server. Pure; its body is the caller's own, though rows share parts of theirs."""
         facts = self.sender.directory.known
         make = self.make(encoded, stream=stream)
-        return self.sender.model(facts).bind(lambda model: make(facts, model, "")).bind(lambda ask: self.wire.to_wire(ask, facts))
+        made = self.sender.model(facts).bind(lambda model: make(facts, model, "")).bind(lambda ask: self.wire.to_wire(ask, facts))
+        return made.map(lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body)))
 
     async def send(self, request: WireRequest) -> WireReply:
         """Send it, again where that is safe. Raises `CallFailed` with the typed error."""

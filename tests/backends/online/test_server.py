@@ -65,6 +65,16 @@ def test_each_row_is_asked_with_its_own_stops_and_by_what_is_known_now() -> None
         assert "images" not in engine.capabilities.honours
 
 
+def test_a_prepared_body_may_be_changed_and_changes_no_other() -> None:
+    with FaultyServer() as server, route_to(server, served_model_name="toy") as route:
+        engine: Any = route.engine
+        row = encoded((1, 2), stop=("one",))
+        for _ in range(2):
+            params = engine.prepare(row).unwrap().body["sampling_params"]
+            assert params["stop"] == ["one"]
+            params["stop"].append("two")
+
+
 # H10
 @pytest.mark.parametrize("ids", [(), (-5,), (1, 999_999), (1, 259, 2)])
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
