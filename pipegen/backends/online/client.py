@@ -72,6 +72,7 @@ class _Translated:
 
 _TRANSLATED = _Translated()
 
+
 class Client:
     """A pool of connections. `limit` is how many may be open at once."""
 
