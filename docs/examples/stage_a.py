@@ -99,7 +99,8 @@ def main(
     with route:
         asked = ((picture, request_of(picture, system, prompt)) for picture in pictures)
         console = Console(stderr=True)
-        answers = track(pg.imap_keyed(route, asked, options, window=batch), "pictures", len(pictures), console=console, disable=not console.is_terminal)
+        slots = pg.imap_keyed(route, asked, options, window=batch, ahead=1)
+        answers = track(slots, "pictures", len(pictures), console=console, disable=not console.is_terminal)
         for line in regroup(groups, answers):
             print(pg.strict_json.dump(line), flush=True)
             failed += sum(not picture["ok"] for picture in line["pictures"])

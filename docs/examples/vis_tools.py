@@ -144,7 +144,8 @@ def main(
     failed = 0
     with attached.unwrap() as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
-        for number, (line, slot) in enumerate(pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch)):
+        slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch, ahead=1)
+        for number, (line, slot) in enumerate(slots):
             told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
             results.write(pg.strict_json.dump(told) + "\n")
             failed += not told["ok"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipegen.cli import main
+from pipegen.cli.generate import Files, _ahead
 from pipegen.cli.usage import Server, load_of, runs_here, window_of
 from pipegen.testing.fake import FakeEngine
 
@@ -58,6 +59,11 @@ def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl
     file.write_text("backend: {type: hf, model: m, max_tokens: 7}")
     assert command("generate", jsonl(MESSAGES), "--config", file).code == 0
     assert engine.calls[-1][0].options.max_new_tokens == 7
+
+
+def test_windows_are_prepared_ahead_of_files_and_folders_where_the_engine_is_in_this_process(chat_file: Path) -> None:
+    loads = [load_of(chat_file, agent, None, "hf", None, {}, {}) for agent in ("first", "second")]
+    assert [_ahead(Files(source=source), load) for source in ("in.jsonl", "-") for load in loads] == [1, 0, 0, 0]
 
 
 def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
