@@ -64,7 +64,8 @@ class ToyRenderer:
 class FakeEngine:
     """A scripted engine with the toy tokenizer; see the module.
 
-    `script` is a text for every row, or a function from the encoded prompt to token ids, a text or an error. `halts=False` makes it run on past stops
+    `script` is a text for every row, or a function from the encoded prompt to token ids, a text or an error. A script that comes to its end before the row
+    does leaves it `ABORTED`; end it with `<|im_end|>` for a row that ends by itself (`EOS`). `halts=False` makes it run on past stops
     and end tokens, as engines that overshoot do. `fault` is raised by every call; `answers` falsifies how many outputs a call gives.
     `calls` logs the inputs of each call, `closed` counts releases.
     """
