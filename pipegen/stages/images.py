@@ -131,7 +131,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         over_white = Image.new("RGB", image.size, (255, 255, 255))
         over_white.paste(transparent, mask=transparent.getchannel("A"))
         return over_white
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy a picture that is RGB already
 
 
 def digest(image: Image.Image) -> str:

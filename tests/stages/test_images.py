@@ -129,6 +129,14 @@ def test_a_broken_picture_is_a_bad_image_that_names_its_position(name: str) -> N
     assert "picture 7" in error.message
 
 
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
+def test_a_picture_that_is_rgb_already_is_not_copied(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, plain = saved(Image.new("RGB", (40, 30), "red"), file_format), opened(saved(Image.new("RGB", (40, 30), "red"), "PNG"))
+    monkeypatch.setattr(Image.Image, "copy", None)
+    image = opened(data)
+    assert (image.mode, image.size, image.getpixel((5, 5))) == ("RGB", (40, 30), pytest.approx(plain.getpixel((5, 5)), abs=2))
+
+
 def test_what_is_no_picture_says_so_and_what_to_do() -> None:
     assert open_picture(b"", POLICY).failure().message == "picture 0 is empty: 0 bytes"
     error = open_picture(b"<svg/>", POLICY).failure()
