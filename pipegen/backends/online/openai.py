@@ -17,6 +17,7 @@ from pipegen.backends.online.errors import classified
 from pipegen.backends.online.extra_body import SERVERS, misplaced
 from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.fields import InvalidField, freeze, nearest
@@ -30,48 +31,60 @@ PATH = "/v1/chat/completions"
 
 def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
     """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent."""
-    options, chat = ask.options, ask.options.chat
+    extra = dict(ask.extra_body)
+    thinking = extra.pop("enable_thinking", None) if dialect != "plain" and ask.options.chat is not None else None
     own = {
         "model": ask.model,
         "messages": [dict(message) for message in ask.messages],
         "tools": list(ask.tools) or None,
+        "rid": (ask.rid or None) if dialect == "sglang" else None,
+    }
+    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.n, ask.stream, thinking, dialect)
+    return merged(body, extra) if extra else body
+
+
+@Remembered
+def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
+    """What the rows of a batch have in common in their bodies."""
+    chat = options.chat
+    own = {
         "max_tokens": options.max_new_tokens,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
         "seed": options.seed,
-        "n": ask.n if ask.n > 1 else None,
-        "stream": ask.stream or None,
-        "stream_options": {"include_usage": True} if ask.stream else None,
+        "n": n if n > 1 else None,
+        "stream": stream or None,
+        "stream_options": {"include_usage": True} if stream else None,
     }
-    extra = dict(ask.extra_body)
     more: dict[str, Any] = {}
     if dialect != "plain" and chat is not None:
-        thinking = {"enable_thinking": extra.pop("enable_thinking", None)} if extra.get("enable_thinking") is not None else {}
         more = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
             "min_p": options.min_p,
             "repetition_penalty": options.repetition_penalty,
             # Where the end token is ignored, it would only be held back.
             "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
-            "stop": list(ask.stops) or None,
+            "stop": list(stops) or None,
             "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
             "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
             "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
-            "chat_template_kwargs": {"enable_thinking": bool(chat.enable_thinking), **(chat.template_kwargs or {}), **thinking},
+            "chat_template_kwargs": {
+                "enable_thinking": bool(chat.enable_thinking),
+                **(chat.template_kwargs or {}),
+                **({} if thinking is None else {"enable_thinking": thinking}),
+            },
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
-            "no_stop_trim": True if dialect == "sglang" and ask.stops else None,
+            "no_stop_trim": True if dialect == "sglang" and stops else None,
             "return_token_ids": True if dialect == "vllm" else None,
         }
         if options.logprobs:
             more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(options) if dialect == "vllm" else options.top_logprobs) or 0}
             more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
-        if dialect == "sglang" and ask.rid:
-            more["rid"] = ask.rid
-    return merged({name: value for name, value in {**own, **more}.items() if value is not None}, extra)
+    return {name: value for name, value in {**own, **more}.items() if value is not None}
 
 
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:

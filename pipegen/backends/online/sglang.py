@@ -15,6 +15,7 @@ from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
 from pipegen.backends.online.reading import form_of, ids_of, malformed, merged
+from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, UnsupportedOption
 from pipegen.options import GenerationOptions
@@ -29,15 +30,18 @@ MOST_STOPS = 32
 """Stop strings that SGLang takes in one request."""
 
 
-def sampling_params(ask: Ask) -> dict[str, Any]:
+def sampling_params(ask: Ask) -> Mapping[str, Any]:
     """SGLang's `sampling_params` for these options, everything said; `None` is not sent.
 
     `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `halts`).
     """
-    options = ask.options
-    ignores_eos = _ignores_eos(options)
+    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
+
+
+@Remembered
+def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
-        "n": ask.n if ask.n > 1 else None,
+        "n": n if n > 1 else None,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
@@ -48,10 +52,10 @@ def sampling_params(ask: Ask) -> dict[str, Any]:
         "sampling_seed": options.seed,
         "max_new_tokens": options.max_new_tokens,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
-        "min_new_tokens": options.min_new_tokens if ask.ending_ids else 0,
-        "stop": list(ask.stops) or None,
-        "stop_token_ids": list(ask.ending_ids) or None,
-        "ignore_eos": ignores_eos,
+        "min_new_tokens": options.min_new_tokens if ending_ids else 0,
+        "stop": list(stops) or None,
+        "stop_token_ids": list(ending_ids) or None,
+        "ignore_eos": _ignores_eos(options),
         "no_stop_trim": True,
         "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
         "spaces_between_special_tokens": False,
