@@ -6,7 +6,6 @@ Every engine that reads checkpoints shares them, so that prompts, pictures, limi
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,6 +16,7 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra, need
+from pipegen.backends.locate import locate
 from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
@@ -30,35 +30,7 @@ if TYPE_CHECKING:
     from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
     from pipegen.stages.image_sizes import ImageSpec
 
-__all__ = ["EMBEDDED", "Checkpoint", "locate"]
-
-EMBEDDED = "embedded"
-"""The name of the model that ships with the library."""
-
-
-def locate(model: str) -> str:
-    """The folder or hub name that `model` stands for.
-
-    `embedded` is the shipped model. A folder that exists is taken as a folder; what is written as a path must be one, and anything else is a hub name.
-    Raises `FileNotFoundError` for a path that is not there.
-
-    >>> locate("Qwen/Qwen3-0.6B")
-    'Qwen/Qwen3-0.6B'
-    >>> locate("./no/such/folder")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no checkpoint folder './no/such/folder'; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'
-    """
-    if model == EMBEDDED:
-        from pipegen import embedded
-
-        return os.fspath(embedded.path())
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return os.fspath(folder)
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or "\\" in model or folder.exists():
-        raise FileNotFoundError(f"there is no checkpoint folder {model!r}; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'")
-    return model
+__all__ = ["Checkpoint"]
 
 
 class Checkpoint:

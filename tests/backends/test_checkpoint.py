@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from immutabledict import immutabledict
 
-from pipegen.backends.checkpoint import Checkpoint, locate
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.locate import locate
 from pipegen.errors import ContractError, InvalidRequest
 from pipegen.messages import ImageSource
 from pipegen.options import DEFAULTS

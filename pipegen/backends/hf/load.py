@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from pipegen.backends.checkpoint import EMBEDDED, Checkpoint
+from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.extras import need
 from pipegen.backends.hf.attention import use_grouped
 from pipegen.backends.hf.memory import release
+from pipegen.backends.locate import EMBEDDED
 
 __all__ = ["Weights", "load_model", "pick_device"]
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint import EMBEDDED, Checkpoint
+from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.locate import EMBEDDED
 from pipegen.fields import InvalidField, UnknownField, nearest
 
 __all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit"]

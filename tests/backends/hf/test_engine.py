@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +17,6 @@ from pipegen.messages import ImageSource
 from pipegen.options import DEFAULTS, StopOptions
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Raw
-from pipegen.stages.decode import decode
-from pipegen.stages.stop import stop
 from pipegen.testing.models import FAMILIES, encoded
 from pipegen.testing.pictures import picture
 
@@ -35,23 +32,8 @@ def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
     return [raw.token_ids for raw in raws(engine, inputs)]
 
 
-def ended(engine: Any, raw: Raw) -> tuple[str, Any]:
-    decoded = decode(raw, engine.tokenizer, engine.eos_token_ids).bind(lambda read: stop(read, engine.tokenizer)).unwrap()
-    return decoded.finish.value, decoded.stop
-
-
-def forcing(at: int, token_id: int) -> Plugin:
-    """Makes `token_id` the row's token number `at` (counted from 0)."""
-
-    def processor(context: Any) -> Any:
-        def process(sequence: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            if sequence.shape[1] - context.prompt_length == at:
-                scores = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token_id]), 0.0)
-            return scores
-
-        return process
-
-    return Plugin(name="forcing", logits_processor=processor)
+def sampled(at: int, **more: Any) -> Encoded:
+    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
 
 
 def rows_with_pictures(engine: Any) -> list[Encoded]:
@@ -134,17 +116,6 @@ def test_a_prompt_without_room_for_its_pictures_fails_alone(engine_of: Callable[
     assert len(good.unwrap().token_ids) == 2
 
 
-def test_a_row_that_ends_early_has_its_own_count_and_no_padding(engine: Any) -> None:  # B2, A17
-    plain = ids(engine, [encoded(prompt, max_new_tokens=30, stop=StopOptions(ignore_eos=True)) for prompt in PROMPTS])
-    ends = [row[3] for row in plain]
-    inputs = [encoded(prompt, max_new_tokens=30, stop=StopOptions(ignore_eos=True, stop_token_ids=(end,))) for prompt, end in zip(PROMPTS, ends, strict=True)]
-    inputs[1] = encoded(PROMPTS[1], max_new_tokens=30, stop=StopOptions(ignore_eos=True))
-    for at, raw in enumerate(raws(engine, inputs)):
-        expected = plain[at] if at == 1 else plain[at][: plain[at].index(ends[at]) + 1]
-        assert raw.token_ids == expected
-        assert ended(engine, raw) == (("length", None) if at == 1 else ("stop_token", ends[at]))
-
-
 def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
     sizes = forwards()
     engine.generate([encoded(prompt, max_new_tokens=count, stop=StopOptions(ignore_eos=True)) for prompt, count in zip(PROMPTS, (2, 2, 5, 3), strict=True)])
@@ -186,128 +157,11 @@ def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine
     assert model.base_model.rope_deltas is own
 
 
-@FAMILY
-def test_a_stop_string_over_several_tokens_halts_the_row_at_the_token_that_completes_it(family: str, engine_of: Callable[[str], Any]) -> None:  # A5, A13
-    engine = engine_of(family)
-    whole = raws(engine, [encoded(PROMPTS[0], max_new_tokens=24, stop=StopOptions(ignore_eos=True))])[0]
-    read = decode(whole, engine.tokenizer).unwrap()
-    wanted = read.text[read.text_ends[4] - 1 : read.text_ends[6]]
-    made = next(count for count, end in enumerate(read.text_ends, 1) if end >= read.text.index(wanted) + len(wanted))
-    halted = encoded(PROMPTS[0], max_new_tokens=24, stop=StopOptions(stop=(wanted,), ignore_eos=True))
-    exact = encoded(PROMPTS[0], max_new_tokens=made, stop=StopOptions(stop=(wanted,), ignore_eos=True))
-    for raw in raws(engine, [halted, encoded(PROMPTS[3], max_new_tokens=24), exact])[::2]:
-        assert raw.token_ids == whole.token_ids[:made]
-        assert ended(engine, raw) == ("stop_string", wanted)
-
-
-def test_min_new_tokens_keeps_a_row_going(engine: Any) -> None:  # A19
-    first = ids(engine, [encoded(PROMPTS[0], max_new_tokens=12, stop=StopOptions(ignore_eos=True))])[0]
-    blocked = StopOptions(stop_token_ids=tuple(set(first[:3])), ignore_eos=True)
-    early, late = raws(engine, [encoded(PROMPTS[0], max_new_tokens=12, stop=blocked), encoded(PROMPTS[0], max_new_tokens=12, min_new_tokens=6, stop=blocked)])
-    assert len(early.token_ids) == 1
-    assert len(late.token_ids) > 6
-    assert not set(late.token_ids[:6]) & set(first[:3])
-
-
-def test_a_stop_string_within_min_new_tokens_does_not_count(engine: Any) -> None:  # A19
-    read = decode(raws(engine, [encoded(PROMPTS[0], max_new_tokens=12, stop=StopOptions(ignore_eos=True))])[0], engine.tokenizer).unwrap()
-    stops = StopOptions(stop=(read.text[: read.text_ends[2]],), ignore_eos=True)
-    assert len(ids(engine, [encoded(PROMPTS[0], max_new_tokens=12, min_new_tokens=5, stop=stops)])[0]) > 5
-
-
-def test_every_end_token_of_the_checkpoint_ends_a_row_and_0_is_one(tmp_path: Any) -> None:  # A8
-    from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
-    from pipegen.testing.models import write_model
-
-    engine = HFEngine(ModelLoadConfig(model=str(write_model(tmp_path, eos_token_id=[0, 300]))))
-    assert engine.eos_token_ids == (0, 300)
-    for end in (0, 300):
-        raw = raws(engine.with_plugin(forcing(3, end)), [encoded(PROMPTS[0], max_new_tokens=9), encoded(PROMPTS[1], max_new_tokens=2)])[0]
-        assert len(raw.token_ids) == 4
-        assert ended(engine, raw) == ("eos", None)
-
-
-def test_an_end_token_that_is_also_the_pad_token_is_counted_once_and_kept(engine_of: Callable[[str], Any]) -> None:  # A18, B5
-    engine = engine_of("llama")
-    (end,) = engine.eos_token_ids
-    assert engine._checkpoint.pad_token_id == end
-    forced = engine.with_plugin(forcing(2, end))
-    inputs = [encoded(PROMPTS[2], max_new_tokens=9), encoded(PROMPTS[3], max_new_tokens=9, stop=StopOptions(ignore_eos=True))]
-    stopped, kept = ids(forced, inputs)
-    assert stopped[-1] == end
-    assert len(stopped) == 3
-    assert kept[2] == end
-    assert len(kept) == 9
-
-
 def test_prompts_that_hold_the_pad_token_are_read_whole(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("llama")
     pad = engine._checkpoint.pad_token_id
     inputs = [encoded([pad, 70, pad, 71, pad], max_new_tokens=6), encoded([70, 71], max_new_tokens=6), encoded(PROMPTS[3], max_new_tokens=6)]
     assert ids(engine, inputs) == [ids(engine, [one])[0] for one in inputs]
-
-
-def sampled(at: int, **more: Any) -> Encoded:
-    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
-
-
-def test_a_seeded_row_does_not_depend_on_its_batch(engine: Any) -> None:  # B6
-    rows = [sampled(at) for at in range(8)]
-    together = ids(engine, rows)
-    assert together == [ids(engine, [row])[0] for row in rows]
-    assert ids(engine, rows[::-1]) == together[::-1]
-    assert len(set(together)) == 8
-
-
-def test_equal_prompts_differ_by_their_seeds_and_by_nothing_else(engine: Any) -> None:  # B6
-    first, second, third = ids(engine, [sampled(0, seed=5), sampled(0, seed=6), sampled(0, seed=5)])
-    assert first == third
-    assert first != second
-
-
-def test_each_token_takes_the_next_number_of_its_seeds_stream(engine: Any) -> None:
-    flat = engine.with_plugin(Plugin(name="flat", logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores)))
-    numbers, size = random.Random(7), engine._weights.model().config.vocab_size
-    inputs = [sampled(0, temperature=1.0, seed=7, stop=StopOptions(ignore_eos=True)), sampled(1)]
-    assert ids(flat, inputs)[0] == tuple(int(numbers.random() * size) for _ in range(10))
-
-
-def test_rows_without_a_seed_are_drawn_anew(engine: Any) -> None:
-    assert len(set(ids(engine, [sampled(0, seed=None, max_new_tokens=20) for _ in range(4)]))) == 4
-
-
-def test_every_row_gets_its_own_options(engine: Any) -> None:  # B8
-    rows = [
-        sampled(0, temperature=0.0, max_new_tokens=3),
-        sampled(0, top_k=1, max_new_tokens=7),
-        sampled(1, top_p=0.3, temperature=0.7, repetition_penalty=1.3),
-        sampled(2, min_p=0.2, presence_penalty=1.0, frequency_penalty=0.5, stop=StopOptions(stop=("e",))),
-        sampled(3, no_repeat_ngram_size=2, min_new_tokens=4, logprobs=True),
-        sampled(0, temperature=0.0, no_repeat_ngram_size=1, max_new_tokens=30),
-    ]
-    together = raws(engine, rows)
-    assert [raw.token_ids for raw in together] == [ids(engine, [row])[0] for row in rows]
-    assert together[0].token_ids == together[1].token_ids[:3]
-    assert len({*PROMPTS[0], *together[5].token_ids}) == 3 + len(together[5].token_ids)
-    assert [raw.logprobs is not None for raw in together] == [False, False, False, False, True, False]
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 3, "repetition_penalty": 1.4}])
-def test_logprobs_are_the_models_own_whatever_the_options(options: dict[str, Any], engine: Any) -> None:  # A20
-    end = engine.eos_token_ids[0]
-    forced = engine.with_plugin(forcing(5, end))
-    raw = raws(forced, [encoded(PROMPTS[0], max_new_tokens=9, logprobs=True, top_logprobs=3, seed=1, **options), encoded(PROMPTS[3], max_new_tokens=2)])[0]
-    with torch.no_grad():
-        logits = engine._weights.model()(torch.tensor([[*PROMPTS[0], *raw.token_ids]])).logits[0].float().log_softmax(-1)
-    assert raw.logprobs is not None
-    assert [entry.token_id for entry in raw.logprobs] == list(raw.token_ids)
-    assert raw.token_ids[-1] == end
-    for place, entry in enumerate(raw.logprobs, len(PROMPTS[0]) - 1):
-        best = logits[place].topk(3)
-        assert entry.logprob == pytest.approx(logits[place, entry.token_id].item(), abs=1e-4)
-        assert [token for token, _ in entry.top] == best.indices.tolist()
-        assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_a_stream_tells_of_every_token_and_gives_the_slots_of_the_batch(engine: Any) -> None:

@@ -1,0 +1,71 @@
+"""The Hugging Face engine: what chooses a row's tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pipegen.options import StopOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Encoded, Raw
+from pipegen.testing.models import FAMILIES, encoded
+
+PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
+FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def raws(engine: Any, inputs: Sequence[Encoded]) -> list[Raw]:
+    return [slot.unwrap() for slot in engine.generate(inputs)]
+
+
+def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
+    return [raw.token_ids for raw in raws(engine, inputs)]
+
+
+def sampled(at: int, **more: Any) -> Encoded:
+    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
+
+
+def test_a_seeded_row_does_not_depend_on_its_batch(engine: Any) -> None:  # B6
+    rows = [sampled(at) for at in range(8)]
+    together = ids(engine, rows)
+    assert together == [ids(engine, [row])[0] for row in rows]
+    assert ids(engine, rows[::-1]) == together[::-1]
+    assert len(set(together)) == 8
+
+
+def test_equal_prompts_differ_by_their_seeds_and_by_nothing_else(engine: Any) -> None:  # B6
+    first, second, third = ids(engine, [sampled(0, seed=5), sampled(0, seed=6), sampled(0, seed=5)])
+    assert first == third
+    assert first != second
+
+
+def test_each_token_takes_the_next_number_of_its_seeds_stream(engine: Any) -> None:
+    flat = engine.with_plugin(Plugin(name="flat", logits_processor=lambda context: lambda ids, scores: torch.zeros_like(scores)))
+    numbers, size = random.Random(7), engine._weights.model().config.vocab_size
+    inputs = [sampled(0, temperature=1.0, seed=7, stop=StopOptions(ignore_eos=True)), sampled(1)]
+    assert ids(flat, inputs)[0] == tuple(int(numbers.random() * size) for _ in range(10))
+
+
+def test_rows_without_a_seed_are_drawn_anew(engine: Any) -> None:
+    assert len(set(ids(engine, [sampled(0, seed=None, max_new_tokens=20) for _ in range(4)]))) == 4
+
+
+def test_every_row_gets_its_own_options(engine: Any) -> None:  # B8
+    rows = [
+        sampled(0, temperature=0.0, max_new_tokens=3),
+        sampled(0, top_k=1, max_new_tokens=7),
+        sampled(1, top_p=0.3, temperature=0.7, repetition_penalty=1.3),
+        sampled(2, min_p=0.2, presence_penalty=1.0, frequency_penalty=0.5, stop=StopOptions(stop=("e",))),
+        sampled(3, no_repeat_ngram_size=2, min_new_tokens=4, logprobs=True),
+        sampled(0, temperature=0.0, no_repeat_ngram_size=1, max_new_tokens=30),
+    ]
+    together = raws(engine, rows)
+    assert [raw.token_ids for raw in together] == [ids(engine, [row])[0] for row in rows]
+    assert together[0].token_ids == together[1].token_ids[:3]
+    assert len({*PROMPTS[0], *together[5].token_ids}) == 3 + len(together[5].token_ids)
+    assert [raw.logprobs is not None for raw in together] == [False, False, False, False, True, False]
