@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from typing import Any
 
 import pytest
 
 import pipegen as pg
-from pipegen.records import Encoded
+from pipegen.records import Decoded, Encoded
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 TEXT_ONLY = pg.ENGINES["hf"] - {"images"}
@@ -37,6 +38,20 @@ def test_a_result_reports_what_was_done() -> None:
     assert len(set(result.image_digests)) == 2
     assert result.prompt_token_ids.count(engine.tokenizer.special_tokens["<|image_pad|>"]) == 6
     assert pickle.loads(pickle.dumps(result)) == result  # our own bytes
+
+
+def test_a_row_is_finished_before_the_next_is_decoded() -> None:
+    held: list[int] = []
+
+    def count(text: str = "") -> str:
+        held.append(sum(isinstance(kept, Decoded) for kept in gc.get_objects()))
+        return text
+
+    route = pg.attach(pg.route(FakeEngine("answer<|im_end|>")), pg.Plugin(name="count", trim=count)).unwrap()
+    count()
+    assert all(map(pg.is_ok, pg.run(route, [chat(str(row)) for row in range(20)])))
+    assert len(held) == 21
+    assert max(held) - held[0] <= 2
 
 
 def test_a_picture_for_a_text_only_engine_fails_and_its_neighbours_go_on() -> None:  # P7, K1
