@@ -127,12 +127,14 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
     The exceptions listed in `catch` become `StageFailed` in that slot; every other exception is a bug and raises. Raises `ContractError` when the
-    stage returns something other than a `Result`, and `TypeError` for what is no name and no function.
+    stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
     'root'
     """
     _named("each", name, stage)
+    if not isinstance(catch, tuple) or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in catch):
+        raise TypeError(f"catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), not {catch!r:.200}")
 
     def lifted(value: A) -> Slot[B]:
         try:
@@ -141,6 +143,10 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
             return Failure(StageFailed(f"{type(raised).__name__}: {raised}", stage=name))
         if not isinstance(slot, (Success, Failure)):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
+        if isinstance(slot, Failure) and not isinstance(slot.failure(), GenerationError):
+            raise ContractError(
+                f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError such as StageFailed(message, stage={name!r})"
+            )
         return slot
 
     def steps(batch: Batch[A]) -> Steps[B]:
@@ -151,13 +157,20 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
 
 
 def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A, B]:
-    """Lift a total function: one that has an answer for every value.
+    """Lift a total function: one that has an answer for every value. Raises `ContractError` when it returns a `Result`, as a stage does.
 
     >>> pure("double", lambda n: 2 * n).apply((Success(2),))
     (<Success: 4>,)
     """
     _named("pure", name, f)
-    return each(name, lambda value: Success(f(value)), keeps_text=keeps_text)
+
+    def always(value: A) -> Slot[B]:
+        made = f(value)
+        if isinstance(made, (Success, Failure)):
+            raise ContractError(f"the function {name!r} returned a Result: each({name!r}, ...) lifts a function that does")
+        return Success(made)
+
+    return each(name, always, keeps_text=keeps_text)
 
 
 def _named(lift: str, name: Any, f: Any) -> None:

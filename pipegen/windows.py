@@ -179,6 +179,6 @@ async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[
 
 
 def _at_least(name: str, number: int, least: int) -> int:
-    if number < least:
+    if type(number) is not int or number < least:
         raise ValueError(f"{name} takes a whole number of at least {least}, not {number!r}")
     return number

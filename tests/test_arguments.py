@@ -130,6 +130,27 @@ def test_a_stage_has_a_name_and_is_a_function(lift: Any, arguments: Any) -> None
         lift(*arguments)
 
 
+@pytest.mark.parametrize("catch", [ValueError, (BaseException,), (KeyboardInterrupt,), ("ValueError",), [ValueError], (ValueError("no"),), None])
+def test_a_stage_lists_the_exceptions_that_bad_data_raises(catch: Any) -> None:
+    with pytest.raises(TypeError, match="catch takes a tuple of exceptions that a stage may raise on bad data"):
+        pg.each("name", str, catch=catch)  # type: ignore[arg-type, type-var]
+
+
+@pytest.mark.parametrize("error", ["bad", ValueError("bad"), None, pg.StageFailed])
+def test_a_stage_fails_with_an_error_that_can_say_what_to_do(error: Any) -> None:
+    stage: Any = pg.each("picky", lambda result: pg.Failure(error))
+    words = f"stage 'picky' failed with {type(error).__name__}, not a GenerationError such as StageFailed"
+    with pytest.raises(pg.ContractError, match=words):
+        pg.run(ROUTE >> stage, [{"prompt": "Hi"}])
+
+
+@pytest.mark.parametrize("slot", [pg.Success(1), pg.Failure(pg.StageFailed("no"))])
+def test_a_function_that_gives_slots_is_no_pure_one(slot: Any) -> None:
+    lifted: Any = pg.pure("half", lambda result: slot)
+    with pytest.raises(pg.ContractError, match=re.escape("the function 'half' returned a Result: each('half', ...) lifts a function that does")):
+        pg.run(ROUTE >> lifted, [{"prompt": "Hi"}])
+
+
 def test_plugins_are_attached_to_a_route_before_it_is_joined() -> None:
     plugin = pg.plugins.balanced_json()
     for pipe in (PIPE, pg.fallback(ROUTE, ROUTE, when=pg.Timeout), "embedded"):

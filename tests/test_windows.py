@@ -105,6 +105,16 @@ def test_whoever_stops_early_leaves_no_thread_behind() -> None:
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize("number", [True, 2.5, "2", None])
+@pytest.mark.parametrize(("name", "least"), [("window", 1), ("ahead", 0)])
+def test_both_take_whole_numbers_only(name: str, least: int, number: Any) -> None:
+    said: dict[str, Any] = {name: number}
+    with pytest.raises(ValueError, match=f"{name} takes a whole number of at least {least}, not {number!r}"):
+        next(pg.imap(pg.route(FakeEngine("a")), asked(2), **said))
+    with pytest.raises(ValueError, match=f"{name} takes a whole number of at least {least}, not {number!r}"):
+        asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), **said))
+
+
 def test_neither_takes_a_number_that_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="ahead takes a whole number of at least 0, not -1"):
         next(pg.imap(pg.route(FakeEngine("a")), asked(2), ahead=-1))
