@@ -22,6 +22,8 @@ from pipegen.fields import InvalidField, freeze, mapping, record
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
+_SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
+"""What other programs let the part of a picture say of its size."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -164,15 +166,27 @@ def _part_from(value: Any, place: str) -> TextPart | ImagePart:
             raise InvalidField(f"{place}.text takes a string, not {type(value.get('text')).__name__}")
         return TextPart(text=value["text"])
     if kind == "image":
+        _refuse_sizes(value, place)
         given = next((value[key] for key in ("image", "url", "path", "data") if value.get(key) is not None), None)
+        others = [key for key, said in value.items() if key != "type" and said is not None]
+        if given is None and others:
+            raise InvalidField(f"{place} takes its picture as image, url, path or data, not as {', '.join(map(str, others))}"[:300])
         return ImagePart(source=None if given is None else ImageSource.of(given, f"{place}.image"))
     if kind == "image_url":
         given = value.get("image_url")
+        _refuse_sizes(value, place)
+        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{place}.image_url")
         url = given.get("url") if isinstance(given, Mapping) else given
         if not isinstance(url, str) or not url:
             raise InvalidField(f"{place}.image_url.url takes a string that is not empty, not {type(url).__name__}")
         return ImagePart(source=ImageSource.of(url, f"{place}.image_url.url"))
     raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {kind!r}")
+
+
+def _refuse_sizes(part: Mapping[str, Any], place: str) -> None:
+    for name in _SIZES:
+        if part.get(name) not in (None, "auto"):
+            raise InvalidField(f"{place}.{name} is not carried out: the pixel budget of a request's pictures stands in its options (preprocess.max_pixels)")
 
 
 def _content_from(role: str, content: Any, place: str) -> Any:

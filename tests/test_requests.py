@@ -32,6 +32,9 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
         ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
         ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
+        ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its picture as image, url, .* not as base64"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not carried out"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not carried"),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
@@ -43,6 +46,13 @@ def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str)
         GenerationRequest(messages=messages)
     slot = request_from({"messages": messages})
     assert type(slot.failure()).__name__ == "InvalidRequest"
+
+
+def test_keys_of_a_part_that_say_nothing_are_none() -> None:  # tables fill them in for every part
+    filled = {"type": "image", "image": None, "text": None, "max_pixels": None}
+    asked = {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}, "text": None}
+    message = message_from({"role": "user", "content": [filled, asked]}, "messages[0]")
+    assert message.content == (ImagePart(), ImagePart(source=ImageSource(path="a.png")))
 
 
 def test_a_message_record_refuses_an_unknown_role() -> None:  # T8
