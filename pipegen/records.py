@@ -221,6 +221,8 @@ class ModelLoadConfig:
     """A LoRA adapter's folder or hub name (needs peft)."""
     batch_size: Annotated[int | None, whole(low=1)] = None
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
+    compile: Annotated[bool, boolean] = False
+    """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
     picture_memory_bytes: Annotated[int | None, whole(low=0)] = None
     """Memory for pictures that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()

@@ -26,14 +26,16 @@ def hf(
     revision: str | None = None,
     adapter: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
+    compile: bool = False,
     picture_memory_bytes: int | None = None,
     engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Route:
     """A route through Hugging Face transformers, in this process: the safe default.
 
-    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `picture_memory_bytes` is the memory for
-    pictures made ready ahead or kept for when they come again (256 MiB; 0 is none); `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad
-    setting, and `MissingExtra` (an ImportError), which says what to install, where a package is missing.
+    `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `compile` is for long jobs: the first steps
+    wait for `torch.compile`, the others take less time; `picture_memory_bytes` is the memory for pictures made ready ahead or kept for when they come again
+    (256 MiB; 0 is none); `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting, and `MissingExtra` (an ImportError), which says
+    what to install, where a package is missing.
 
     >>> route = hf("Qwen/Qwen3-4B")  # doctest: +SKIP
     """
@@ -46,7 +48,7 @@ def hf(
         "attn_implementation": attn_implementation,
     }
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size}
-    said |= {"picture_memory_bytes": picture_memory_bytes, "engine_kwargs": engine_kwargs or {}}
+    said |= {"compile": compile, "picture_memory_bytes": picture_memory_bytes, "engine_kwargs": engine_kwargs or {}}
     return _route_of(ModelLoadConfig(backend="hf", **said))
 
 

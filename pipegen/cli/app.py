@@ -129,6 +129,7 @@ def generate(
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request. Default: 600.", rich_help_panel=SERVER)] = None,
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
+    compile_steps: Annotated[bool, typer.Option("--compile", help="Compile the steps: for long jobs.", rich_help_panel=MODEL)] = False,
     picture_memory_bytes: Annotated[
         int | None, typer.Option("--picture-memory-bytes", help="For pictures made ready ahead or kept. Default: 256 MiB.", rich_help_panel=MODEL)
     ] = None,
@@ -157,7 +158,7 @@ def generate(
         window=window,
     )
     local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "picture_memory_bytes": picture_memory_bytes, "dtype": dtype}
-    local |= {"device": device, "device_map": device_map}
+    local |= {"device": device, "device_map": device_map, "compile": compile_steps}
     local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
     there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
     load = load_of(config, agent, model, backend, fallback, there, local)

@@ -88,6 +88,7 @@ KEYS: Mapping[str, Key] = {
     "device_map": Key(text, "Such as `auto`: spread the model over devices.", ("hf",)),
     "attn_implementation": Key(text, "Such as `sdpa` or `eager`.", ("hf",)),
     "batch_size": Key(whole(low=1), "Rows that run side by side.", ("hf",)),
+    "compile": Key(boolean, "Compile the steps with `torch.compile`.", ("hf",)),
     "picture_memory_bytes": Key(whole(low=0), "Memory for pictures made ready ahead or kept for when they come again, in bytes; 0 is none.", ("hf",)),
     "revision": Key(text, "The hub's revision.", _RENDERED),
     "adapter": Key(text, "A LoRA adapter: folder or hub name.", _LOADED),

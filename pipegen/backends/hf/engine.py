@@ -13,6 +13,7 @@ import torch
 
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine
+from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
@@ -95,7 +96,8 @@ class HFEngine(CheckpointEngine):
         live = [row for row in rows if not row.done]
         if not live:
             return
-        schedule = Schedule(self._loaded(), self._checkpoint, live, self._checkpoint.load.batch_size or ROWS, self._pixels, self._found)
+        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
+        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._found, self._weights.compiled)
         while not schedule.finished:
             advanced = self._step(schedule)
             yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced or () if row.error is None)
@@ -116,6 +118,9 @@ class HFEngine(CheckpointEngine):
         try:
             with self._weights.lock, torch.no_grad():
                 return schedule.step()
+        except CompileFailed as error:
+            hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
+            raise CallFailed(_failure(str(error), "batch", hint=hint)) from error
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
             if is_device_failure(error) and not is_out_of_memory(error):
                 raise CallFailed(_failure(str(error), "batch")) from error

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.compiled import Compiled, Whole
 from pipegen.backends.hf.inputs import PICTURE_MARKS, batch_inputs
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import Row
@@ -107,6 +108,7 @@ class Lane:
         self._shared = state
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
+        self._whole: Whole | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -116,16 +118,21 @@ class Lane:
         """How many columns the cache has: as many as the longest row has tokens."""
         return max(self.lengths)
 
-    def step(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    def step(self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None) -> torch.Tensor:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
-        inputs = {name: torch.zeros_like(tokens) for name in self._marks}
+        inputs = {**self._shared, **{name: torch.zeros_like(tokens) for name in self._marks}}
         if self._positions is not None:
             inputs["position_ids"] = self._positions
-        mask = self._mask(tokens.device)
-        prepared = model.prepare_inputs_for_generation(
-            tokens, next_sequence_length=1, past_key_values=self.cache, attention_mask=mask, **inputs, **self._shared
-        )
-        outputs = model(**prepared, return_dict=True)
+        if compiled is not None:
+            width = self.width
+            pads = [width - length for length in self.lengths]
+            if self._whole is None or not self._whole.holds(self.cache, pads):
+                self._whole = Whole(self.cache, pads)
+            outputs = compiled.step(tokens, self._whole, **inputs)
+        else:
+            mask = self._mask(tokens.device)
+            prepared = model.prepare_inputs_for_generation(tokens, next_sequence_length=1, past_key_values=self.cache, attention_mask=mask, **inputs)
+            outputs = model(**prepared, return_dict=True)
         if self._positions is not None:
             self._positions = self._positions + 1
         self.lengths = [length + 1 for length in self.lengths]
@@ -152,7 +159,7 @@ class Lane:
         """Go on with these rows only, and without the columns that none of them needs."""
         self.lengths = [self.lengths[row] for row in rows]
         self._positions, self._pads = _rows_of(self._positions, rows), None
-        self.cache = caches.selected(self.cache, rows, self.width)
+        self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
 
     def put(self, places: Sequence[int], other: Lane) -> None:
         """Let another lane's rows take these places: all of them places of this lane, or all of them new ones after its last."""

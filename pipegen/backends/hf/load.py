@@ -13,6 +13,7 @@ import transformers
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.extras import need
 from pipegen.backends.hf.attention import use_grouped
+from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.memory import release
 from pipegen.backends.locate import EMBEDDED
 
@@ -37,7 +38,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
     With `dtype="auto"` the weights keep the dtype that they are stored in; the embedded model, a few megabytes, becomes float32. Raises `MissingExtra`
     where `device_map` or an adapter needs a package that is not there, and `ValueError` where weights are missing from the checkpoint, the model is an
-    encoder-decoder, or the tokenizer has nothing to pad with; what transformers raises comes through.
+    encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad with; what transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):
@@ -68,6 +69,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
             use_grouped(model)
+    if load.compile:
+        check_compilable(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
     return model.eval()
 
@@ -96,6 +99,8 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._model: Any = None
+        self.compiled: Compiled | None = None
+        """The model's steps, where they are to be compiled and the model is loaded."""
         self.lock = threading.RLock()
 
     @property
@@ -107,11 +112,12 @@ class Weights:
         with self.lock:
             if self._model is None:
                 self._model = load_model(self._checkpoint)
+                self.compiled = Compiled(self._model) if self._checkpoint.load.compile else None
             return self._model
 
     def close(self) -> None:
         """Let go of the model and give its memory back. It loads again when it is needed again."""
         with self.lock:
             if self._model is not None:
-                self._model = None
+                self._model = self.compiled = None
                 release()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.lane import FixedLane, Lane, read
 from pipegen.backends.hf.memory import room_for
 from pipegen.backends.hf.pixels import Pixels
@@ -73,8 +74,10 @@ class _Ready(NamedTuple):
 class Schedule:
     """The rows of one call on their way through the model, at most `size` of them side by side. Its steps must be run without gradients."""
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: Found) -> None:
-        self._model, self._checkpoint, self._size, self._pixels, self._found = model, checkpoint, size, pixels, found
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: Found, compiled: Compiled | None = None
+    ) -> None:
+        self._model, self._checkpoint, self._size, self._pixels, self._found, self._compiled = model, checkpoint, size, pixels, found, compiled
         self._rows = tuple(rows)
         self._live: list[Row] = []
         self._lane: Lane | FixedLane | None = None
@@ -145,6 +148,8 @@ class Schedule:
             self._found.even = True
             return True
         lane, logits = made
+        if isinstance(lane, FixedLane) and self._compiled is not None:
+            raise CompileFailed(f"the cache of {type(self._model).__name__} is not known: its steps cannot be compiled")
         if isinstance(lane, FixedLane) and not self._found.fixed:
             self._found.fixed = True
             self._queue()
@@ -226,7 +231,8 @@ class Schedule:
             return []
         waiting = 0 if self._ready is None else len(self._ready.lane)
         self._load = (len(self._lane) + waiting, self._lane.width + 1, going)
-        logits = self._lane.step(self._model, self._tokens)
+        lane, tokens = self._lane, self._tokens
+        logits = lane.step(self._model, tokens, self._compiled) if isinstance(lane, Lane) else lane.step(self._model, tokens)
         work = self._found.work
         work.steps += 1
         work.row_steps += len(self._lane)

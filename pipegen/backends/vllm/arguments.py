@@ -25,7 +25,7 @@ __all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
-ELSEWHERE = ("device", "device_map", "attn_implementation", "picture_memory_bytes")
+ELSEWHERE = ("device", "device_map", "attn_implementation", "compile", "picture_memory_bytes")
 """Fields of `ModelLoadConfig` that vLLM has no word for."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""
@@ -56,7 +56,7 @@ def check_arguments(checkpoint: Checkpoint) -> None:
     """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here, `UnknownField` for an argument vLLM does not have."""
     load = checkpoint.load
     for name in ELSEWHERE:
-        if getattr(load, name) is not None:
+        if getattr(load, name) is not None and getattr(load, name) is not False:
             raise InvalidField(f"ModelLoadConfig.{name} is not for backend 'vllm'; vLLM's own settings go to engine_kwargs")
     for name in load.engine_kwargs:
         if name in OWN:

@@ -50,7 +50,8 @@ def test_an_argument_that_vllm_does_not_have_is_refused_with_the_nearest(started
 
 
 @pytest.mark.parametrize(
-    "settings", [{"engine_kwargs": {"generation_config": "auto"}}, {"device": "cpu"}, {"attn_implementation": "eager"}, {"picture_memory_bytes": 0}]
+    "settings",
+    [{"engine_kwargs": {"generation_config": "auto"}}, {"device": "cpu"}, {"attn_implementation": "eager"}, {"picture_memory_bytes": 0}, {"compile": True}],
 )
 def test_settings_without_a_meaning_for_vllm_are_refused(settings: dict[str, Any], started: list[Any]) -> None:
     with pytest.raises(pg.InvalidField):
