@@ -229,10 +229,14 @@ def install_peer(session: nox.Session, name: str) -> None:
 
 @shared(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour."""
+    """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour.
+
+    `-- profile_passes compiled` shows where the seconds of the Hugging Face path go, and what compiling its steps gains: ten minutes more.
+    """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    for name in PEERS if set(chosen) - {"servers"} else ("online",):
+    beside = set(chosen) - {"profile_passes", "compiled"}
+    for name in PEERS if beside - {"servers"} else ("online",) if beside else ():
         install_peer(session, name)
     for name in chosen:
         arguments: tuple[str, ...] = ()

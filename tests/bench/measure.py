@@ -100,6 +100,14 @@ def speed(work: str, peer: str, ours: Taken, theirs: Taken, target: float, *, gr
     return row(work, peer, ratio, f"at least {target:g}", group=group, spread=spread, note=note, cpu_ratio=round(cpu, 3), **figures)
 
 
+def write_table(name: str, title: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print a table of its own form, and keep it for the report."""
+    lines = [f"### {title}", "", *("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *cells)), ""]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines), flush=True)
+
+
 def write(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows, and keep them for the report."""
     RESULTS.mkdir(exist_ok=True)

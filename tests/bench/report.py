@@ -14,6 +14,8 @@ from measure import RESULTS, ROOT
 DOCS = ROOT / "docs"
 ORDER = ("text-equal", "text-skewed", "text-real", "pictures-skewed", "pictures-large", "stops", "alone-preparing", "alone-answers", "alone-memory")
 ORDER += ("alone-starting", "vllm", "plugins", "servers")
+TABLES = ("profile_passes-skewed", "profile_passes-real", "compiled-embedded", "compiled-smollm2")
+"""Tables of a form of their own, which `profile_passes.py` and `compiled.py` write."""
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
@@ -106,7 +108,8 @@ def main() -> None:
     machine = f"Measured with Python {platform.python_version()} on {platform.system()}, {platform.machine()}, processors only."
     page = DOCS / "benchmarks.md"
     text = page.read_text(encoding="utf-8")
-    body = "\n".join([BEGIN, "", said, machine, "", table(rows), levels_table(), END])
+    more = [(RESULTS / f"{name}.md").read_text(encoding="utf-8") for name in TABLES if (RESULTS / f"{name}.md").exists()]
+    body = "\n".join([BEGIN, "", said, machine, "", table(rows), levels_table(), *more, END])
     page.write_text(text[: text.index(BEGIN)] + body + text[text.index(END) + len(END) :], encoding="utf-8")
     print(said)
 
