@@ -117,14 +117,14 @@ class Whole:
         self._seen = [layer.keys for layer in self._layers]
 
 
-class _Room(CacheLayerMixin):
+class _Room(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """What the compiled pass sees of a layer: all of its columns, of which it writes one."""
 
     is_compileable = False
     is_sliding = False
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, column: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._keys, self._values, self._column = keys, values, column
         self.is_initialized = True
 
