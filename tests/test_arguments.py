@@ -126,7 +126,7 @@ def test_a_pipe_is_joined_with_pipes_only(then: Any) -> None:
 @pytest.mark.parametrize("lift", [pg.each, pg.pure])
 @pytest.mark.parametrize("arguments", [("name", 3), (str.strip, "name"), ("name", None), (None, str.strip)])
 def test_a_stage_has_a_name_and_is_a_function(lift: Any, arguments: Any) -> None:
-    with pytest.raises(TypeError, match="a name and a function are wanted, such as"):
+    with pytest.raises(TypeError, match=rf"a name and a function are wanted, such as {lift.__name__}\('strip', strip\), not "):
         lift(*arguments)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedPlugin
-from pipegen.options import GenerationOptions, resolve
+from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
+from pipegen.options import GenerationOptions, StructuredOptions, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job, Prompt
-from pipegen.requests import TextGenerationRequest
-from pipegen.slots import Slot
+from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.slots import Slot, is_ok
 from pipegen.stages.preflight import check_fit, check_support, room
 
 REQUEST = TextGenerationRequest(prompt="a")
@@ -79,3 +79,43 @@ def test_a_refusal_names_the_plugin_and_its_reason() -> None:
     assert error == UnsupportedPlugin("plugin 'words' does not fit this request: it is short", plugin="words")
     curt = Plugin(name="curt", refuses=lambda request: True)  # type: ignore[arg-type, return-value]
     assert check_support(job, engine(None), (curt,)).failure() == PluginFailed("plugin 'curt' refused with bool; refuses gives a reason or None", plugin="curt")
+
+
+def support(capabilities: Capabilities, request: GenerationRequest = REQUEST, **options: Any) -> Slot[Job]:
+    return check_support(Job(request=request, options=resolve(GenerationOptions(**options))), capabilities)
+
+
+def test_pictures_are_refused_with_the_reason_where_there_is_one() -> None:  # P7
+    picture = VlmGenerationRequest(prompt="?", images=[b"1", b"2", b"3"])
+    assert support(Capabilities(engine="toy", honours=frozenset()), picture).failure() == UnsupportedMultimodal("toy takes no pictures")
+    blind = Capabilities(engine="toy", honours=frozenset(), reason="it is text-only")
+    assert support(blind, picture).failure() == UnsupportedMultimodal("toy takes no pictures: it is text-only")
+    two = Capabilities(engine="toy", honours=frozenset({"images"}), max_images=2)
+    assert support(two, picture).failure() == UnsupportedMultimodal("toy takes at most 2 pictures in a request, and this one has 3")
+    assert is_ok(support(Capabilities(engine="toy", honours=frozenset({"images"}), max_images=3), picture))
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "hint"),
+    [
+        ("vllm", {"no_repeat_ngram_size": 2}, "leave it out, or take an engine that honours it: hf"),
+        ("hf", {"structured": StructuredOptions(choice=("a",))}, "leave it out, or take an engine that honours it: vllm, vllm_server, sglang_server"),
+        ("vllm_chat", {"preprocess": {"max_pixels": 9}}, "leave it out, or take an engine that honours it: hf, vllm, vllm_server, sglang_server"),
+        (
+            "openai_chat",
+            {"top_k": 2},
+            "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out",
+        ),
+        ("openai_chat", {"no_repeat_ngram_size": 2}, "leave it out, or take an engine that honours it: hf"),
+    ],
+)
+def test_an_option_is_refused_with_who_can(engine: str, option: dict[str, Any], hint: str) -> None:  # C5
+    error = support(Capabilities(engine=engine, honours=ENGINES[engine]), **option).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert error.hint == hint
+    assert error.message.startswith(f"{engine} does not honour {error.option}=")
+
+
+def test_an_option_that_nobody_honours_has_the_plain_hint() -> None:
+    error = support(Capabilities(engine="hf", honours=frozenset()), no_repeat_ngram_size=2).failure()
+    assert error == UnsupportedOption("hf does not honour no_repeat_ngram_size=2", option="no_repeat_ngram_size")
