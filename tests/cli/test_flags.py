@@ -76,7 +76,7 @@ assert not heavy, heavy
 
 
 def test_the_module_is_the_command_too() -> None:
-    ran = subprocess.run([sys.executable, "-m", "pipegen.cli", "--version"], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-m", "pipegen", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("pipegen ")
 
 

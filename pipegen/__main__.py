@@ -1,4 +1,4 @@
-"""`python -m pipegen.cli` is the command `pipegen`."""
+"""`python -m pipegen` is the command `pipegen`."""
 
 from __future__ import annotations
 
