@@ -14,7 +14,7 @@ from pipegen.fields import InvalidField, altered
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.parallel import parallel
-from pipegen.pipe import Call, Pipe, Steps
+from pipegen.pipe import Call, Pipe, Steps, counted
 from pipegen.requests import FIELDS, GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest, field_hint
 from pipegen.slots import Batch, Slot, is_ok
 
@@ -130,7 +130,7 @@ class Begun(NamedTuple):
 
 def begin(pipe: Pipe[Any, Any], batch: Batch[Any]) -> Begun:
     """Let a pipe work until it wants its first call; nothing is called yet, so this may be done ahead of time and in another thread."""
-    at_work = pipe.steps(batch)
+    at_work = counted(pipe, batch)
     return Begun(at_work, advance(at_work))
 
 

@@ -88,7 +88,7 @@ class Pipe(Generic[A_contra, B_co]):
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
         """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
-        at_work = self.steps(batch)
+        at_work = counted(self, batch)
         try:
             wanted = next(at_work)
         except StopIteration as done:
@@ -213,13 +213,11 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     qualifies: Callable[[GenerationError], bool] = (lambda error: isinstance(error, when)) if isinstance(when, (type, tuple)) else when
 
     def steps(batch: Batch[A]) -> Steps[B]:
-        tried: Batch[B] = yield from first.steps(batch)
-        if len(tried) != len(batch):
-            raise ContractError(f"{first.name} gave {len(tried)} slots for {len(batch)}")
+        tried = yield from counted(first, batch)
         again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(tried[row].failure())]
         if not again:
             return tried
-        retried = yield from renumber(second.steps(tuple(batch[row] for row in again)), [(row, 0) for row in again])
+        retried = yield from renumber(counted(second, tuple(batch[row] for row in again)), [(row, 0) for row in again])
         out = list(tried)
         for row, slot in zip(again, retried, strict=True):
             history = tried[row].failure()
@@ -227,6 +225,14 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         return tuple(out)
 
     return Pipe(f"fallback({first.name}, {second.name})", steps, first.keeps_text and second.keeps_text, _union(first.owns, second.owns))
+
+
+def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
+    """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
+    slots = yield from pipe.steps(batch)
+    if len(slots) != len(batch):
+        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
+    return slots
 
 
 def renumber(steps: Steps[B], rows: Sequence[Row]) -> Steps[B]:

@@ -15,7 +15,7 @@ from pipegen.drive import Request, admit, advance, answers_of, failed
 from pipegen.errors import CallFailed, ContractError
 from pipegen.fields import record
 from pipegen.options import GenerationOptions
-from pipegen.pipe import Call, Pipe, Row
+from pipegen.pipe import Call, Pipe, Row, counted
 from pipegen.records import GenerationResult
 from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.slots import Batch, Slot, is_ok
@@ -129,7 +129,7 @@ def stream(
     check_run(route, options, images)
     batch = admit(requests, options, images)
     deltas = _Deltas(route.keeps_text)
-    at_work = route.steps(batch)
+    at_work = counted(route, batch)
     try:
         step = advance(at_work)
         while isinstance(step, Call):
@@ -171,7 +171,7 @@ async def astream(
     several(requests)
     batch = await asyncio.to_thread(admit, tuple(requests), options, images)
     deltas = _Deltas(route.keeps_text)
-    at_work = route.steps(batch)
+    at_work = counted(route, batch)
     try:
         step = advance(at_work)
         while isinstance(step, Call):
