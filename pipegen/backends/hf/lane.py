@@ -104,8 +104,7 @@ class Lane:
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
         self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
-        self._marks = {name for name in PICTURE_MARKS if state.pop(name, None) is not None}
-        self._shared = state
+        self._shared = {name: kept for name, kept in state.items() if name not in PICTURE_MARKS}  # no generated token is a piece of a picture
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
         self._whole: Whole | None = None
@@ -120,9 +119,7 @@ class Lane:
 
     def step(self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None) -> torch.Tensor:
         """Add each row's new token, shape (rows, 1), and give the logits of the next."""
-        inputs = {**self._shared, **{name: torch.zeros_like(tokens) for name in self._marks}}
-        if self._positions is not None:
-            inputs["position_ids"] = self._positions
+        inputs = self._shared if self._positions is None else {**self._shared, "position_ids": self._positions}
         if compiled is not None:
             width = self.width
             pads = [width - length for length in self.lengths]
@@ -168,7 +165,7 @@ class Lane:
             lengths[place] = length
         caches.put(self.cache, places, other.cache, max(lengths))
         self._positions = _with_rows(self._positions, places, other._positions)
-        self._marks, self._pads, self.lengths = self._marks | other._marks, None, lengths
+        self._pads, self.lengths = None, lengths
 
 
 def _rows_of(positions: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
