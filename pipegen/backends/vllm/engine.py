@@ -16,8 +16,9 @@ from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
 from pipegen.backends.extras import need
 from pipegen.backends.image_processors import grid_only
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
+from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
-from pipegen.backends.vllm.running import Call, Core, Running, refusals
+from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import InvalidRequest, UnsupportedOption

@@ -7,7 +7,7 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.vllm.running import failure
+from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import logprob_of
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.plugins.plugin import Plugin

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import uuid
 from collections import deque
@@ -21,36 +20,10 @@ from typing import Any, NoReturn
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.vllm.arguments import engine_arguments
+from pipegen.backends.vllm.failures import deaths, failure
 from pipegen.errors import BackendFailed, CallFailed
 
-__all__ = ["Call", "Core", "Running", "failure", "refusals"]
-
-_log = logging.getLogger("pipegen")
-
-
-def failure(words: str, scope: str, hint: str = "") -> BackendFailed:
-    """A failure of the engine, with its incident in the log."""
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="vllm", scope=scope, incident=incident, hint=hint)
-
-
-def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises when it does not take one request; its own hierarchy stands beside ValueError in the versions that have one."""
-    from vllm import exceptions  # the module: which classes it has depends on the version
-
-    own = (getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError"))
-    return (ValueError, *(kind for kind in own if kind is not None))
-
-
-def _deaths() -> tuple[type[Exception], ...]:
-    """What vLLM raises when a step failed, and with it the engine."""
-    import torch
-    from vllm import exceptions
-    from vllm.v1.engine import exceptions as engine_exceptions
-
-    own = (getattr(exceptions, "VLLMServerError", None), engine_exceptions.EngineDeadError, engine_exceptions.EngineGenerateError)
-    return (*(kind for kind in own if kind is not None), torch.OutOfMemoryError, torch.AcceleratorError)
+__all__ = ["Call", "Core", "Running"]
 
 
 class Running:
@@ -87,7 +60,7 @@ class Running:
             self._check()
             try:
                 self.engine.add_request(request_id, prompt, params, **self._adapter)
-            except _deaths() as error:
+            except deaths() as error:
                 self._died(error)
             self._boxes[request_id] = box
 
@@ -117,7 +90,7 @@ class Running:
             try:
                 _wait(self.engine.engine_core)
                 outputs = self.engine.step()
-            except _deaths() as error:
+            except deaths() as error:
                 self._died(error)
             for output in outputs:
                 if output.request_id in self._boxes:
