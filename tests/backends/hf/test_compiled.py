@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch._dynamo.config
 import torch._inductor.config
 from returns.result import Success
+from transformers import AutoModelForCausalLM
 
 import pipegen as pg
 from pipegen.backends.hf.compiled import Compiled
@@ -90,6 +92,28 @@ def test_answers_are_those_of_steps_that_are_not_compiled(engine_with: EngineOf,
     assert graphs.ran == work.steps == plain.work.steps
     assert work.row_steps == work.needed_row_steps
     assert graphs.compiled == 2  # for several rows, and for one
+
+
+def test_weights_of_another_dtype_and_plugins_go_with_it(engine_with: EngineOf, graphs: Graphs) -> None:
+    banning = pg.Plugin(name="no 61", logits_processor=lambda context: lambda ids, scores: scores.index_fill(1, torch.tensor([61]), -torch.inf))
+    plain, compiled = (engine_with(dtype="bfloat16", compile=asked).with_plugin(banning) for asked in (False, True))
+    answers, expected = ids(compiled.generate(mixed())), ids(plain.generate(mixed()))
+    assert [row[0] for row in answers] == [row[0] for row in expected]
+    assert [len(row) for row in answers] == [len(row) for row in expected]
+    assert graphs.ran == compiled.work.steps
+    assert not any(61 in row for row in answers)
+
+
+def test_an_adapter_goes_with_it(engine_with: EngineOf, folder_of: Callable[[str], Any], graphs: Graphs, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(folder_of("qwen3"))
+    adapter: Any = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapter.save_pretrained(tmp_path)
+    plain, compiled = (engine_with(adapter=str(tmp_path), compile=asked) for asked in (False, True))
+    answers = ids(compiled.generate(mixed()))
+    assert answers == ids(plain.generate(mixed()))
+    assert answers != ids(engine_with().generate(mixed()))
+    assert graphs.ran == compiled.work.steps
 
 
 def test_rows_with_pictures_take_compiled_steps_too(engine_with: EngineOf, graphs: Graphs) -> None:
