@@ -187,7 +187,7 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "pictures", "stops", "alone", "plugins", "vllm", "servers")
+BENCHES = ("text", "pictures", "stops", "alone", "plugins", "vllm", "servers", "profile_passes", "compiled")
 # What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),
@@ -231,7 +231,7 @@ def install_peer(session: nox.Session, name: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure pipegen beside its peers and write docs/benchmarks.md; `-- text stops` measures some groups only. It takes an hour.
 
-    `-- profile_passes compiled` shows where the seconds of the Hugging Face path go, and what compiling its steps gains: ten minutes more.
+    The last two groups show where the seconds of the Hugging Face path go, and what compiling its steps gains.
     """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
