@@ -53,7 +53,34 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _BAND = 2**20
 """Pixels hashed at a time, so that no second copy of a large picture is made."""
-_warnings_are_ours = threading.Lock()
+
+
+class _Silence:
+    """No warnings while some picture is decoded: Pillow warns of much that is settled here (large sizes, broken EXIF).
+
+    Filters of warnings belong to the process, so the first of the threads that decode at the same time sets them, and the last one puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.__exit__(*raised)
+
+
+_SILENCE = _Silence()
 
 
 def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
@@ -68,9 +95,7 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
     """
     from PIL import Image, UnidentifiedImageError
 
-    # Pillow warns of much that is settled here (large sizes, broken EXIF). Filters of warnings belong to the process: one thread at a time.
-    with _warnings_are_ours, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _SILENCE:
         try:
             with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
                 width, height = image.size

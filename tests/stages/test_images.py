@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -184,6 +185,18 @@ def test_threads_leave_the_warning_filters_as_they_were() -> None:
     for thread in threads:
         thread.join()
     assert warnings.filters == before
+
+
+def test_pictures_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, decode = threading.Barrier(2, timeout=60), ImageFile.ImageFile.load
+
+    def meet(image: ImageFile.ImageFile) -> Any:
+        together.wait()  # breaks where one has to end before the next begins
+        return decode(image)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", meet)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(map(is_ok, pool.map(lambda data: open_picture(data, POLICY), [picture("BMP")] * 2)))
 
 
 def test_p1_a_large_picture_lands_within_the_budget() -> None:  # P1
