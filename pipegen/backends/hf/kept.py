@@ -22,15 +22,12 @@ class Kept(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.bytes = 0
+        """How many are kept."""
         self._held: dict[Hashable, tuple[int, T]] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._held
-
-    @property
-    def bytes(self) -> int:
-        """How many are kept."""
-        return sum(size for size, _ in self._held.values())
 
     def get(self, key: Hashable) -> T | None:
         """The value, which is now the newest; None where there is none."""
@@ -41,19 +38,25 @@ class Kept(Generic[T]):
 
     def put(self, key: Hashable, value: T, size: int) -> None:
         """Keep a value of so many bytes, whether there is room or not: `make_room` comes before."""
+        self.bytes += size - (self._held[key][0] if key in self._held else 0)
         self._held[key] = (size, value)
 
     def make_room(self, size: int, wanted: Collection[Hashable] = ()) -> bool:
         """Let go of the oldest, but for what is wanted, until so many bytes more may be kept; whether they may. Where they may not, all stays."""
-        free = self.limit - size - self.bytes
+        over = self.bytes + size - self.limit
+        if over <= 0:
+            return True
         spare = [key for key in self._held if key not in wanted]
-        if free + sum(self._held[key][0] for key in spare) < 0:
+        if sum(self._held[key][0] for key in spare) < over:
             return False
         for key in spare:
-            if free >= 0:
+            if over <= 0:
                 break
-            free += self._held.pop(key)[0]
+            freed, _ = self._held.pop(key)
+            self.bytes, over = self.bytes - freed, over - freed
         return True
 
     def clear(self) -> None:
+        """Let go of everything."""
         self._held.clear()
+        self.bytes = 0

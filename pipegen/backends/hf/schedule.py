@@ -1,6 +1,6 @@
 """Which rows of a call the model works on at each step.
 
-A row that is done leaves at once, and a waiting row takes its place: its prompt is read (with those of a few others that come next), its first token is
+A row that is done leaves at once, and a waiting row takes its place: its prompt is read (with those of others that come next), its first token is
 chosen, and from the next pass on it rides with the others. Rows of one source are read once. Where the memory runs out, all rows go back to wait with
 what they have made, and fewer ride together.
 """
@@ -112,7 +112,7 @@ class Schedule:
         """Bring rows one token further, and give those that made one or failed. Where a place is free, that is the first token of waiting rows."""
         active = self._active
         free = 0 if active and isinstance(self._lane, FixedLane) else self._size - active
-        while free and not self._ready and self._waiting and self._read(active, free):
+        while free and not self._ready and self._waiting and self._read(active):
             pass  # something was found out about the model: choose anew what is read
         return self._admit(self._ready, free) if free and self._ready else self._decode()
 
@@ -125,13 +125,13 @@ class Schedule:
         self._queue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
 
-    def _read(self, active: int, free: int) -> bool:
-        """Read the sequences that come next: as many as there are places, or a few ahead of their time, since one pass for several costs less.
+    def _read(self, active: int) -> bool:
+        """Read the sequences that come next, most of them ahead of their time: as many as may ride together, since one pass for several costs less.
 
         Whether it has to be tried again, since the model turns out not to take these together.
         """
         width = self._lane.width if active and self._lane is not None else 0
-        next_ones = list(islice(self._waiting, max(free, self._size // 2)))
+        next_ones = list(islice(self._waiting, self._size))
         lengths = [source[0].length for source in next_ones]
         if self._found.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))
