@@ -26,6 +26,14 @@ def test_a_row_says_what_was_measured_and_whether_it_is_what_was_aimed_at(row: d
         assert row["meets"] is met[words]
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row["ratio"] is not None], ids=lambda row: f"{row['work']} / {row['peer']}")
+def test_the_most_memory_of_each_side_stands_beside_what_was_measured(row: dict[str, Any]) -> None:
+    """A count compares no two processes, so it has pipegen's alone."""
+    ours, theirs = row["memory"]
+    assert ours > 0
+    assert theirs is None if row["note"] == "a count, not a clock" else theirs > 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program's own peak")
 @pytest.mark.parametrize("command", [("-c", PEAK), ("launch.py", sys.executable, "-c", "")], ids=["from inside", "from outside"])
 def test_the_memory_of_a_process_is_not_what_its_parent_held(command: tuple[str, ...]) -> None:
