@@ -77,7 +77,7 @@ class _Silence:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._before.__exit__(*raised)
+                self._before.__exit__(None, None, None)
 
 
 _SILENCE = _Silence()

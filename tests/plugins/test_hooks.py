@@ -103,7 +103,7 @@ def test_a_function_that_takes_no_row_fails_its_rows_and_says_so(route: pg.Route
     assert (failed.plugin, "scores" in failed.message) == ("mine", True)
 
 
-@pytest.mark.parametrize("answer", [None, "stop", (), {}, [[]], [object()]], ids=repr)
+@pytest.mark.parametrize("answer", [None, "stop", (), {}, [[]], [object()]], ids=["None", "text", "tuple", "dict", "empty", "object"])
 def test_a_criterion_that_says_neither_yes_nor_no_fails_its_row_only(route: pg.Route, answer: Any) -> None:
     def criterion(row: RowContext) -> Any:
         return lambda input_ids, scores: answer if row.prompt_length > 5 else False

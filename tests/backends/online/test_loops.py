@@ -67,6 +67,7 @@ def test_two_loops_at_once_have_a_value_each() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_route_works_in_a_process_that_was_forked_and_goes_on_working_in_the_other() -> None:
+    pytest.importorskip("aiohttp")
     program = """
         import os, signal
         import pipegen as pg
