@@ -44,7 +44,7 @@ def test_a_row_is_finished_before_the_next_is_decoded() -> None:
     held: list[int] = []
 
     def count(text: str = "") -> str:
-        held.append(sum(isinstance(kept, Decoded) for kept in gc.get_objects()))
+        held.append(sum(type(kept) is Decoded for kept in gc.get_objects()))  # isinstance would ask proxies for their class
         return text
 
     route = pg.attach(pg.route(FakeEngine("answer<|im_end|>")), pg.Plugin(name="count", trim=count)).unwrap()
