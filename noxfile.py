@@ -30,6 +30,8 @@ CORE = (
     "errors",
     "slots",
     "fields",
+    "checks",
+    "option_names",
     "option_records",
     "options",
     "messages",
