@@ -53,6 +53,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
+    "PYTHONHASHSEED": "0",  # sets keep their order from run to run, and so do the examples drawn from them
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
     "NO_MKDOCS_2_WARNING": "1",
