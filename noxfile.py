@@ -204,7 +204,7 @@ BENCH_PEERS = ROOT / ".nox" / "bench-peers"
 def install_peer(session: nox.Session, name: str) -> None:
     """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there.
 
-    That of the servers' clients stands by itself: `pipegen[online]` brings no torch, whose objects the garbage collector would go through for it.
+    That of the servers' clients stands by itself: the extra `online` brings no torch, whose objects the garbage collector would go through for it.
     """
     folder = BENCH_PEERS / name
     python = folder / "bin" / "python"

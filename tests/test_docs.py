@@ -112,6 +112,12 @@ def test_the_tables_are_those_of_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_the_commands_that_install_pipegen_are_those_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == tables().with_commands(text), "the page is out of date: python docs/tables.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

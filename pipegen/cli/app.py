@@ -76,9 +76,9 @@ Examples:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from pipegen import __version__
 
-        typer.echo(f"pipegen {version('pipegen')}")
+        typer.echo(f"pipegen {__version__}")
         raise typer.Exit
 
 
