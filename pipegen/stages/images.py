@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from returns.result import Failure, Success
 
+from pipegen.border import Raised, guard
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
 from pipegen.stages.image_sizes import ImageSpec, fit, nearest_sides, pixel_budget
@@ -47,7 +48,7 @@ BROKEN = (
     RuntimeError,  # the AVIF decoder
     MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole picture at once
 )
-"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`."""
+"""What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """EXIF orientation -> `PIL.Image.Transpose`: what brings the picture upright."""
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -93,27 +94,34 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
     >>> open_picture(b"no picture", ImagePolicy()).failure().message
     'picture 0 (10 bytes) is not a picture in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
-    from PIL import Image, UnidentifiedImageError
+
+    def unknown(raised: Raised) -> BadImage:
+        return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
 
     with _SILENCE:
-        try:
-            with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
-                width, height = image.size
-                if width * height > policy.max_source_pixels:
-                    message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
-                    return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
-                image.load()
-                upright = _turn(_rgb(image), _orientation(image))
-        except UnidentifiedImageError:
-            if not data:
-                return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
-            message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
-            return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
-        except Image.DecompressionBombError as raised:
-            hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-            return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
-        except BROKEN as raised:
-            return Failure(BadImage(index, message=f"picture {index} cannot be decoded: {type(raised).__name__}: {raised}"[:300]))
+        return guard(lambda: _decoded(data, policy, index), unknown, known=BROKEN).bind(lambda decoded: decoded)
+
+
+def _decoded(data: bytes, policy: ImagePolicy, index: int) -> Slot[Image.Image]:
+    """The picture, or what is wrong with the file. Decoders raise whatever they like."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+            width, height = image.size
+            if width * height > policy.max_source_pixels:
+                message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
+                return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
+            image.load()
+            upright = _turn(_rgb(image), _orientation(image))
+    except UnidentifiedImageError:
+        if not data:
+            return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
+        message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
+        return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
+    except Image.DecompressionBombError as raised:
+        hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
+        return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
     return Success(upright)
 
 
@@ -126,11 +134,8 @@ def _known_formats() -> list[str]:
 
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8. EXIF that cannot be read turns nothing: the pixels themselves are whole."""
-    try:
-        # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
-        found = image.getexif().get(0x0112, 1)
-    except BROKEN:
-        return 1
+    # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
+    found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
     return found if isinstance(found, int) else 1
 
 
