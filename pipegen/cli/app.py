@@ -188,14 +188,17 @@ def demo(
 
 
 @app.command(short_help="What is installed, and what each engine honours.")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also tell what engines make of this model: its dtype and its length.")] = None,
+) -> None:
     """What is installed, which engines can run here, what each honours, and what to install for the rest.
 
     Exit code: 0 when an engine can run here, else 1.
     """
     from pipegen.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json=as_json))
+    raise typer.Exit(run_doctor(model, as_json=as_json))
 
 
 @app.command(short_help="Where two files of results part.")
