@@ -56,7 +56,8 @@ class GenerationError:
         if not self.message:
             object.__setattr__(self, "message", self._describe())
         if not self.hint:
-            object.__setattr__(self, "hint", self._advise())
+            traced = "; the log has the traceback, under the incident" if self.incident and "incident" not in self.default_hint else ""
+            object.__setattr__(self, "hint", self._advise() + traced)
 
     def _describe(self) -> str:
         return type(self).__name__
