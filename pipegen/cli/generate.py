@@ -54,7 +54,7 @@ class Files:
 
 
 def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy) -> int:
-    """Run it and give back the exit code: 0 all good, 1 requests or samples failed or results could not be written; 130 and 141 as shells have it."""
+    """Run it and give back the exit code: 0 all good, 1 requests or samples failed, had no answer or could not be written; 130 and 141 as shells have it."""
     _check(files, options)
     began = time.monotonic()
     tally = Tally()
@@ -93,7 +93,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 moved(place.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
-    return 1 if tally.failed or tally.lost_samples else 0
+    return 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
 
 
 def _ahead(files: Files, load: Load) -> int:
