@@ -146,7 +146,7 @@ class Checkpoint:
         """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
         size = self.vocab_size
         for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
-            if token_id is not None and 0 <= token_id and (size is None or token_id < size):
+            if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
         raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
 
