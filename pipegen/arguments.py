@@ -9,33 +9,40 @@ TypeError: requests are a list or another iterable, not one dict: put a single r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from returns.result import Failure, Result, Success
 
 from pipegen.errors import GenerationError, InvalidRequest
-from pipegen.options import GenerationOptions
+from pipegen.options import GenerationOptions, options_from
 from pipegen.pipe import Pipe
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["check_run", "check_settings", "pair", "pairs", "several", "slot_of_request"]
+__all__ = ["Options", "check_run", "check_settings", "pair", "pairs", "several", "slot_of_request"]
+
+Options: TypeAlias = GenerationOptions | Mapping[str, Any]
+"""The options of a run: a record, or plain data of the same shape."""
 
 
-def check_run(route: Any, options: Any, images: Any, policy: Any = None) -> None:
-    """Raise `TypeError` unless these are what a driver takes besides the requests."""
+def check_run(route: Any, options: Any, images: Any, policy: Any = None) -> GenerationOptions | None:
+    """The options of a run as a record. Raises `TypeError` unless these are what a driver takes besides the requests, and `InvalidField` for a bad option."""
     if not isinstance(route, Pipe):
         raise TypeError(f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a route of an engine")
-    check_settings(options, images, policy)
+    return check_settings(options, images, policy)
 
 
-def check_settings(options: Any, images: Any, policy: Any = None) -> None:
-    """Raise `TypeError` unless these are the options of a run, its policy of pictures and its policy of requests, or None."""
-    if options is not None and not isinstance(options, GenerationOptions):
-        raise TypeError(f"options are GenerationOptions, not {type(options).__name__}")
+def check_settings(options: Any, images: Any, policy: Any = None) -> GenerationOptions | None:
+    """The options of a run as a record; plain data of the same shape becomes one.
+
+    Raises `TypeError` unless these are options, a policy of images and a policy of requests, or None, and `InvalidField` for a bad option.
+    """
+    if options is not None and not isinstance(options, (GenerationOptions, Mapping)):
+        raise TypeError(f"options are GenerationOptions or a mapping of them, not {type(options).__name__}")
     if images is not None and not isinstance(images, ImagePolicy):
         raise TypeError(f"images is an ImagePolicy, not {type(images).__name__}")
     if policy is not None and not isinstance(policy, RequestPolicy):
         raise TypeError(f"policy is a RequestPolicy, not {type(policy).__name__}")
+    return options_from(options) if isinstance(options, Mapping) else options
 
 
 def several(requests: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.allowed import allowed
-from pipegen.arguments import check_run, check_settings, several, slot_of_request
+from pipegen.arguments import Options, check_run, check_settings, several, slot_of_request
 from pipegen.border import Raised, guard
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, altered
@@ -79,18 +79,18 @@ def _holds_pictures(messages: Any) -> bool:
 
 
 def admit(
-    requests: Iterable[Request], options: GenerationOptions | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    requests: Iterable[Request], options: Options | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Batch[GenerationRequest]:
     """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, pictures read.
 
     A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
     """
     several(requests)
-    check_settings(options, images, policy)
+    chosen = check_settings(options, images, policy)
     allows, reads = policy or RequestPolicy(), images or ImagePolicy()
 
     def admitted(request: Request) -> Slot[GenerationRequest]:
-        return guard(lambda: _admit(request, options, allows), lambda raised: _unreadable("request", raised)).bind(lambda slot: slot)
+        return guard(lambda: _admit(request, chosen, allows), lambda raised: _unreadable("request", raised)).bind(lambda slot: slot)
 
     def loaded(place: int) -> Slot[GenerationRequest]:
         read = guard(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: _unreadable("request: its pictures", raised))
@@ -208,7 +208,7 @@ async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
 def run(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     images: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
@@ -221,14 +221,14 @@ def run(
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
-    check_run(route, options, images, policy)
-    return drive(route, admit(requests, options, images, policy))
+    chosen = check_run(route, options, images, policy)
+    return drive(route, admit(requests, chosen, images, policy))
 
 
 async def arun(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     images: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
@@ -236,6 +236,6 @@ async def arun(
     """As `run`, for asynchronous code; the same slots."""
     import asyncio
 
-    check_run(route, options, images, policy)
+    chosen = check_run(route, options, images, policy)
     several(requests)
-    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images, policy))
+    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), chosen, images, policy))

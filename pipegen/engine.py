@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+from pipegen.arguments import Options
 from pipegen.drive import Request, run
-from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
 from pipegen.records import GenerationResult, ModelLoadConfig
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -32,11 +32,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             route = load(route)
         self.route, self.images, self.policy = route, images, policy
 
-    def generate_text_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
+    def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
         """Generate for requests without pictures."""
         return run(self.route, requests, options, images=self.images, policy=self.policy)
 
-    def generate_vlm_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
+    def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
         """Generate for requests with pictures."""
         return run(self.route, requests, options, images=self.images, policy=self.policy)
 

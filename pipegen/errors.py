@@ -1,18 +1,23 @@
 """What can go wrong with one request, as data.
 
-Errors are frozen, picklable records that travel in a request's own slot; they are not exceptions. The two exceptions here are for the two other
+Errors are frozen, picklable, comparable records that travel in a request's own slot. They are exceptions too, so that `slot.unwrap()` shows the
+message and the hint, and `raise slot.failure()` works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
 kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says that somebody's code broke a promise (a bug).
 
 >>> PromptTooLong(10, 4).message
 'the prompt has 10 tokens; the limit is 4'
 >>> PromptTooLong(10, 4).retryable
 False
+>>> raise PromptTooLong(10, 4)
+Traceback (most recent call last):
+...
+pipegen.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hint: shorten the prompt)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 __all__ = [
     "BackendFailed",
@@ -35,8 +40,27 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationError:
+E = TypeVar("E")
+_OF_EXCEPTIONS = ("__cause__", "__context__", "__notes__", "__suppress_context__", "__traceback__")
+"""What Python itself sets on an exception that is raised."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _error(cls: type[E]) -> type[E]:
+    """A frozen dataclass that can be raised: its fields never change, what Python keeps on exceptions may."""
+    made = dataclass(frozen=True, slots=True)(cls)
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name not in _OF_EXCEPTIONS:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        RuntimeError.__setattr__(self, name, value)
+
+    setattr(made, "__setattr__", set_attribute)  # noqa: B010 - type checkers take no assignment to it
+    return made
+
+
+@_error
+class GenerationError(RuntimeError):
     """Why one request got no result.
 
     `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first. `incident` is the id
@@ -65,6 +89,12 @@ class GenerationError:
     def _advise(self) -> str:
         return self.default_hint
 
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})"
+
+    def __reduce__(self) -> Any:
+        return _made_again, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
+
     def after(self, earlier: tuple[GenerationError, ...]) -> Self:
         """The same error, with `earlier` put before its history.
 
@@ -74,14 +104,18 @@ class GenerationError:
         return replace(self, earlier=earlier + self.earlier)
 
 
-@dataclass(frozen=True, slots=True)
+def _made_again(kind: type[GenerationError], values: dict[str, Any]) -> GenerationError:
+    return kind(**values)
+
+
+@_error
 class UnsupportedMultimodal(GenerationError):
     """A picture was sent to an engine or a model that takes none, or more of them than it takes."""
 
     default_hint: ClassVar[str] = "send it to a vision model, or catch it with fallback(first, second, when=UnsupportedMultimodal)"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class UnsupportedOption(GenerationError):
     """An option that this engine cannot honour; it is refused, never ignored."""
 
@@ -89,7 +123,7 @@ class UnsupportedOption(GenerationError):
     default_hint: ClassVar[str] = "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the table"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class UnsupportedPlugin(GenerationError):
     """A plugin needs something that this engine or this request does not offer."""
 
@@ -97,7 +131,7 @@ class UnsupportedPlugin(GenerationError):
     default_hint: ClassVar[str] = "attach the plugin to an engine with the capabilities it requires, such as hf"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class PromptTooLong(GenerationError):
     """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens)."""
 
@@ -115,7 +149,7 @@ class PromptTooLong(GenerationError):
         return "shorten the prompt" if self.prompt_tokens >= self.limit > 0 else self.default_hint  # no room is gained by asking for less
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class BadImage(GenerationError):
     """The picture at position `index` of the request (counted from 0, in message order) cannot be used."""
 
@@ -127,21 +161,21 @@ class BadImage(GenerationError):
         return f"picture {self.index} cannot be used"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class InvalidRequest(GenerationError):
     """The request is malformed; the message names the place."""
 
     default_hint: ClassVar[str] = "correct the request at the place that the message names"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class TemplateFailed(GenerationError):
     """The chat template raised while it rendered the messages."""
 
     default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
@@ -154,7 +188,7 @@ class BackendFailed(GenerationError):
     default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class Timeout(GenerationError):
     """No answer came within the time allowed."""
 
@@ -162,7 +196,7 @@ class Timeout(GenerationError):
     default_hint: ClassVar[str] = "send it again, or allow more time"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class RateLimited(GenerationError):
     """The server asked for patience; `retry_after` is in seconds, None when it did not say."""
 
@@ -171,14 +205,14 @@ class RateLimited(GenerationError):
     default_hint: ClassVar[str] = "send it again later, or lower max_in_flight"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class MalformedResponse(GenerationError):
     """The engine answered with something that its protocol does not allow; the message names the place."""
 
     default_hint: ClassVar[str] = "report it with the engine's version; the answer was not used"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class PluginFailed(GenerationError):
     """A plugin raised, or returned something that it may not."""
 
@@ -186,7 +220,7 @@ class PluginFailed(GenerationError):
     default_hint: ClassVar[str] = "mend the plugin, or detach it"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class StageFailed(GenerationError):
     """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth."""
 
@@ -194,7 +228,7 @@ class StageFailed(GenerationError):
     default_hint: ClassVar[str] = "the stage refused this request; see the message"
 
 
-@dataclass(frozen=True, slots=True)
+@_error
 class InternalError(GenerationError):
     """A bug of pipegen's. Only a job makes it, where one row must not end the others; elsewhere the bug's own exception raises."""
 

@@ -16,6 +16,7 @@ from typing import Self, TypeVar, cast
 
 from returns.result import Failure, Success
 
+from pipegen.arguments import Options
 from pipegen.backends.base import Engine
 from pipegen.border import EXHAUSTED, guard
 from pipegen.capabilities import missing
@@ -23,7 +24,7 @@ from pipegen.drive import Request, admit
 from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
-from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
+from pipegen.options import VlmPreprocessOptions, resolve
 from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
@@ -89,7 +90,7 @@ def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
 
 
 def count_tokens(
-    of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    of: Route, request: Request, options: Options | None = None, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Slot[int]:
     """How many tokens the request's prompt has on this route, pictures included, or why it has none. Calls no engine.
 
@@ -192,14 +193,15 @@ def _rendered(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[Prepare
     return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written).map(lambda text: (text, images))
 
 
-def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
-    """The route with plugins attached, in that order, after those it has; `UnsupportedPlugin` for the first that its engine cannot take.
+def attach(to: Route, *plugins: Plugin) -> Route:
+    """The route with plugins attached, in that order, after those it has.
 
-    Decided before any weights load, and all or nothing. The new route shares the engine's weights.
+    Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
+    the engine cannot take, and `TypeError` for what is no plugin.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
-    >>> both = attach(route(FakeEngine("")), balanced_json(), strip_prefix(["Answer:"])).unwrap()
+    >>> both = attach(route(FakeEngine("")), balanced_json(), strip_prefix(["Answer:"]))
     >>> [plugin.name for plugin in both.engine.plugins]
     ['balanced_json', 'strip_prefix']
     """
@@ -211,9 +213,9 @@ def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
         lacking = missing(plugin.needs, engine.capabilities)
         if lacking:
             words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
-            return Failure(UnsupportedPlugin(words, plugin=plugin.name))
+            raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
-    return Success((to.maker or route)(engine))
+    return (to.maker or route)(engine)
 
 
 def _one_engine(of: object) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipegen.arguments import check_run, several
+from pipegen.arguments import Options, check_run, several
 from pipegen.backends.base import RowDone, TextMade, TokensMade
 from pipegen.drive import Request, admit, advance, answers_of, failed
 from pipegen.errors import CallFailed, ContractError
 from pipegen.fields import record
-from pipegen.options import GenerationOptions
 from pipegen.pipe import Call, Pipe, Row, counted
 from pipegen.records import GenerationResult
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -117,7 +116,7 @@ class _Deltas:
 def stream(
     route: Pipe[GenerationRequest, GenerationResult],
     requests: Iterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     images: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
@@ -127,8 +126,8 @@ def stream(
     A fallback within the route takes a request over only before its first delta. `Done` comes for all requests of the batch once the engine has
     finished the last of them: to have each as soon as it ends, stream them one by one.
     """
-    check_run(route, options, images, policy)
-    batch = admit(requests, options, images, policy)
+    chosen = check_run(route, options, images, policy)
+    batch = admit(requests, chosen, images, policy)
     deltas = _Deltas(route.keeps_text)
     at_work = counted(route, batch)
     try:
@@ -161,7 +160,7 @@ def _events(wanted: Call) -> Generator[TokensMade | TextMade | RowDone, None, No
 async def astream(
     route: Pipe[GenerationRequest, GenerationResult],
     requests: Iterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     images: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
@@ -169,9 +168,9 @@ async def astream(
     """As `stream`, for asynchronous code; the same deltas and slots."""
     import asyncio
 
-    check_run(route, options, images, policy)
+    chosen = check_run(route, options, images, policy)
     several(requests)
-    batch = await asyncio.to_thread(admit, tuple(requests), options, images, policy)
+    batch = await asyncio.to_thread(admit, tuple(requests), chosen, images, policy)
     deltas = _Deltas(route.keeps_text)
     at_work = counted(route, batch)
     try:

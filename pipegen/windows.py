@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from returns.result import Failure, Result, Success
 
-from pipegen.arguments import check_run, pair, pairs, several
+from pipegen.arguments import Options, check_run, pair, pairs, several
 from pipegen.backends.extras import MissingExtra
 from pipegen.border import Raised, guard
 from pipegen.drive import Begun, Request, admit, afinish, begin, finish
@@ -36,7 +36,7 @@ T = TypeVar("T")
 def imap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     window: int = 64,
     ahead: int = 0,
@@ -67,7 +67,7 @@ def imap(
 def imap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     window: int = 64,
     ahead: int = 0,
@@ -87,14 +87,14 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    check_run(route, options, images, policy)
+    chosen = check_run(route, options, images, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     source = map(pair, requests)
     chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
 
     def answered(chunk: Sequence[tuple[K, Request]]) -> Batch[B]:
-        return finish(_begun(route, chunk, options, images, policy))
+        return finish(_begun(route, chunk, chosen, images, policy))
 
     def slots(chunk: Sequence[tuple[K, Request]], perform: Callable[[Sequence[tuple[K, Request]]], Batch[B]]) -> Batch[B]:
         return _isolated(chunk, perform, answered) if isolate_bugs else perform(chunk)
@@ -109,7 +109,7 @@ def imap_keyed(
     with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
         try:
             while True:
-                waiting.extend((chunk, pool.submit(_begun, route, chunk, options, images, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
+                waiting.extend((chunk, pool.submit(_begun, route, chunk, chosen, images, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
                 if not waiting:
                     return
                 chunk, prepared = waiting.popleft()
@@ -167,7 +167,7 @@ def _keyed(chunk: Sequence[tuple[K, Request]], slots: Batch[Any]) -> Iterator[tu
 async def aimap(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[Request] | AsyncIterable[Request],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     window: int = 64,
     ahead: int = 0,
@@ -189,7 +189,7 @@ async def aimap(
 async def aimap_keyed(
     route: Pipe[GenerationRequest, B],
     requests: Iterable[tuple[K, Request]] | AsyncIterable[tuple[K, Request]],
-    options: GenerationOptions | None = None,
+    options: Options | None = None,
     *,
     window: int = 64,
     ahead: int = 0,
@@ -199,7 +199,7 @@ async def aimap_keyed(
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    check_run(route, options, images, policy)
+    chosen = check_run(route, options, images, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Begun]]] = deque()
@@ -210,7 +210,7 @@ async def aimap_keyed(
 
     try:
         async for chunk in _chunks(requests, window):
-            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, options, images, policy))))
+            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, chosen, images, policy))))
             if len(waiting) > ahead:
                 for answer in await next_ones():
                     yield answer

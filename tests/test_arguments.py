@@ -78,10 +78,18 @@ def test_a_request_that_is_no_request_fails_in_its_slot(driver: Callable[..., An
 
 
 @every_driver
-@pytest.mark.parametrize("options", [{"temperature": 1.0}, "greedy", 0.7, pg.StopOptions(stop=("a",))])
-def test_options_of_the_run_are_a_record(driver: Callable[..., Any], options: Any) -> None:
-    with pytest.raises(TypeError, match=f"options are GenerationOptions, not {type(options).__name__}"):
+@pytest.mark.parametrize("options", ["greedy", 0.7, pg.StopOptions(stop=("a",))])
+def test_options_of_the_run_are_a_record_or_a_mapping(driver: Callable[..., Any], options: Any) -> None:
+    with pytest.raises(TypeError, match=f"options are GenerationOptions or a mapping of them, not {type(options).__name__}"):
         driver(ROUTE, [], options)
+
+
+@batch_driver
+def test_options_of_the_run_may_be_a_mapping(driver: Callable[..., Any]) -> None:
+    requests = [{"prompt": "Hi"}]
+    assert driver(ROUTE, requests, {"max_new_tokens": 1}) == driver(ROUTE, requests, pg.GenerationOptions(max_new_tokens=1))
+    with pytest.raises(pg.InvalidField, match="there is no option 'temprature'; did you mean 'temperature'"):
+        driver(ROUTE, requests, {"temprature": 1})
 
 
 @every_driver

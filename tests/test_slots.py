@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import traceback
 
 import pytest
+from returns.primitives.exceptions import UnwrapFailedError
 from returns.result import Failure, Success
 
 import pipegen as pg
@@ -23,9 +26,32 @@ def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.Gene
     assert error.hint == kind.default_hint
     assert "\n" not in error.hint
     assert isinstance(kind.retryable, bool)
-    assert not isinstance(error, Exception)
     with pytest.raises(AttributeError):
         error.message = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_can_be_raised_and_says_what_to_do(kind: type[pg.GenerationError]) -> None:
+    error = kind(message="seen", hint="do this")
+    with pytest.raises(RuntimeError, match=r"^seen \(hint: do this\)$") as raised:
+        raise error
+    assert raised.value == error
+    assert pickle.loads(pickle.dumps(raised.value)) == error
+
+
+def test_unwrapping_a_failure_shows_the_message_and_the_hint() -> None:
+    with pytest.raises(UnwrapFailedError) as raised:
+        Failure(pg.PromptTooLong(10, 4)).unwrap()
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "the prompt has 10 tokens; the limit is 4 (hint: shorten the prompt)" in shown
+
+
+def test_an_error_leaves_a_context_manager_as_it_is() -> None:
+    """Python sets the traceback of what passes through one."""
+    error = pg.Timeout("slow")
+    with pytest.raises(pg.Timeout) as raised, contextlib.nullcontext(), contextlib.ExitStack():
+        raise error
+    assert raised.value is error
 
 
 def test_the_set_of_errors_is_closed() -> None:

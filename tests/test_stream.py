@@ -68,7 +68,7 @@ def test_samples_stream_apart() -> None:
 
 
 def test_text_that_a_plugin_may_change_is_told_when_it_is_final() -> None:
-    route = pg.attach(pg.route(FakeEngine("abc")), pg.Plugin(name="shout", trim=str.upper)).unwrap()
+    route = pg.attach(pg.route(FakeEngine("abc")), pg.Plugin(name="shout", trim=str.upper))
     joined, _, events = told(route, [PROMPT])
     assert (joined, len(events)) == ({(0, 0): "ABC"}, 2)
 

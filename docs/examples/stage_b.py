@@ -65,7 +65,7 @@ def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
 
 def judging(route: pg.Route) -> pg.Pipe[pg.GenerationRequest, Verdict]:
     """From a request to its verdict: the route, without the assistant's markers, joined with the stage above."""
-    return pg.attach(route, pg.plugins.strip_prefix(MARKERS)).unwrap() >> pg.each("verdict", verdict_of)
+    return pg.attach(route, pg.plugins.strip_prefix(MARKERS)) >> pg.each("verdict", verdict_of)
 
 
 def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:

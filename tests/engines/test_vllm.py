@@ -42,7 +42,7 @@ def test_every_model_conforms(check: conformance.Check, route: pg.Route) -> None
 def test_a_plugin_halts_a_row_at_the_very_token(route: pg.Route) -> None:
     free = pg.run(route, [chat("Hi")], _on())[0].unwrap()
     halt = Plugin(name="first", start=lambda: None, feed=lambda state, text: (state, len(text)))
-    watched = pg.attach(route, halt).unwrap()
+    watched = pg.attach(route, halt)
     result = pg.run(watched, [chat("Hi")], _on())[0].unwrap()
     assert (result.finish.value, result.stop) == ("plugin", "first")
     assert result.token_ids == free.token_ids[: result.completion_tokens]
@@ -72,9 +72,8 @@ def _on(**more: Any) -> pg.GenerationOptions:
 
 def test_hf_only_plugins_are_refused_before_anything_loads(model_of: Callable[[str], str]) -> None:  # K3
     opened = pg.backends.vllm(model_of("qwen3"))
-    refused = pg.attach(opened, Plugin(name="mine", logits_processor=lambda context: None))
-    assert isinstance(refused, Failure)
-    assert isinstance(refused.failure(), pg.UnsupportedPlugin)
+    with pytest.raises(pg.UnsupportedPlugin):
+        pg.attach(opened, Plugin(name="mine", logits_processor=lambda context: None))
     assert not opened.engine.loaded  # type: ignore[attr-defined]
 
 
@@ -106,7 +105,7 @@ def test_json_is_halted_where_it_closes_in_any_company(route: pg.Route) -> None:
     requests: list[Any] = [ask, *(chat(text) for text in PROMPTS), ask, *(chat(text) for text in PROMPTS)][:8]
     options = merge(pg.GenerationOptions(max_new_tokens=160), _on())
     with pg.backends.hf("embedded", dtype="float32") as other:
-        watched, reference = (pg.attach(each, pg.plugins.balanced_json()).unwrap() for each in (route, other))
+        watched, reference = (pg.attach(each, pg.plugins.balanced_json()) for each in (route, other))
         results, wanted = ([slot.unwrap() for slot in pg.run(each, requests, options)] for each in (watched, reference))
         alone = [pg.run(watched, [request], options)[0].unwrap() for request in requests]
     assert [result.token_ids for result in results] == [result.token_ids for result in alone] == [result.token_ids for result in wanted]

@@ -66,7 +66,7 @@ def test_it_keeps_the_contract_of_plugins(max_objects: int | None) -> None:
 
 
 def run_with(engine: FakeEngine, plugin: pg.Plugin, prompts: list[str], **options: Any) -> list[pg.GenerationResult]:
-    route = pg.attach(pg.route(engine), plugin).unwrap()
+    route = pg.attach(pg.route(engine), plugin)
     return [slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in prompts], pg.GenerationOptions(max_new_tokens=5_000, **options))]
 
 
@@ -86,7 +86,7 @@ def test_rows_that_stream_side_by_side_halt_by_themselves() -> None:
     scripts = {"one": "{1} tail", "two": "[[[[[[["}
     engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""], halts=False)
     texts = dict.fromkeys(range(2), "")
-    for event in pg.stream(pg.attach(pg.route(engine), balanced_json()).unwrap(), [{"prompt": name} for name in scripts]):
+    for event in pg.stream(pg.attach(pg.route(engine), balanced_json()), [{"prompt": name} for name in scripts]):
         if isinstance(event, pg.Delta):
             texts[event.index] += event.text
     assert texts == {0: "{1}", 1: "[[[[[[["}
@@ -119,5 +119,7 @@ def test_the_cost_is_linear_in_the_output() -> None:
 
 def test_it_runs_wherever_rows_can_be_watched() -> None:
     assert balanced_json().needs == {"watch"}
-    refused = pg.attach(pg.route(FakeEngine("x", honours=pg.ENGINES["hf"] - {"watch"})), balanced_json()).failure()
+    with pytest.raises(pg.UnsupportedPlugin) as raised:
+        pg.attach(pg.route(FakeEngine("x", honours=pg.ENGINES["hf"] - {"watch"})), balanced_json())
+    refused = raised.value
     assert isinstance(refused, pg.UnsupportedPlugin)

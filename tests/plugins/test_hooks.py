@@ -27,7 +27,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pg.Route]:
 
 
 def results(route: pg.Route, plugin: pg.Plugin, prompts: list[str] = PROMPTS) -> list[pg.GenerationResult]:
-    return [slot.unwrap() for slot in pg.run(pg.attach(route, plugin).unwrap(), [{"prompt": prompt} for prompt in prompts], OPTIONS)]
+    return [slot.unwrap() for slot in pg.run(pg.attach(route, plugin), [{"prompt": prompt} for prompt in prompts], OPTIONS)]
 
 
 class AfterFive(StoppingCriteria):  # type: ignore[misc]
@@ -97,7 +97,7 @@ def test_each_row_of_a_batch_gets_what_it_gets_alone(route: pg.Route) -> None:
 
 def test_a_function_that_takes_no_row_fails_its_rows_and_says_so(route: pg.Route) -> None:
     plugin = hf_hooks(logits_processor=lambda input_ids, scores: scores, name="mine")
-    (slot,) = pg.run(pg.attach(route, plugin).unwrap(), [{"prompt": "x"}], OPTIONS)
+    (slot,) = pg.run(pg.attach(route, plugin), [{"prompt": "x"}], OPTIONS)
     failed = slot.failure()
     assert isinstance(failed, pg.PluginFailed)
     assert (failed.plugin, "scores" in failed.message) == ("mine", True)
@@ -108,7 +108,7 @@ def test_a_criterion_that_says_neither_yes_nor_no_fails_its_row_only(route: pg.R
     def criterion(row: RowContext) -> Any:
         return lambda input_ids, scores: answer if row.prompt_length > 5 else False
 
-    made = pg.attach(route, pg.Plugin(name="vague", stopping_criteria=criterion)).unwrap()
+    made = pg.attach(route, pg.Plugin(name="vague", stopping_criteria=criterion))
     good, bad = pg.run(made, [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1]}], pg.GenerationOptions(max_new_tokens=3))
     assert pg.is_ok(good)
     error = bad.failure()
@@ -141,4 +141,5 @@ def test_an_engine_without_the_hook_refuses_it() -> None:
     from pipegen.testing.fake import FakeEngine
 
     engine = FakeEngine("x", honours=pg.ENGINES["hf"] - {"stopping_criteria"})
-    assert isinstance(pg.attach(pg.route(engine), hf_hooks(stopping_criteria=AfterFive)).failure(), pg.UnsupportedPlugin)
+    with pytest.raises(pg.UnsupportedPlugin):
+        pg.attach(pg.route(engine), hf_hooks(stopping_criteria=AfterFive))

@@ -42,7 +42,7 @@ class Loops:
 
 def with_plugins(route: pg.Route, *plugins: pg.Plugin) -> pg.Route:
     for plugin in plugins:
-        route = pg.attach(route, plugin).unwrap()
+        route = pg.attach(route, plugin)
     return route
 
 

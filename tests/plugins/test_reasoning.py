@@ -72,7 +72,7 @@ def test_it_keeps_the_contract_of_plugins_and_runs_on_every_engine() -> None:
 
 def test_the_reasoning_of_a_result_is_in_its_raw_text() -> None:
     scripts = {"ends": "<think>\na\n</think>\n\nc", "does not": "<think>\na, b"}
-    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), split_reasoning()).unwrap()
+    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), split_reasoning())
     ends, other = (slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts]))
     assert (ends.text, other.text) == ("c", "")
     assert (reasoning_of(ends.raw_text).reasoning, reasoning_of(ends.raw_text).closed) == ("a", True)

@@ -113,7 +113,7 @@ def test_it_keeps_the_contract_of_plugins() -> None:
 
 def test_a_row_of_an_engine_ends_there_whether_its_text_is_stripped_or_not() -> None:
     scripts = {"loops": " A house. " + SENTENCE * 20, "does not": "A house."}
-    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), halt_on_repetition()).unwrap()
+    route = pg.attach(pg.route(FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""])), halt_on_repetition())
     for strip in (False, True):
         options = pg.GenerationOptions(max_new_tokens=2_000, decode=pg.DecodeOptions(strip_whitespace=strip))
         loops, other = (slot.unwrap() for slot in pg.run(route, [{"prompt": prompt} for prompt in scripts], options))
@@ -132,6 +132,6 @@ def test_the_cost_of_a_character_does_not_grow_with_the_text() -> None:
         return plugin.feed(state, new_text)
 
     text = "".join(f"Car {number} is new. " for number in range(300))
-    route = pg.attach(pg.route(FakeEngine(text)), dataclasses.replace(plugin, feed=counted)).unwrap()
+    route = pg.attach(pg.route(FakeEngine(text)), dataclasses.replace(plugin, feed=counted))
     assert pg.run(route, [{"prompt": "x"}], pg.GenerationOptions(max_new_tokens=8_000))[0].unwrap().text == text
     assert max(map(len, states)) == 1_600

@@ -81,9 +81,9 @@ def third_mark(seen: int, text: str) -> tuple[int, int | None]:
 def test_a_plugin_halts_a_chat_at_the_character_where_it_halts_everywhere(stop: tuple[str, ...], served: Any, hf_of: Any) -> None:
     plugin = Plugin(name="third mark", start=lambda: 0, feed=third_mark)
     requests, options = [chat(text) for text in PROMPTS], greedy(stop=pg.StopOptions(stop=stop))
-    wanted = answers(pg.run(pg.attach(hf_of(served.model), plugin).unwrap(), requests, options))
+    wanted = answers(pg.run(pg.attach(hf_of(served.model), plugin), requests, options))
     with served.chat() as route:
-        found = answers(pg.run(pg.attach(route, plugin).unwrap(), requests, options))
+        found = answers(pg.run(pg.attach(route, plugin), requests, options))
         served.wait_until(busy=False)  # what was halted is not generated on
     assert [(one.text, one.finish, one.stop) for one in found] == [(one.text, one.finish, one.stop) for one in wanted]
     assert pg.Finish.PLUGIN in [one.finish for one in found]

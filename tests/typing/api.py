@@ -101,9 +101,9 @@ async def all_at_once() -> list[str]:
 
 # Plugins are values; attaching one gives a slot.
 with_json = pg.attach(fast, pg.plugins.balanced_json())
-assert_type(with_json, pg.Slot[pg.Route])
+assert_type(with_json, pg.Route)
 shout = pg.Plugin(name="shout", trim=str.upper)
-loud = pg.attach(fast, shout, pg.plugins.strip_prefix(["Answer:"])).unwrap()
+loud = pg.attach(fast, shout, pg.plugins.strip_prefix(["Answer:"]))
 assert_type(loud, pg.Route)
 
 # The object for code that wants one.

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from returns.result import Failure
 
+from pipegen.arguments import Options
 from pipegen.backends.online.wire import WireRequest
 from pipegen.drive import Request, admit, advance
 from pipegen.errors import GenerationError
-from pipegen.options import GenerationOptions
 from pipegen.pipe import Call
 from pipegen.requests import ImagePolicy
 from pipegen.route import Route
@@ -19,7 +19,7 @@ __all__ = ["wire_requests"]
 
 
 def wire_requests(
-    route: Route, requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None, stream: bool = False
+    route: Route, requests: Iterable[Request], options: Options | None = None, *, images: ImagePolicy | None = None, stream: bool = False
 ) -> Batch[WireRequest]:
     """For each request what an online route would send first for it, or why it would send nothing. Asks no server.
 

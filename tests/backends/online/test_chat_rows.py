@@ -199,7 +199,7 @@ def server() -> Iterator[FaultyServer]:
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "plain"])
 def test_a_halted_row_is_followed_and_left(server: FaultyServer, dialect: str) -> None:
     with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as plain:
-        route = pg.attach(plain, until("}"), Plugin(name="shout", trim=str.upper)).unwrap()
+        route = pg.attach(plain, until("}"), Plugin(name="shout", trim=str.upper))
         result = pg.run(route, [{"prompt": "on os dna }ba{"}])[0].unwrap()
         streamed = list(pg.stream(route, [{"prompt": "on os dna }ba{"}]))
         other = pg.run(plain, [{"prompt": "}a"}])[0].unwrap()
@@ -216,7 +216,7 @@ def test_a_plugin_that_fails_fails_its_row_alone(server: FaultyServer) -> None:
         return None, None
 
     with pg.backends.openai_server("toy", base_url=server.url) as plain:
-        route = pg.attach(plain, Plugin(name="careless", start=lambda: None, feed=feed)).unwrap()
+        route = pg.attach(plain, Plugin(name="careless", start=lambda: None, feed=feed))
         bad, good = pg.run(route, [{"prompt": "a!b"}, {"prompt": "ab"}])
     assert isinstance(bad.failure(), pg.PluginFailed)
     assert good.unwrap().text == "ba"
@@ -225,9 +225,11 @@ def test_a_plugin_that_fails_fails_its_row_alone(server: FaultyServer) -> None:
 def test_what_a_chat_route_cannot_do_for_a_plugin_is_said(server: FaultyServer) -> None:
     with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as plain:
         hooks = pg.plugins.hf_hooks(stopping_criteria=lambda row: None)
-        assert isinstance(pg.attach(plain, hooks).failure(), pg.UnsupportedPlugin)
-        assert isinstance(pg.attach(plain, Plugin(name="ids", requires=frozenset({"token_ids"}))).failure(), pg.UnsupportedPlugin)
-        route = pg.attach(plain, until("}")).unwrap()
+        with pytest.raises(pg.UnsupportedPlugin):
+            pg.attach(plain, hooks)
+        with pytest.raises(pg.UnsupportedPlugin):
+            pg.attach(plain, Plugin(name="ids", requires=frozenset({"token_ids"})))
+        route = pg.attach(plain, until("}"))
         error = pg.run(route, [{"prompt": "a"}], pg.GenerationOptions(min_new_tokens=2))[0].failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == "min_new_tokens"

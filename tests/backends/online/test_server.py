@@ -122,7 +122,7 @@ def test_a_stop_ends_the_row_whoever_halts_it(wire: str, options: dict[str, Any]
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_plugin_halts_the_row_at_the_very_token(wire: str) -> None:
     halts = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (None, text.index("}") + 1 if "}" in text else None))
-    with FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server, pg.attach(route_to(server, wire), halts).unwrap() as route:
+    with FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server, pg.attach(route_to(server, wire), halts) as route:
         result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
     assert (result.text, result.finish, result.completion_tokens) == ("{ab}", pg.Finish.PLUGIN, 4)
 

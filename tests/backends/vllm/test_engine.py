@@ -229,8 +229,8 @@ def test_a_plugin_of_its_own_halts_a_row(started: list[Any]) -> None:
 
 
 def test_hf_hooks_are_refused_before_anything_loads(started: list[Any]) -> None:  # K3
-    refused = pg.attach(pg.backends.vllm("embedded"), Plugin(name="mine", logits_processor=lambda context: None))
-    assert isinstance(refused.failure(), pg.UnsupportedPlugin)
+    with pytest.raises(pg.UnsupportedPlugin):
+        pg.attach(pg.backends.vllm("embedded"), Plugin(name="mine", logits_processor=lambda context: None))
     assert started == []
 
 
