@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pipegen.options
 from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import ALIASES, KEYS, TYPES
 from pipegen.config.schema import field_words, schema
 from pipegen.distribution import DISTRIBUTION, install_command
@@ -64,6 +65,10 @@ def keys_table() -> str:
     rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
     rows += [f"| `{name}` | {', '.join(key.constructors)} | {key.words} |" for name, key in KEYS.items()]
     rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items())]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, dialects in passed_on().items():
+        groups.setdefault(dialects, []).append(f"`{name}`")
+    rows += ["", "| passed on as they are | |", "| --- | --- |", *(f"| {field_help(dialects)} | {', '.join(names)} |" for dialects, names in groups.items())]
     return "\n".join(rows)
 
 

@@ -25,8 +25,11 @@ PACKAGES = (
 """Whose versions are told, in this order."""
 
 
-def examine() -> dict[str, Any]:
-    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices."""
+def examine(model: str | None = None) -> dict[str, Any]:
+    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices.
+
+    With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError` or `MissingExtra` where it cannot be read.
+    """
     engines = {name: _engine(extra) for name, extra in ENGINE_EXTRAS.items()}
     return {
         "pipegen": version(),
@@ -38,6 +41,23 @@ def examine() -> dict[str, Any]:
         "extras": {name: _missing(name) for name in ("hf", "peft", "online") if _missing(name)},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
+    } | ({} if model is None else {"model": _model(model)})
+
+
+def _model(name: str) -> dict[str, Any]:
+    """What every engine in this process makes of a checkpoint where nothing else is asked; reads no weights."""
+    from pipegen.backends.checkpoint import Checkpoint
+    from pipegen.records import ModelLoadConfig
+
+    checkpoint = Checkpoint(ModelLoadConfig(model=name))
+    positions = checkpoint.positions
+    return {
+        "name": name,
+        "type": checkpoint.config.model_type,
+        "dtype": checkpoint.dtype,
+        "context_length": positions.context_length,
+        "long_rope_after": positions.long_after,
+        "images": checkpoint.takes_images,
     }
 
 
@@ -99,9 +119,13 @@ def _devices() -> list[str]:
     return [*devices, f"cpu ({torch.get_num_threads()} threads)"]
 
 
-def run_doctor(*, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here, else 1."""
-    seen = examine()
+def run_doctor(model: str | None, *, as_json: bool) -> int:
+    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read), else 1."""
+    try:
+        seen = examine(model)
+    except (ImportError, OSError, ValueError) as error:  # of the model alone
+        print(f"pipegen doctor: {error}", file=sys.stderr)
+        return 1
     if as_json:
         print(strict_json.dump(seen))
     else:
@@ -126,6 +150,9 @@ def _show(seen: dict[str, Any]) -> None:
     console.print("embedded  " + ("comes with pipegen, on hf" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs hf"))
     for extra, problems in seen["extras"].items():
         console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
+    if "model" in seen:
+        told = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
+        console.print(f"[bold]{escape(seen['model']['name'])}[/]  {told}", soft_wrap=True)
     table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for engine in ENGINES:

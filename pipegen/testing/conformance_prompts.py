@@ -7,7 +7,7 @@ its template is not known, and so nothing can be said of its switches, but for `
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pipegen.drive import run
 from pipegen.errors import BadImage, InvalidRequest
@@ -89,6 +89,13 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
     expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
     expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
+    if honours(route, "trust"):
+        turns = [("user", "Hi"), ("assistant", f"x{token}y"), ("user", "Go on.")]
+        history = TextGenerationRequest(messages=[{"role": role, "content": text} for role, text in turns])
+        trusts: tuple[tuple[Literal["assistant"], ...], ...] = (("assistant",), ())
+        rows = [answers(run(route, [history], greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust))))[0] for trust in trusts]
+        more, fewer = (result.prompt_token_ids.count(token_id) for result in rows)
+        expect(more > fewer, f"trust: {token!r} in an earlier answer is not the token where that answer is trusted")
 
 
 def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:

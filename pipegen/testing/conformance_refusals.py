@@ -27,6 +27,7 @@ NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
     "add_generation_prompt": GenerationOptions(chat=ChatTemplateOptions(add_generation_prompt=False)),
     "enable_thinking": GenerationOptions(chat=ChatTemplateOptions(enable_thinking=True)),
     "control_tokens": GenerationOptions(chat=ChatTemplateOptions(control_tokens="allow")),
+    "trust": GenerationOptions(chat=ChatTemplateOptions(trust=("assistant",))),
     "template": GenerationOptions(chat=ChatTemplateOptions(template="{{ messages }}")),
     "template_kwargs": GenerationOptions(chat=ChatTemplateOptions(template_kwargs={"x": 1})),
     "min_pixels": GenerationOptions(preprocess=VlmPreprocessOptions(min_pixels=4096)),

@@ -75,3 +75,20 @@ def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
     seen = examine()
     assert seen["engines"]["hf"] == {"runs": True, "missing": [], "install": None}
     assert seen["devices"][-1].startswith("cpu")
+
+
+def test_a_model_is_told_with_the_dtype_that_every_engine_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    seen = examine("embedded")["model"]
+    assert (seen["name"], seen["dtype"], seen["images"], seen["long_rope_after"]) == ("embedded", "float32", True, None)
+    code, shown = doctor(capsys, "--model", "embedded")
+    assert code == 0
+    assert f"embedded  type {seen['type']}, dtype float32, context_length {seen['context_length']}, images True" in shown
+
+
+def test_a_model_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["doctor", "--model", "/no/such/model"])
+    assert leaving.value.code == 1
+    assert "no checkpoint folder '/no/such/model'" in capsys.readouterr().err

@@ -19,9 +19,9 @@ IGNORED = (
     conformance.penalties_count_what_was_written,
     conformance.answers_depend_on_the_images,
 )
-# and beyond the plain form it knows no token ids, no least length, no end tokens to ignore and no turn to continue.
+# and beyond the plain form it knows no token ids, no least length, no form of the answer, no end tokens to ignore and no turn to continue.
 IGNORED_BEYOND = (
-    *(conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds),
+    *(conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked),
     *(conformance.end_tokens_are_ignored_where_asked, conformance.a_final_message_is_continued),
 )
 DIALECTS: dict[str, tuple[conformance.Check, ...]] = {"plain": IGNORED, "vllm": (*IGNORED, *IGNORED_BEYOND), "sglang": (*IGNORED, *IGNORED_BEYOND)}

@@ -17,6 +17,7 @@ from pipegen.fields import altered
 from pipegen.options import GROUPS, option_names
 from pipegen.records import Encoded, Raw
 from pipegen.testing import conformance
+from pipegen.testing.conformance_refusals import NOT_NEUTRAL
 
 FORGOTTEN: dict[str, Any] = {"control_tokens": "allow", "max_new_tokens": 60}
 """What takes the place of an option that is ignored, where that is not its default."""
@@ -78,6 +79,12 @@ def embedded() -> Iterator[pg.Route]:
 def test_an_option_that_a_real_model_ignores_is_found_out(name: str, embedded: pg.Route) -> None:
     with pytest.raises(AssertionError, match=f"{name}:"):
         REAL_ONLY[name](ignoring(name, embedded))
+
+
+def test_every_option_has_a_value_that_must_be_refused_where_it_is_not_honoured() -> None:
+    carried = {"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens", "stop"}
+    with_others = {"top_logprobs", "continue_final_message"}  # one asks for logprobs too, and the other for an answer to continue
+    assert set(option_names()) - set(NOT_NEUTRAL) == carried | with_others
 
 
 def blind(model: Any) -> pg.Route:

@@ -261,3 +261,13 @@ def test_a_row_comes_whole_where_nobody_waits_for_its_tokens(started: list[Any])
     streamed = list(running.stream([plain]))
     assert [event.token_ids for event in streamed if isinstance(event, TokensMade)] == [(11,), (12,), (13,), (14,), (15,)]
     assert [event.slot for event in streamed if isinstance(event, RowDone)] == slots[:1]
+
+
+def test_ids_that_the_model_does_not_have_never_reach_vllm(started: list[Any]) -> None:  # one of them ends vLLM for all
+    running = engine()
+    size = running.capabilities.vocab_size
+    assert size is not None
+    stop = pg.StopOptions(stop_token_ids=(size,))
+    slots = running.generate([encoded([size], max_new_tokens=1), encoded([10], max_new_tokens=1), encoded([20], max_new_tokens=1, stop=stop)])
+    assert [type(slot.failure()) for slot in (slots[0], slots[2])] == [pg.InvalidRequest] * 2
+    assert made(slots[1:2]) == [(11,)]
