@@ -8,7 +8,7 @@ from pipegen.drive import run
 from pipegen.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import DecodeOptions, StopOptions
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Finish
+from pipegen.records import Finish, GenerationResult
 from pipegen.requests import TextGenerationRequest
 from pipegen.route import Route, attach, count_tokens
 from pipegen.slots import is_ok
@@ -124,7 +124,7 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
             expect(one.text != other.text, "skip_special_tokens: a text with an end token in its middle is the same with and without special tokens")
 
 
-def _by_itself(result: Any) -> bool:
+def _by_itself(result: GenerationResult) -> bool:
     return result.finish is Finish.EOS and result.completion_tokens < LENGTH
 
 

@@ -83,9 +83,8 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
     if not honours(route, "control_tokens"):
         return
     token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
-    rejected, allowed, plain = (
-        run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=said)))[0] for said in ("reject", "allow", "text")
-    )
+    ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
+    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=said)))[0] for said in ways)
     expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
     expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
