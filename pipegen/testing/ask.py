@@ -7,15 +7,33 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.drive import run
-from pipegen.errors import UnsupportedOption
+from pipegen.drive import admit, begin, run
+from pipegen.errors import GenerationError, UnsupportedOption
 from pipegen.options import GenerationOptions, StopOptions
-from pipegen.records import GenerationResult
+from pipegen.pipe import Call
+from pipegen.records import GenerationResult, Raw
 from pipegen.requests import GenerationRequest, TextGenerationRequest
 from pipegen.route import Route
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["LENGTH", "PROMPTS", "answers", "chat", "expect", "greedy", "honours", "longest", "red_square", "refused", "refuses", "runs_on", "same"]
+__all__ = [
+    "LENGTH",
+    "PROMPTS",
+    "answers",
+    "chat",
+    "drawn_image",
+    "error_of",
+    "expect",
+    "greedy",
+    "honours",
+    "longest",
+    "made",
+    "red_square",
+    "refused",
+    "refuses",
+    "runs_on",
+    "same",
+]
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
 LENGTH = 24
@@ -44,6 +62,11 @@ def answers(slots: Sequence[Slot[GenerationResult]]) -> list[GenerationResult]:
     return [slot.unwrap() for slot in slots]
 
 
+def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
+    """The error of a slot; None where it succeeded."""
+    return None if is_ok(slot) else slot.failure()
+
+
 def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
     """The request with the longest answer, and that answer: what stops are taken from."""
     requests = [chat(text) for text in PROMPTS]
@@ -66,13 +89,13 @@ def honours(route: Route, option: str) -> bool:
 
 def refuses(route: Route, options: GenerationOptions, option: str) -> None:
     """Expect that an option which is not honoured is refused by name."""
-    error = run(route, [chat("Hi")], options)[0].failure()
+    error = error_of(run(route, [chat("Hi")], options)[0])
     expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
 
 
 def refused(slot: Slot[GenerationResult], option: str) -> bool:
     """Whether that option was refused by name: what an engine owes that cannot honour it together with the others."""
-    error = None if is_ok(slot) else slot.failure()
+    error = error_of(slot)
     return isinstance(error, UnsupportedOption) and error.option == option
 
 
@@ -83,12 +106,35 @@ def same(first: GenerationResult, second: GenerationResult) -> bool:
     )
 
 
+def made(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
+    """What the engine itself gives for a row, before pipegen cuts it."""
+    begun = begin(route, admit([request], options))
+    if not isinstance(begun.step, Call):
+        raise AssertionError(f"the request does not come to its call: {begun.step}")
+    slot: Slot[Raw] = begun.step.backend.generate(begun.step.inputs)[0]
+    begun.at_work.close()
+    expect(is_ok(slot), f"the row failed: {slot}")
+    return slot.unwrap()
+
+
 def red_square() -> bytes:
     """A 64x64 PNG of one colour, made without an imaging library."""
+    return _png(64, 64, b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64)))
 
+
+def drawn_image(width: int, height: int, pattern: int) -> bytes:
+    """A PNG of two colours: one in the upper half (0), on the left (1), or in every other square of 8 pixels (2)."""
+
+    def pixel(x: int, y: int) -> bytes:
+        first = (y < height // 2, x < width // 2, (x // 8 + y // 8) % 2 == 0)[pattern]
+        return b"\x10\x30\xe0" if first else b"\xf0\xe0\x20"
+
+    return _png(width, height, b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)))
+
+
+def _png(width: int, height: int, rows: bytes) -> bytes:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    rows = b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64))
-    header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

@@ -7,8 +7,9 @@ model that generates at least a dozen tokens greedily. Use it from pytest:
     def test_conformance(check, route):
         check(route)
 
-A check that needs a capability which the engine lacks does nothing but ask that the option is refused, which it owes instead. Where a server renders and
-decodes (no `token_ids` among the capabilities), what is owed of ids and prompts is left out, and what is owed of texts, finishes and order is asked.
+Each capability has a check that an engine fails which claims it and does not have it; the message names the capability. A check that needs a capability
+which the engine lacks does nothing but ask that the option is refused, which it owes instead. Where a server renders and decodes (no `token_ids` among
+the capabilities), what is owed of ids and prompts is left out, and what is owed of texts, finishes and order is asked.
 """
 
 from __future__ import annotations
@@ -23,17 +24,40 @@ from typing import Any
 from pipegen.drive import arun, run
 from pipegen.errors import BadImage, InvalidRequest, UnsupportedMultimodal
 from pipegen.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
-from pipegen.records import Finish
+from pipegen.records import Finish, GenerationResult
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.route import Route
 from pipegen.slots import is_ok
 from pipegen.stream import Delta, Done, stream
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, longest, red_square, refused, refuses, same
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
 from pipegen.testing.conformance_ends import (
     a_prompt_that_does_not_fit_is_refused_or_clipped,
     a_stop_string_cuts_and_halts,
     a_stop_token_ends_the_row,
+    end_tokens_are_ignored_where_asked,
     min_new_tokens_holds,
+    plugins_act_on_the_row,
+    the_engine_itself_halts,
+    whitespace_is_stripped_where_asked,
+)
+from pipegen.testing.conformance_prompts import (
+    a_final_message_is_continued,
+    answers_depend_on_the_images,
+    answers_depend_on_the_prompt,
+    control_tokens_are_rejected_or_allowed_where_asked,
+    images_keep_to_the_budget,
+    the_checkpoints_own_settings_are_taken_where_asked,
+    the_template_is_used_with_its_variables,
+    what_does_not_fit_is_clipped_where_asked,
+)
+from pipegen.testing.conformance_refusals import what_is_not_honoured_is_refused
+from pipegen.testing.conformance_sampling import (
+    filters_leave_the_likeliest_token,
+    no_sequence_of_tokens_comes_twice,
+    penalties_count_what_was_written,
+    samples_are_drawn_apart,
+    seeds_draw_apart,
+    temperature_is_honoured,
 )
 
 __all__ = ["CHECKS", "Check"]
@@ -54,7 +78,7 @@ def results_report_what_was_done(route: Route) -> None:
             expect(result.prompt_tokens == len(result.prompt_token_ids), "prompt_tokens counts the prompt's ids")
             expect(result.raw_text == route.engine.tokenizer.decode(result.token_ids), "raw_text is the decode of the generated ids")
         expect(result.prompt_tokens > 0, "the prompt's tokens are counted")
-        expect(result.completion_tokens <= LENGTH, "no more than max_new_tokens are generated")
+        expect(result.completion_tokens <= LENGTH, "max_new_tokens: more are generated")
         expect(result.route == route.name, "the result names its route")
         full = result.completion_tokens == LENGTH and result.stop is None and result.finish is not Finish.EOS
         expect((result.finish is Finish.LENGTH) == full, "LENGTH is said exactly at max_new_tokens")
@@ -96,14 +120,22 @@ def seeds_make_rows_repeatable(route: Route) -> None:
     if not honours(route, "repeatable"):
         return
     hot = [chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
+    again = [answers(run(route, [hot[0]]))[0] for _ in range(2)]
+    expect(same(*again), "seed: a row that is asked twice with one seed gives two answers")
     results = answers(run(route, hot))
     for row in (0, 3, 4):
-        expect(same(results[row], answers(run(route, [hot[row]]))[0]), "a seeded row must not depend on its batch")
-    expect(same(*answers(run(route, [hot[0], hot[0]]))), "two equal rows with one seed must be equal")
+        expect(same(results[row], answers(run(route, [hot[row]]))[0]), "repeatable: a seeded row must not depend on its batch")
+    expect(same(*answers(run(route, [hot[0], hot[0]]))), "seed: two equal rows with one seed must be equal")
     many = answers(run(route, [hot[0]], GenerationOptions(samples=3)))[0]
     seeds = [sample.options.seed for sample in many.samples]
-    expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples have seeds of their own, not {seeds}")
-    expect(same(many.samples[0], results[0]), "the first sample is the row with the request's own seed")
+    expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples: they have seeds of their own, not {seeds}")
+    expect(same(many.samples[0], results[0]), "samples: the first is the row with the request's own seed")
+
+
+def _complete(result: GenerationResult) -> None:
+    told = [entry.token_id for entry in result.logprobs or ()]
+    expect(len(told) == result.completion_tokens, f"logprobs: {len(told)} of them for {result.completion_tokens} generated tokens")
+    expect(not result.token_ids or told == list(result.token_ids), "logprobs: one for each generated token, in order")
 
 
 def logprobs_are_the_models_own(route: Route) -> None:
@@ -112,18 +144,19 @@ def logprobs_are_the_models_own(route: Route) -> None:
         refuses(route, greedy(logprobs=True), "logprobs")
         return
     plain = answers(run(route, [chat(PROMPTS[0])], greedy(logprobs=True, top_logprobs=2)))[0]
-    expect([entry.token_id for entry in plain.logprobs or ()] == list(plain.token_ids), "one logprob for each generated token, in order")
+    _complete(plain)
     for entry in plain.logprobs or ():
-        best = entry.logprob <= 0 and len(entry.top) == 2 and abs(entry.top[0][1] - entry.logprob) < 1e-3
-        expect(best, "a greedy token's logprob is the best of the top ones")
+        expect(len(entry.top) == 2, f"top_logprobs: {len(entry.top)} of the likeliest tokens, and 2 were asked for")
+        expect(entry.logprob <= 0 and abs(entry.top[0][1] - entry.logprob) < 1e-3, "logprobs: a greedy token's own is the best of the top ones")
     if honours(route, "seed"):
         slots = run(route, [chat(PROMPTS[0])], greedy(logprobs=True, temperature=0.01, seed=1))
         if refused(slots[0], "logprobs"):
             return
         hot = answers(slots)[0]
+        _complete(hot)
         if hot.token_ids == plain.token_ids:
             pairs = zip(hot.logprobs or (), plain.logprobs or (), strict=True)
-            expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "the logprobs do not depend on the temperature")
+            expect(all(abs(a.logprob - b.logprob) < 1e-3 for a, b in pairs), "logprobs: they do not depend on the temperature")
 
 
 def streamed_text_is_the_batch_text(route: Route) -> None:
@@ -131,17 +164,22 @@ def streamed_text_is_the_batch_text(route: Route) -> None:
     request, free = longest(route)
     stop = free.text[len(free.text) // 2 :][:3] or free.text[-1:]
     requests = [chat(text) for text in PROMPTS[:2]] + [dataclasses.replace(request, options=GenerationOptions(stop=StopOptions(stop=(stop,))))]
-    joined, done = [""] * len(requests), {}
+    requests.append(dataclasses.replace(request, options=free.options))
+    joined, deltas, done = [""] * len(requests), [0] * len(requests), {}
     for event in stream(route, requests, greedy()):
         if isinstance(event, Delta):
             expect(event.index not in done, "no delta after Done")
             joined[event.index] += event.text
+            deltas[event.index] += 1
         elif isinstance(event, Done):
             done[event.index] = event.slot
     results = answers(run(route, requests, greedy()))
     for index, result in enumerate(results):
         expect(joined[index] == result.text, f"streamed {joined[index]!r}, not {result.text!r}")
         expect(same(done[index].unwrap(), result), "Done carries the slot that run gives")
+    long = [index for index, result in enumerate(results) if result.completion_tokens >= 8 and len(result.text) >= 8]
+    if honours(route, "stream") and long:
+        expect(any(deltas[index] > 1 for index in long), "stream: every text comes in one piece, when it is finished")
 
 
 def sync_and_async_agree(route: Route) -> None:
@@ -161,7 +199,7 @@ def control_tokens_of_users_stay_text(route: Route) -> None:
     for token, token_id in list(tokenizer.special_tokens.items())[:6]:
         hostile = answers(run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1)))[0]
         count = hostile.prompt_token_ids.count(token_id)
-        expect(count == harmless.prompt_token_ids.count(token_id), f"{token!r} written by a user became a control token")
+        expect(count == harmless.prompt_token_ids.count(token_id), f"control_tokens: {token!r} written by a user became a control token")
 
 
 def pictures_are_taken_or_refused(route: Route) -> None:
@@ -176,14 +214,21 @@ def pictures_are_taken_or_refused(route: Route) -> None:
     slots = run(route, requests, greedy(max_new_tokens=4))
     expect(is_ok(slots[1]), "a text request beside pictures succeeds")
     if not honours(route, "images"):
-        expect(all(isinstance(slots[row].failure(), UnsupportedMultimodal) for row in (0, 3)), "pictures are UnsupportedMultimodal")
-        expect(isinstance(slots[2].failure(), (UnsupportedMultimodal, BadImage)), "a broken picture fails in any case")
+        expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "pictures are UnsupportedMultimodal")
+        expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken picture fails in any case")
         return
-    expect(isinstance(slots[2].failure(), BadImage), f"a broken picture is BadImage, not {slots[2]}")
+    expect(isinstance(error_of(slots[2]), BadImage), f"a broken picture is BadImage, not {slots[2]}")
     one, two = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
-        expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "each picture's grid is reported")
+        expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "images: each one's grid is reported")
     expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
+
+
+def _json_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def answers_have_the_form_that_was_asked(route: Route) -> None:
@@ -192,7 +237,7 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
     forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
         ("choice", words, lambda text: text in words),
         ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
-        ("json_schema", {"enum": words}, lambda text: json.loads(text) in words),
+        ("json_schema", {"enum": words}, lambda text: _json_of(text) in words),
     )
     for name, form, holds in forms:
         said: dict[str, Any] = {name: form}
@@ -221,5 +266,24 @@ CHECKS: tuple[Check, ...] = (
     control_tokens_of_users_stay_text,
     pictures_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
+    what_is_not_honoured_is_refused,
+    temperature_is_honoured,
+    filters_leave_the_likeliest_token,
+    seeds_draw_apart,
+    samples_are_drawn_apart,
+    penalties_count_what_was_written,
+    no_sequence_of_tokens_comes_twice,
+    end_tokens_are_ignored_where_asked,
+    whitespace_is_stripped_where_asked,
+    the_engine_itself_halts,
+    plugins_act_on_the_row,
+    answers_depend_on_the_prompt,
+    the_template_is_used_with_its_variables,
+    a_final_message_is_continued,
+    control_tokens_are_rejected_or_allowed_where_asked,
+    answers_depend_on_the_images,
+    images_keep_to_the_budget,
+    what_does_not_fit_is_clipped_where_asked,
+    the_checkpoints_own_settings_are_taken_where_asked,
 )
 """All checks, in the order to run them."""

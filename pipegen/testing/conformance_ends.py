@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipegen.drive import run
-from pipegen.errors import PromptTooLong, UnsupportedOption
-from pipegen.options import StopOptions
-from pipegen.records import Finish
+from pipegen.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
+from pipegen.options import DecodeOptions, StopOptions
+from pipegen.plugins.plugin import Plugin
+from pipegen.records import Finish, GenerationResult
 from pipegen.requests import TextGenerationRequest
-from pipegen.route import Route, count_tokens
+from pipegen.route import Route, attach, count_tokens
 from pipegen.slots import is_ok
 from pipegen.stages.stop import cut
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, longest, refused, refuses, runs_on
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, made, refused, refuses, runs_on
 
-__all__ = ["a_prompt_that_does_not_fit_is_refused_or_clipped", "a_stop_string_cuts_and_halts", "a_stop_token_ends_the_row", "min_new_tokens_holds"]
+__all__ = [
+    "a_prompt_that_does_not_fit_is_refused_or_clipped",
+    "a_stop_string_cuts_and_halts",
+    "a_stop_token_ends_the_row",
+    "end_tokens_are_ignored_where_asked",
+    "min_new_tokens_holds",
+    "plugins_act_on_the_row",
+    "the_engine_itself_halts",
+    "whitespace_is_stripped_where_asked",
+]
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
@@ -24,8 +36,8 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
             stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
             result = answers(run(route, [request], greedy(stop=stops)))[0]
             wanted = cut(free.text, (stop,))
-            expect(result.text == wanted.text, f"stop {stop!r}: text {result.text!r}, not {wanted.text!r}")
-            expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop {stop!r} must be named, not {result.finish}, {result.stop!r}")
+            expect(result.text == wanted.text, f"stop: with {stop!r} the text is {result.text!r}, not {wanted.text!r}")
+            expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop: {stop!r} must be named, not {result.finish}, {result.stop!r}")
             if honours(route, "token_ids"):
                 expect(result.token_ids == free.token_ids[: result.completion_tokens], "a stop changes no token before it")
                 hidden = set(route.engine.tokenizer.special_tokens.values())
@@ -44,7 +56,7 @@ def a_stop_token_ends_the_row(route: Route) -> None:
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
     result = answers(run(route, [request], greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free)))))[0]
-    expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"the stop token must be reported, not {result.finish}, {result.stop!r}")
+    expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"stop_token_ids: the stop token must be reported, not {result.finish}, {result.stop!r}")
     expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
 
 
@@ -55,21 +67,24 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
         expect(isinstance(counted.failure(), UnsupportedOption), f"an engine that renders by itself counts no tokens, and says so, not {counted}")
         refuses(route, greedy(max_prompt_tokens=1000), "max_prompt_tokens")
         if (limit := route.engine.capabilities.context_length) is not None:
-            error = run(route, [chat("a " * limit)], greedy(max_new_tokens=1))[0].failure()
+            error = error_of(run(route, [chat("a " * limit)], greedy(max_new_tokens=1))[0])
             expect(isinstance(error, PromptTooLong) and error.limit == limit, f"a prompt beyond {limit} tokens is PromptTooLong, not {error}")
         return
     tokens = counted.unwrap()
     kept, broken = (run(route, [chat("Hi")], greedy(max_new_tokens=1, max_prompt_tokens=most))[0] for most in (tokens, tokens - 1))
-    expect(is_ok(kept), f"a prompt of {tokens} tokens keeps to max_prompt_tokens={tokens}")
-    seen = broken.failure()
-    expect(isinstance(seen, PromptTooLong) and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1), f"one token less is PromptTooLong, not {seen}")
+    expect(is_ok(kept), f"max_prompt_tokens: a prompt of {tokens} tokens keeps to {tokens}")
+    seen = error_of(broken)
+    expect(
+        isinstance(seen, PromptTooLong) and (seen.prompt_tokens, seen.limit) == (tokens, tokens - 1),
+        f"max_prompt_tokens: one token less is PromptTooLong, not {seen}",
+    )
     limit = route.engine.capabilities.context_length
     if limit is None:
         return
-    error = run(route, [chat("Hi")], greedy(max_new_tokens=limit))[0].failure()
+    error = error_of(run(route, [chat("Hi")], greedy(max_new_tokens=limit))[0])
     expect(isinstance(error, PromptTooLong) and error.limit == limit, f"prompt plus answer beyond {limit} tokens is PromptTooLong, not {error}")
     long = TextGenerationRequest(prompt_token_ids=[1] * limit)
-    expect(isinstance(run(route, [long], greedy(max_new_tokens=1))[0].failure(), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
+    expect(isinstance(error_of(run(route, [long], greedy(max_new_tokens=1))[0]), PromptTooLong), "a prompt as long as the limit is PromptTooLong")
 
 
 def min_new_tokens_holds(route: Route) -> None:
@@ -91,4 +106,92 @@ def min_new_tokens_holds(route: Route) -> None:
         expect(result.completion_tokens > least, f"min_new_tokens={least} and only {result.completion_tokens} tokens")
     slots = run(route, [request], greedy(min_new_tokens=2, stop=StopOptions(stop_token_ids=(token,), ignore_eos=ignore)))
     if not refused(slots[0], "min_new_tokens"):
-        expect(token not in answers(slots)[0].token_ids[:2], "a stop token is not generated within min_new_tokens")
+        expect(token not in answers(slots)[0].token_ids[:2], "min_new_tokens: a stop token is generated within them")
+
+
+def end_tokens_are_ignored_where_asked(route: Route) -> None:
+    """`ignore_eos` goes on to `max_new_tokens`, and the end token that comes in the middle shows only without `skip_special_tokens`."""
+    if not honours(route, "ignore_eos"):
+        return
+    ended = [chat(text) for text, result in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy())), strict=True) if _by_itself(result)]
+    hidden, shown = (
+        answers(run(route, ended, greedy(stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips)))) for skips in (True, False)
+    )
+    for one, other in zip(hidden, shown, strict=True):
+        seen = (one.finish, one.completion_tokens)
+        expect(seen == (Finish.LENGTH, LENGTH), f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not {LENGTH}")
+        if honours(route, "skip_special_tokens"):
+            expect(one.text != other.text, "skip_special_tokens: a text with an end token in its middle is the same with and without special tokens")
+
+
+def _by_itself(result: GenerationResult) -> bool:
+    return result.finish is Finish.EOS and result.completion_tokens < LENGTH
+
+
+def whitespace_is_stripped_where_asked(route: Route) -> None:
+    """`strip_whitespace` takes it from both ends of the text, after the cut."""
+    ignores: bool | None = True if honours(route, "ignore_eos") else None
+    for text, free in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy(stop=StopOptions(ignore_eos=ignores)))), strict=True):
+        for place in range(1, len(free.text) - 1):
+            stop = free.text[place + 1 : place + 4]
+            wanted = cut(free.text, (stop,)).text
+            if wanted != wanted.strip() and wanted.strip():
+                options = greedy(stop=StopOptions(stop=(stop,), ignore_eos=ignores), decode=DecodeOptions(strip_whitespace=True))
+                seen = answers(run(route, [chat(text)], options))[0].text
+                expect(seen == wanted.strip(), f"strip_whitespace: the text is {seen!r}, not {wanted.strip()!r}")
+                return
+
+
+def the_engine_itself_halts(route: Route) -> None:
+    """Stops are pipegen's own cut on every engine; the engine must also end the row there, and not run on for nothing."""
+    if not honours(route, "token_ids"):
+        return
+    request, free = longest(route)
+    ignore, room = runs_on(free), 4 * LENGTH
+    most = len(made(route, request, greedy(max_new_tokens=room, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    expect(most <= room, f"max_new_tokens: the engine generates {most} tokens, and {room} were asked for")
+    few = len(made(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
+    token = free.token_ids[len(free.token_ids) // 2]
+    ways: tuple[tuple[str, StopOptions], ...] = (
+        ("stop", StopOptions(stop=(free.text[1:4],), ignore_eos=ignore)),
+        ("stop_token_ids", StopOptions(stop_token_ids=(token,), ignore_eos=ignore)),
+    )
+    for name, stops in ways:
+        if honours(route, name) and most > LENGTH:
+            count = len(made(route, request, greedy(max_new_tokens=room, stop=stops)).token_ids)
+            expect(count < most, f"{name}: the engine does not halt at the stop, and generates {count} tokens")
+
+
+def plugins_act_on_the_row(route: Route) -> None:
+    """What a plugin asks of the engine is done, or the plugin is refused when it is attached."""
+    request, free = longest(route)
+    options = greedy(stop=StopOptions(ignore_eos=runs_on(free)))
+    forced = free.token_ids[0] if free.token_ids else 0
+
+    def only_one(ids: Any, scores: Any) -> Any:
+        scores = scores.clone()
+        scores[:] = float("-inf")
+        scores[:, forced] = 0.0
+        return scores
+
+    plugins = (
+        Plugin(name="watch", start=lambda: 0, feed=lambda seen, text: (seen + len(text), len(text) if seen + len(text) >= 2 else None)),
+        Plugin(name="stopping_criteria", stopping_criteria=lambda context: lambda ids, scores: ids[:, -1] == ids[:, -1]),
+        Plugin(name="logits_processor", logits_processor=lambda context: only_one),
+    )
+    for plugin in plugins:
+        attached = attach(route, plugin)
+        if not honours(route, plugin.name):
+            refusal = None if is_ok(attached) else attached.failure()
+            expect(isinstance(refusal, UnsupportedPlugin), f"{plugin.name}: it is not honoured, so attaching such a plugin is UnsupportedPlugin, not {refusal}")
+            continue
+        result = answers(run(attached.unwrap(), [request], options))[0]
+        if plugin.name == "logits_processor":
+            expect(set(result.token_ids) == {forced}, f"logits_processor: the row has other tokens than {forced}, to which the plugin holds it")
+            continue
+        ended = (result.finish, result.stop, result.completion_tokens < free.completion_tokens)
+        expect(ended == (Finish.PLUGIN, plugin.name, True), f"{plugin.name}: the plugin halts the row, which ends as {result.finish} ({result.stop!r})")
+        if plugin.name == "watch" and honours(route, "token_ids"):
+            count = len(made(attached.unwrap(), request, options).token_ids)
+            expect(count < free.completion_tokens, f"watch: the engine does not halt where the plugin does, and generates {count} tokens")

@@ -11,9 +11,21 @@ import pipegen as pg
 from pipegen.testing import conformance
 from pipegen.testing.faulty import FaultyServer
 
-# What that server does not do: it knows no token ids, no least length and no form of the answer.
-NOT_OF_THIS_SERVER = (conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked)
-CASES = [(dialect, check) for dialect in ("plain", "vllm", "sglang") for check in conformance.CHECKS if dialect == "plain" or check not in NOT_OF_THIS_SERVER]
+# What that server does not do. It draws nothing, looks at no image, and answers to the words of the prompt alone;
+IGNORED = (
+    conformance.temperature_is_honoured,
+    conformance.seeds_draw_apart,
+    conformance.samples_are_drawn_apart,
+    conformance.penalties_count_what_was_written,
+    conformance.answers_depend_on_the_images,
+)
+# and beyond the plain form it knows no token ids, no least length, no form of the answer, no end tokens to ignore and no turn to continue.
+IGNORED_BEYOND = (
+    *(conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked),
+    *(conformance.end_tokens_are_ignored_where_asked, conformance.a_final_message_is_continued),
+)
+DIALECTS: dict[str, tuple[conformance.Check, ...]] = {"plain": IGNORED, "vllm": (*IGNORED, *IGNORED_BEYOND), "sglang": (*IGNORED, *IGNORED_BEYOND)}
+CASES = [(dialect, check) for dialect, ignored in DIALECTS.items() for check in conformance.CHECKS if check not in ignored]
 
 
 @pytest.fixture
@@ -28,6 +40,12 @@ def server() -> Iterator[FaultyServer]:
 @pytest.mark.parametrize(("dialect", "check"), CASES, ids=[f"{dialect}-{check.__name__}" for dialect, check in CASES])
 def test_a_chat_route_conforms(server: FaultyServer, dialect: str, check: conformance.Check) -> None:
     with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as route:
+        check(route)
+
+
+@pytest.mark.parametrize(("dialect", "check"), [(dialect, check) for dialect, ignored in DIALECTS.items() for check in ignored])
+def test_a_server_that_ignores_what_it_is_asked_is_found_out(server: FaultyServer, dialect: str, check: conformance.Check) -> None:
+    with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as route, pytest.raises(AssertionError):
         check(route)
 
 

@@ -45,14 +45,14 @@ class TalkingEngine(FakeEngine):
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_that_keeps_its_promises_passes(check: conformance.Check) -> None:
-    check(pg.route(TalkingEngine(talk, context_length=300)))
+def test_an_engine_that_keeps_its_promises_passes(check: conformance.Check, model: Any) -> None:
+    check(pg.route(model()))
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Check) -> None:
+def test_an_engine_of_few_capabilities_passes_by_refusing(check: conformance.Check, model: Any) -> None:
     honours = frozenset({"token_ids", "temperature", "stop", "stop_token_ids", "ignore_eos", "enable_thinking", "control_tokens", "add_generation_prompt"})
-    check(pg.route(TalkingEngine(talk, honours=honours)))
+    check(pg.route(model(honours)))
 
 
 class Formal(TalkingEngine):

@@ -1,0 +1,173 @@
+"""Of the conformance suite: what makes the prompt. Templates and their switches, token ids, images, and the limits of prompt and answer together.
+
+An engine that claims one of these capabilities and ignores the option fails the option's check, whose message begins with its name. Where a server renders,
+its template is not known, and so nothing can be said of its switches, but for `continue_final_message`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pipegen.drive import run
+from pipegen.errors import BadImage, InvalidRequest
+from pipegen.options import ChatTemplateOptions, GenerationOptions, VlmPreprocessOptions, resolve
+from pipegen.records import GenerationResult
+from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.route import Route, count_tokens
+from pipegen.slots import is_ok
+from pipegen.testing.ask import PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, same
+
+__all__ = [
+    "a_final_message_is_continued",
+    "answers_depend_on_the_images",
+    "answers_depend_on_the_prompt",
+    "control_tokens_are_rejected_or_allowed_where_asked",
+    "images_keep_to_the_budget",
+    "the_checkpoints_own_settings_are_taken_where_asked",
+    "the_template_is_used_with_its_variables",
+    "what_does_not_fit_is_clipped_where_asked",
+]
+
+SHOWN = (
+    "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is string else message.content[0].text }}[end]{%- endfor -%}"
+    "{%- if add_generation_prompt -%}[open]{%- endif -%}{%- if enable_thinking -%}[thinks]{%- endif -%}{{- word -}}"
+)
+"""A template that shows what it was given."""
+SMALL = 4096
+"""The longest context that is filled to the end."""
+
+
+def answers_depend_on_the_prompt(route: Route) -> None:
+    """A prompt's ids give what its messages give, and not all prompts get the same answer."""
+    results = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
+    expect(len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer")
+    if honours(route, "token_ids"):
+        by_ids = answers(run(route, [TextGenerationRequest(prompt_token_ids=result.prompt_token_ids) for result in results], greedy()))
+        expect(all(same(one, other) for one, other in zip(results, by_ids, strict=True)), "token_ids: a prompt's ids give something else than its messages")
+
+
+def the_template_is_used_with_its_variables(route: Route) -> None:
+    """What the template is given can be read from the prompt."""
+    if not honours(route, "template") or not honours(route, "token_ids"):
+        return
+    tries: tuple[tuple[str, ChatTemplateOptions, str], ...] = (
+        ("template", ChatTemplateOptions(template=SHOWN), "[user]Hi[end][open]"),
+        ("template_kwargs", ChatTemplateOptions(template=SHOWN, template_kwargs={"word": "more"}), "[user]Hi[end][open]more"),
+        ("enable_thinking", ChatTemplateOptions(template=SHOWN, enable_thinking=True), "[user]Hi[end][open][thinks]"),
+        ("add_generation_prompt", ChatTemplateOptions(template=SHOWN, add_generation_prompt=False), "[user]Hi[end]"),
+    )
+    for name, options, wanted in tries:
+        if honours(route, name):
+            prompt = answers(run(route, [chat("Hi")], greedy(max_new_tokens=1, chat=options)))[0].prompt_text
+            expect(prompt == wanted, f"{name}: the prompt is {prompt!r}, not {wanted!r}")
+
+
+def a_final_message_is_continued(route: Route) -> None:
+    """The assistant's last turn stays open."""
+    if not honours(route, "continue_final_message"):
+        return
+    begun = TextGenerationRequest(messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}])
+    kept, closed = (
+        answers(run(route, [begun], greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued))))[0] for continued in (True, False)
+    )
+    if honours(route, "token_ids"):
+        expect((kept.prompt_text or "").endswith("One, two"), f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}")
+    else:
+        words = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
+        expect(kept.prompt_tokens < closed.prompt_tokens, words)
+
+
+def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
+    """`reject` fails the row, and `allow` makes the id."""
+    if not honours(route, "control_tokens"):
+        return
+    token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
+    ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
+    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=said)))[0] for said in ways)
+    expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
+    more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
+    expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
+    if honours(route, "trust"):
+        turns = [("user", "Hi"), ("assistant", f"x{token}y"), ("user", "Go on.")]
+        history = TextGenerationRequest(messages=[{"role": role, "content": text} for role, text in turns])
+        trusts: tuple[tuple[Literal["assistant"], ...], ...] = (("assistant",), ())
+        rows = [answers(run(route, [history], greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust))))[0] for trust in trusts]
+        more, fewer = (result.prompt_token_ids.count(token_id) for result in rows)
+        expect(more > fewer, f"trust: {token!r} in an earlier answer is not the token where that answer is trusted")
+
+
+def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
+    preprocess = VlmPreprocessOptions(**options) if options else None
+    return VlmGenerationRequest(prompt="Describe the image.", images=[image], options=GenerationOptions(preprocess=preprocess))
+
+
+def answers_depend_on_the_images(route: Route) -> None:
+    """Images that differ get answers that differ, in the logprobs at least."""
+    if not honours(route, "images"):
+        return
+    images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
+    options = greedy(logprobs=True) if honours(route, "logprobs") else greedy()
+    results = answers(run(route, [_seen(route, image) for image in images], options))
+    said = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
+    expect(len(said) > 1, f"images: {len(images)} different images get the same answer")
+
+
+def images_keep_to_the_budget(route: Route) -> None:
+    """Where the model works on a grid: `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
+    if not honours(route, "images") or not honours(route, "token_ids"):
+        return
+
+    def patches(slots: Any) -> int | None:
+        grid = answers(slots)[0].image_grid_thw[0]
+        return None if grid is None else math.prod(grid)
+
+    def run_one(image: bytes, **options: Any) -> Any:
+        return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
+
+    small, large = drawn_image(64, 64, 0), drawn_image(256, 256, 0)
+    plain, most = patches(run_one(small)), patches(run_one(large))
+    if plain is None or most is None:
+        return
+    if honours(route, "max_pixels"):
+        shrunk = patches(run_one(large, max_pixels=64 * 64))
+        expect(shrunk is not None and shrunk <= plain, f"max_pixels: {shrunk} patches of an image of 256x256 within 64x64 pixels, which take {plain}")
+    if honours(route, "min_pixels"):
+        grown = patches(run_one(small, min_pixels=192 * 192, max_pixels=256 * 256))
+        expect(grown is not None and grown >= 4 * plain, f"min_pixels: {grown} patches of an image of 64x64 with at least 192x192 pixels; {plain} without")
+    if honours(route, "do_resize"):
+        odd = run_one(drawn_image(67, 61, 0), do_resize=False)[0]
+        expect(
+            not is_ok(odd) and isinstance(odd.failure(), BadImage),
+            f"do_resize: an image of 67x61 fits no grid, and is BadImage where nothing may be resized, not {odd}",
+        )
+
+
+def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
+    """`on_overflow="clip"` lowers `max_new_tokens` to what is left, and the result says so."""
+    limit = route.engine.capabilities.context_length
+    if not honours(route, "token_ids") or limit is None or limit > SMALL:
+        return
+    tokens = count_tokens(route, chat("Hi")).unwrap()
+    long = TextGenerationRequest(prompt_token_ids=(answers(run(route, [chat("Hi")], greedy(max_new_tokens=1)))[0].prompt_token_ids * limit)[: limit - 2])
+    slot = run(route, [long], greedy(max_new_tokens=5, on_overflow="clip"))[0]
+    expect(is_ok(slot), f"on_overflow: a prompt that leaves room for 2 of 5 tokens is clipped, not {slot} (a short one has {tokens} tokens)")
+    result = slot.unwrap()
+    seen = (result.clipped_from, result.options.max_new_tokens)
+    expect(seen == (5, 2), f"on_overflow: the result says (clipped from, to) {seen}, not (5, 2)")
+
+
+def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
+    """`use_generation_config=True` takes from the engine's `generation_config` what nobody said."""
+    if not honours(route, "token_ids"):
+        return
+    asked = GenerationOptions(use_generation_config=True, max_new_tokens=1)
+    slot = run(route, [chat("Hi")], asked)[0]
+    if is_ok(slot):
+        wanted = resolve(asked, checkpoint=route.engine.generation_config)
+        expect(_chosen(slot.unwrap()) == _chosen(wanted), "use_generation_config: the result's options are not those of the checkpoint")
+
+
+def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
+    options = of.options if isinstance(of, GenerationResult) else of
+    return options.temperature, options.top_p, options.top_k, options.min_p, options.repetition_penalty, options.no_repeat_ngram_size

