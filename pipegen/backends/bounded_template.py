@@ -146,30 +146,10 @@ def _numbers_only(value: Any, attribute: Any = None, start: Any = 0) -> None:
 
 
 _SHALLOW = frozenset(
-    [
-        "length",
-        "count",
-        "first",
-        "last",
-        "default",
-        "d",
-        "list",
-        "items",
-        "reverse",
-        "map",
-        "select",
-        "selectattr",
-        "reject",
-        "rejectattr",
-        "attr",
-        "random",
-        "int",
-        "float",
-        "abs",
-        "round",
-        "string",
-        "safe",
-    ]
+    (
+        *("length", "count", "first", "last", "default", "d", "list", "items", "reverse", "attr", "random", "safe", "string"),
+        *("map", "select", "selectattr", "reject", "rejectattr", "int", "float", "abs", "round"),
+    )
 )
 """Filters that do not look into the entries of what they are given; `string` is bounded by what is written."""
 _FILTER_SIZES: Mapping[str, Callable[..., None]] = {
@@ -184,26 +164,12 @@ _FILTER_SIZES: Mapping[str, Callable[..., None]] = {
 _OF_CONTEXT = ("_loop_vars", "_block_vars")
 """What a compiled template hands to every call for functions that take its context."""
 _PLAIN_TESTS = frozenset(
-    [
-        "defined",
-        "undefined",
-        "none",
-        "string",
-        "mapping",
-        "iterable",
-        "sequence",
-        "number",
-        "boolean",
-        "true",
-        "false",
-        "integer",
-        "float",
-        "callable",
-        "odd",
-        "even",
-        "sameas",
-    ]
+    (
+        *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "boolean", "true", "false", "integer", "float"),
+        *("callable", "odd", "even", "sameas"),
+    )
 )
+"""Tests that do not look into what they are given."""
 
 
 def _bounded(name: str, f: Callable[..., Any], *, test: bool = False) -> Callable[..., Any]:
@@ -292,16 +258,16 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return functools.update_wrapper(bounded, value)
 
-    def call(__self, __context: Any, __obj: Any, *arguments: Any, **named: Any) -> Any:
+    def call(self, context: Any, obj: Any, /, *arguments: Any, **named: Any) -> Any:
         """A call from a template: of its own bounds, of a macro, of a method."""
-        owner, own = getattr(__obj, "__self__", None), {name: value for name, value in named.items() if name not in _OF_CONTEXT}
-        if owner is __self:
-            return __obj(*arguments, **own)
+        owner, own = getattr(obj, "__self__", None), {name: value for name, value in named.items() if name not in _OF_CONTEXT}
+        if owner is self:
+            return obj(*arguments, **own)
         account = _account.get()
-        _charge(account.call if isinstance(__obj, (Macro, LoopContext)) else 1)
-        if isinstance(__obj, LoopContext):
-            arguments = (__self.counted(arguments[0], account.call), *arguments[1:]) if arguments else arguments
-        name = getattr(__obj, "__name__", "")
+        _charge(account.call if isinstance(obj, (Macro, LoopContext)) else 1)
+        if isinstance(obj, LoopContext):
+            arguments = (self.counted(arguments[0], account.call), *arguments[1:]) if arguments else arguments
+        name = getattr(obj, "__name__", "")
         if isinstance(owner, (str, bytes, int)):
             if name in _REFUSED:
                 raise TemplateTooLarge(f"a template may not call {name}")
@@ -317,7 +283,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(owner, (list, tuple)) or (isinstance(owner, Mapping) and name in ("get", "fromkeys")):
             for part in (*(() if isinstance(owner, Mapping) else (owner,)), *arguments):
                 _weigh(part)
-        return _made(super().call(__context, __obj, *arguments, **named))
+        return _made(super().call(context, obj, *arguments, **named))
 
 
 def _instrument(tree: nodes.Template, environment: Environment) -> None:
