@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from returns.result import Failure, Result, Success
 
 from pipegen.errors import GenerationError, InvalidRequest
+from pipegen.fields import printed
 from pipegen.options import GenerationOptions, options_from
 from pipegen.pipe import Pipe
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -65,7 +66,7 @@ def pair(item: Any) -> Any:
     ('a', {'prompt': 'Hi'})
     """
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise TypeError(f"pairs of a key and a request are wanted, not {item!r:.200}")
+        raise TypeError(f"pairs of a key and a request are wanted, not {printed(item)}")
     return item
 
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
+from pipegen.border import guard
+from pipegen.errors import InvalidRequest
 from pipegen.limits import NESTING, VALUES
 
-__all__ = ["Check", "boolean", "freeze", "mapping", "nearest", "one_of", "path", "real", "schema_of", "text", "tuple_of", "whole", "with_schema"]
+__all__ = ["Check", "boolean", "freeze", "mapping", "nearest", "one_of", "path", "printed", "real", "schema_of", "text", "tuple_of", "whole", "with_schema"]
 
 _NOTHING: immutabledict[str, Any] = immutabledict()
 T = TypeVar("T")
@@ -33,10 +36,40 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("temprature", ["temperature", "top_p"])
     "; did you mean 'temperature'?"
     """
+    if len(word) > 100:  # nobody's name; and looking at it would take long
+        return ""
     import difflib
 
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+class _Printer(reprlib.Repr):
+    """As `reprlib` prints, with the keys of a dict in their own order."""
+
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+        if not x or level <= 0:
+            return "{...}" if x else "{}"
+        pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in islice(x.items(), self.maxdict)]
+        return "{" + ", ".join([*pairs, "..."] if len(x) > self.maxdict else pairs) + "}"
+
+
+_PRINTER = _Printer()
+_PRINTER.maxlevel = 4
+_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = 10
+_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 200
+
+
+def printed(value: object) -> str:
+    """A value as a message may show it: short, whatever it is; what is nested deep, or holds itself, is shown in part.
+
+    >>> loop = [1]; loop.append(loop)
+    >>> printed({"a": 1}), printed(loop), printed(10**5000)
+    ("{'a': 1}", '[1, [1, [1, [1, [...]]]]]', 'int of too many digits')
+    """
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
+        return f"{type(value).__name__} of too many digits"
+    return guard(lambda: _PRINTER.repr(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(value).__name__)
 
 
 def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
@@ -172,7 +205,7 @@ def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"mappings with string keys, without {key!r:.200}")
+        raise ValueError(f"mappings with string keys, without {printed(key)}")
     return key
 
 

@@ -12,7 +12,7 @@ from pipegen.allowed import allowed
 from pipegen.arguments import Options, check_run, check_settings, several, slot_of_request
 from pipegen.border import Raised, guard
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
-from pipegen.fields import InvalidField, altered
+from pipegen.fields import InvalidField, altered, printed
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.parallel import parallel
@@ -48,10 +48,10 @@ def _unreadable(place: str, raised: Raised) -> InvalidRequest:
 
 def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
-        return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {values!r:.200}"))
+        return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {printed(values)}"))
     if not _FIELDS.keys() >= values.keys():
         unknown = next(name for name in values if name not in _FIELDS)
-        return Failure(InvalidRequest(f"{place}: there is no field {unknown!r}{field_hint(str(unknown))}"))
+        return Failure(InvalidRequest(f"{place}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
     said = {name: value for name, value in values.items() if value is not None}
     try:
         if isinstance(said.get("options"), Mapping):

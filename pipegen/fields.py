@@ -23,9 +23,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from pipegen.border import guard
-from pipegen.checks import Check, boolean, freeze, mapping, nearest, one_of, path, real, schema_of, text, tuple_of, whole, with_schema
-from pipegen.errors import InvalidRequest
+from pipegen.checks import Check, boolean, freeze, mapping, nearest, one_of, path, printed, real, schema_of, text, tuple_of, whole, with_schema
 
 __all__ = [
     "Check",
@@ -39,6 +37,7 @@ __all__ = [
     "nearest",
     "one_of",
     "path",
+    "printed",
     "real",
     "record",
     "schema_of",
@@ -77,12 +76,6 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
-def _printed(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
-        return f"{type(value).__name__} of too many digits"
-    return guard(lambda: f"{value!r:.200}", lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(f"{type(value).__name__}")
-
-
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
         kept = check(value)
@@ -90,7 +83,7 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
         raise
     except ValueError as refusal:
         words, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {_printed(value)}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {printed(value)}{also}{near}") from None
     if kept is not value:
         object.__setattr__(self, name, kept)
 

@@ -10,7 +10,7 @@ __all__ = ["CHOICES", "IMAGES", "INTEGER", "MESSAGES", "NESTING", "OPTION_BYTES"
 # Of any plain data: messages, tools, options. Fixed.
 NESTING = 64
 """How deep lists and mappings may be nested."""
-VALUES = 1_000_000
+VALUES = 200_000
 """How many values such data may hold in all; a list that stands in several places counts each time."""
 INTEGER = 2**31 - 1
 """The largest whole number of an option: what the engines' own 32 bits hold."""

@@ -21,7 +21,7 @@ from returns.result import Failure
 
 from pipegen.border import guard
 from pipegen.errors import InvalidRequest
-from pipegen.fields import InvalidField, freeze, mapping, record
+from pipegen.fields import InvalidField, freeze, mapping, printed, record
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
@@ -129,7 +129,7 @@ class Message:
 
     def check_all(self) -> None:
         if self.role not in ROLES:
-            raise InvalidField(f"role takes one of {', '.join(ROLES)}, not {self.role!r}")
+            raise InvalidField(f"role takes one of {', '.join(ROLES)}, not {printed(self.role)}")
         content = _content_from(self.role, self.content, "Message")
         if content is not self.content:
             object.__setattr__(self, "content", content)
@@ -185,7 +185,7 @@ def _part_from(value: Any, place: str) -> TextPart | ImagePart:
         if not isinstance(url, str) or not url:
             raise InvalidField(f"{place}.image_url.url takes a string that is not empty, not {type(url).__name__}")
         return ImagePart(source=ImageSource.of(url, f"{place}.image_url.url"))
-    raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {kind!r}")
+    raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {printed(kind)}")
 
 
 def _refuse_sizes(part: Mapping[str, Any], place: str) -> None:
@@ -214,7 +214,7 @@ def message_from(value: Any, place: str) -> Message:
         raise InvalidField(f"{place} takes a mapping with 'role' and 'content', not {type(value).__name__}")
     role, content = value.get("role"), value.get("content")
     if role not in ROLES:
-        raise InvalidField(f"{place}.role takes one of {', '.join(ROLES)}, not {role!r}")
+        raise InvalidField(f"{place}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
     content = _content_from(role, content, place)
     extras = {key: entry for key, entry in value.items() if key not in ("role", "content")}
     if not extras:

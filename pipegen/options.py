@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.fields import InvalidField, UnknownField
+from pipegen.fields import InvalidField, UnknownField, printed
 from pipegen.option_names import nearest_option
 from pipegen.option_records import DEFAULTS, GROUPS, ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
 
@@ -123,16 +123,16 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
         if name in GROUPS and isinstance(value, Mapping):
             unnamed = next((key for key in value if not isinstance(key, str)), None)
             if unnamed is not None:
-                raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {unnamed!r:.200}")
+                raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}")
             groups.setdefault(name, {}).update(value)
         elif name in _PLAIN:
             plain[name] = value
         elif name in _FLAT:
             groups.setdefault(_FLAT[name], {})[name] = value
         elif name in GROUPS:
-            raise InvalidField(f"{place}: {name} takes a mapping, not {value!r:.200}")
+            raise InvalidField(f"{place}: {name} takes a mapping, not {printed(value)}")
         else:
-            raise UnknownField(f"{place}: there is no option {name!r}{nearest_option(str(name), option_names())}")
+            raise UnknownField(f"{place}: there is no option {printed(name)}{nearest_option(str(name), option_names())}")
     try:
         return GenerationOptions(**plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()})
     except InvalidField as refusal:

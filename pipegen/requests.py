@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pipegen import limits
-from pipegen.fields import InvalidField, boolean, mapping, nearest, path, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.fields import InvalidField, boolean, mapping, nearest, path, printed, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.option_names import OTHER_NAMES
 from pipegen.options import GROUPS, GenerationOptions, option_names
@@ -106,7 +106,7 @@ class GenerationRequest:
         if (self.messages, self.prompt, self.prompt_token_ids).count(None) != 2:
             raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
         if self.prompt is not None and not isinstance(self.prompt, str):
-            raise InvalidField(f"{name}.prompt takes a string, not {self.prompt!r:.200}")
+            raise InvalidField(f"{name}.prompt takes a string, not {printed(self.prompt)}")
         if self.prompt_token_ids is not None and not self.prompt_token_ids:
             raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
         if self.options is not None and not isinstance(self.options, GenerationOptions):

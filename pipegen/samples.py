@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from returns.result import Success
 
-from pipegen.fields import InvalidField
+from pipegen.fields import InvalidField, printed
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.pipe import Pipe, Row, Steps, renumber
 from pipegen.records import GenerationResult
@@ -120,6 +120,6 @@ def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Poi
 
 def _at(point: Point, request: GenerationRequest) -> GenerationRequest:
     if not isinstance(point, (GenerationOptions, Mapping)):
-        raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {point!r:.200}")
+        raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {printed(point)}")
     said = options_from(point) if isinstance(point, Mapping) else point
     return dataclasses.replace(request, options=merge(said, request.options))

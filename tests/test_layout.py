@@ -99,8 +99,8 @@ def test_naming_an_engine_loads_no_weights() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_file_is_much_longer_than_250_lines(name: str) -> None:
-    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= 300
+def test_no_file_is_longer_than_400_lines(name: str) -> None:
+    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= 400
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -20,6 +20,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.border import guard
 from pipegen.errors import PluginFailed
+from pipegen.fields import printed
 from pipegen.plugins.plugin import Plugin
 from pipegen.slots import is_ok
 
@@ -51,7 +52,7 @@ def not_fed(answer: object) -> str:
     >>> not_fed(None)
     'feed gave None, not the next state and how many characters are kept'
     """
-    return f"feed gave {answer!r:.200}, not the next state and how many characters are kept"
+    return f"feed gave {printed(answer)}, not the next state and how many characters are kept"
 
 
 class Watch:
@@ -90,6 +91,6 @@ def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple
         return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
     kept = answer[1]
     if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
-        words = f"plugin {plugin.name!r} kept {kept!r:.200}; feed takes None or 0 to {len(text)} characters of the new text"
+        words = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
         return Failure(PluginFailed(words, plugin=plugin.name))
     return Success((answer[0], kept))
