@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pipegen.checks import Check, boolean, freeze, mapping, nearest, one_of, path, real, schema_of, text, tuple_of, whole, with_schema
+from pipegen.secret import masked
 
 __all__ = [
     "Check",
@@ -77,7 +78,7 @@ def checks_of(cls: type) -> Mapping[str, Check]:
 
 def _printed(value: object) -> str:
     try:
-        return f"{value!r:.200}"
+        return f"{masked(value)!r:.200}"
     except ValueError:  # Python prints no number of more than some thousand digits
         return f"{type(value).__name__} of too many digits"
 

@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 from pipegen.backends.base import Engine
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
-from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
+from pipegen.errors import BackendFailed, BadImage, CallFailed, GenerationError, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
@@ -80,7 +80,29 @@ def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
         job = _resolve(request, engine)
         return check_support(job.unwrap(), engine.capabilities, engine.plugins) if is_ok(job) else job
 
-    return each("resolve, support", supported) >> _encode_once(engine)
+    return _known(engine) >> each("resolve, support", supported) >> _encode_once(engine)
+
+
+def _known(engine: Engine) -> Pipe[GenerationRequest, GenerationRequest]:
+    """Read what is known of the model without its weights. Where that fails, every live request fails with the reason, so that a fallback sees it."""
+
+    def steps(batch: Batch[GenerationRequest]) -> Steps[GenerationRequest]:
+        error = _unreadable(engine) if any(map(is_ok, batch)) else None
+        return batch if error is None else tuple([Failure(error) if is_ok(slot) else slot for slot in batch])
+        yield  # a generator without effects
+
+    return Pipe("model", steps)
+
+
+def _unreadable(engine: Engine) -> GenerationError | None:
+    try:
+        for name in ("capabilities", "tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config"):
+            getattr(engine, name)
+    except CallFailed as failure:
+        return failure.error
+    except InvalidField as refusal:
+        return BackendFailed(str(refusal), backend=engine.name, hint="correct the setting that the message names")
+    return None
 
 
 def count_tokens(of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Slot[int]:

@@ -5,13 +5,31 @@ Asking for help loads no torch, transformers, vllm or PIL; each command imports 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+class _Line(logging.Formatter):
+    """A record in one line, without its traceback: that is for the logs of programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"pipegen: {record.getMessage()}"
+
+
+def _log_in_lines() -> None:
+    """Show what pipegen logs on stderr, unless somebody logs already."""
+    log = logging.getLogger("pipegen")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Line())
+        log.addHandler(handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with these arguments (those of the process, if None) and exit: 0 all good, 1 something failed, 2 bad usage."""
     from pipegen.cli.app import app
 
+    _log_in_lines()
     app(args=None if arguments is None else list(arguments), prog_name="pipegen")

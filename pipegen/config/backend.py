@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
-from pipegen.config.secret import Secret, expanded, provider_variables
-from pipegen.fields import InvalidField, UnknownField, freeze, mapping, nearest, one_of, record, text
+from pipegen.config.secret import expanded, provider_variables
+from pipegen.fields import InvalidField, UnknownField, nearest, one_of, record, text
 from pipegen.options import GenerationOptions, option_names
+from pipegen.secret import Secret, masked, revealed, secretive
 
 if TYPE_CHECKING:
     from pipegen.route import Route
@@ -42,7 +43,7 @@ class BackendConfig:
     model: Annotated[str, text]
     constructor: str
     """The function of `pipegen.backends` that makes it."""
-    settings: Annotated[Mapping[str, Any], mapping]
+    settings: Annotated[Mapping[str, Any], secretive]
     """That function's arguments, without those that hold secrets."""
     secrets: tuple[tuple[str, Secret | tuple[tuple[str, Secret], ...]], ...] = ()
     """Its arguments that hold secrets: the key and the headers."""
@@ -55,7 +56,7 @@ class BackendConfig:
         """
         from pipegen import backends
 
-        said = dict(self.settings)
+        said = revealed(self.settings)
         if dry and "base_url" in keys_of(self.constructor):
             said.setdefault("served_model_name", self.model)
         hidden = {name: held.reveal() if isinstance(held, Secret) else {key: one.reveal() for key, one in held} for name, held in self.secrets}
@@ -89,7 +90,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         _settle_dialect(kind, settings, place)
     options, extra = options_beside(beside, settings.get("extra_body") or {}, place, settings.get("dialect"))
     if "extra_body" in settings:
-        settings["extra_body"] = freeze(extra)
+        settings["extra_body"] = extra
     return BackendConfig(type=kind, model=model, constructor=constructor, settings=settings, secrets=secrets, options=options)
 
 
@@ -118,7 +119,7 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 
 
 def _shown(name: str, value: Any) -> str:
-    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{value!r:.200}"
+    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
 
 
 def _unknown(name: str, kind: str, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:

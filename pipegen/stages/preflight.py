@@ -97,7 +97,7 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     prompt, stop = encoded.prompt, encoded.options.stop
     told = () if stop is None else stop.stop_token_ids or ()
     for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), ("stop_token_ids holds", told)):
-        if ids and not (0 <= min(ids) and max(ids) < vocab_size):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
             words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"
             return InvalidRequest(words, hint="leave the token out; where the tokenizer has more tokens than the model, resize the model's embedding")

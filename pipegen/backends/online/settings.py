@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.fields import mapping, real, record, text, whole
+from pipegen.fields import real, record, text, whole
+from pipegen.secret import secretive
 
 __all__ = ["ServerSettings"]
 
@@ -26,5 +27,5 @@ class ServerSettings:
     """Seconds for a whole call, attempts and waits and all; what has no answer by then is `Timeout`. None is no limit."""
     served_model_name: Annotated[str | None, text] = None
     """The name that the server knows the model by; not said, it is found out from `/v1/models`."""
-    extra_body: Annotated[Mapping[str, Any], mapping] = immutabledict()
+    extra_body: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Merged into every body, deeply; `None` takes a key away."""

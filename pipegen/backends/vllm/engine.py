@@ -34,7 +34,7 @@ __all__ = ["VLLMEngine"]
 class VLLMEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; vLLM is imported and starts with the first call.
 
-    Raises `FileNotFoundError` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
     (`UnknownField` with the nearest one, for an argument) where the settings are not for vLLM.
     """
 
@@ -60,10 +60,10 @@ class VLLMEngine(CheckpointEngine):
             return self._checkpoint.no_images_because
         if image_limit(self._checkpoint) == 0:
             return "limit_mm_per_prompt allows none"
-        import vllm
-
         if self._core.model_config().is_multimodal_model:
             return ""
+        import vllm
+
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
 
     @property
