@@ -97,7 +97,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     if load.adapter is not None:
         arguments |= {"enable_lora": True, "max_lora_rank": _rank_of(load.adapter)}
-    return arguments | revealed(load.engine_kwargs)
+    return {**arguments, **revealed(load.engine_kwargs)}
 
 
 def _rank_of(adapter: str) -> int:

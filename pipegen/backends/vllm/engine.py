@@ -128,8 +128,8 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        said = {"watched": watched, "vocab_size": self._checkpoint.vocab_size}
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        size, ends = self._checkpoint.vocab_size, self.eos_token_ids
+        return [Row(position, encoded, self.tokenizer, ends, self._plugins, watched=watched, vocab_size=size) for position, encoded in enumerate(inputs)]
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
