@@ -189,6 +189,8 @@ def _rendered(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[Prepare
 def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
     """The route with plugins attached, in that order, after those it has; `UnsupportedPlugin` for the first that its engine cannot take.
 
+    `BackendFailed` where the engine's model cannot be read.
+
     Decided before any weights load, and all or nothing. The new route shares the engine's weights.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
@@ -202,7 +204,10 @@ def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
     for plugin in plugins:
         if not isinstance(plugin, Plugin):
             raise TypeError(f"plugins are attached, not {type(plugin).__name__}")
-        lacking = missing(plugin.needs, engine.capabilities)
+        try:
+            lacking = missing(plugin.needs, engine.capabilities)
+        except CallFailed as failure:
+            return Failure(failure.error)
         if lacking:
             words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
             return Failure(UnsupportedPlugin(words, plugin=plugin.name))

@@ -128,6 +128,11 @@ def test_counting_tokens_says_it_too(broken: Callable[[Change], Path]) -> None:
     assert isinstance(pg.count_tokens(route, {"prompt": "Hi"}).failure(), pg.BackendFailed)
 
 
+def test_attaching_a_plugin_says_it_too(broken: Callable[[Change], Path]) -> None:
+    route = pg.backends.hf(broken(without("config.json")))
+    assert isinstance(pg.attach(route, pg.plugins.balanced_json()).failure(), pg.BackendFailed)
+
+
 def test_what_from_pretrained_does_not_take_is_named(whole: Path) -> None:
     error = failure_of(pg.backends.hf(whole, engine_kwargs={"foo": 1}))
     assert "'foo'" in error.message
