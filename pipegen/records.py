@@ -16,9 +16,10 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.errors import GenerationError
-from pipegen.fields import boolean, mapping, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.fields import boolean, one_of, path, record, schema_of, text, whole, with_schema
 from pipegen.options import GenerationOptions
 from pipegen.requests import GenerationRequest
+from pipegen.secret import secretive
 from pipegen.slots import Batch
 
 __all__ = [
@@ -227,7 +228,8 @@ class ModelLoadConfig:
     """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
     picture_memory_bytes: Annotated[int | None, whole(low=0)] = None
     """Memory for pictures that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
-    engine_kwargs: Annotated[Mapping[str, Any], mapping] = immutabledict()
+    engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
+    """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""
 
     if TYPE_CHECKING:  # a path may be given as one, and a mapping of any kind
 
@@ -246,6 +248,7 @@ class ModelLoadConfig:
             revision: str | None = None,
             adapter: str | os.PathLike[str] | None = None,
             batch_size: int | None = None,
+            compile: bool = False,
             picture_memory_bytes: int | None = None,
             engine_kwargs: Mapping[str, Any] = ...,
         ) -> None: ...

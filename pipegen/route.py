@@ -21,7 +21,7 @@ from pipegen.backends.base import Engine
 from pipegen.border import EXHAUSTED, guard
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
-from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
+from pipegen.errors import BackendFailed, BadImage, CallFailed, GenerationError, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions, resolve
@@ -86,7 +86,29 @@ def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
         job = _resolve(request, engine)
         return check_support(job.unwrap(), engine.capabilities, engine.plugins) if is_ok(job) else job
 
-    return each("resolve, support", supported) >> _encode_once(engine)
+    return _known(engine) >> each("resolve, support", supported) >> _encode_once(engine)
+
+
+def _known(engine: Engine) -> Pipe[GenerationRequest, GenerationRequest]:
+    """Read what is known of the model without its weights. Where that fails, every live request fails with the reason, so that a fallback sees it."""
+
+    def steps(batch: Batch[GenerationRequest]) -> Steps[GenerationRequest]:
+        error = _unreadable(engine) if any(map(is_ok, batch)) else None
+        return batch if error is None else tuple([Failure(error) if is_ok(slot) else slot for slot in batch])
+        yield  # a generator without effects
+
+    return Pipe("model", steps)
+
+
+def _unreadable(engine: Engine) -> GenerationError | None:
+    try:
+        for name in ("capabilities", "tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config"):
+            getattr(engine, name)
+    except CallFailed as failure:
+        return failure.error
+    except InvalidField as refusal:
+        return BackendFailed(str(refusal), backend=engine.name, hint="correct the setting that the message names")
+    return None
 
 
 def count_tokens(
@@ -197,7 +219,7 @@ def attach(to: Route, *plugins: Plugin) -> Route:
     """The route with plugins attached, in that order, after those it has.
 
     Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
-    the engine cannot take, and `TypeError` for what is no plugin.
+    the engine cannot take, `BackendFailed` where the engine's model cannot be read, and `TypeError` for what is no plugin.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
@@ -210,7 +232,10 @@ def attach(to: Route, *plugins: Plugin) -> Route:
     for plugin in plugins:
         if not isinstance(plugin, Plugin):
             raise TypeError(f"plugins are attached, not {type(plugin).__name__}")
-        lacking = missing(plugin.needs, engine.capabilities)
+        try:
+            lacking = missing(plugin.needs, engine.capabilities)
+        except CallFailed as failure:
+            raise failure.error from failure
         if lacking:
             words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
             raise UnsupportedPlugin(words, plugin=plugin.name)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from returns.result import Success
 
 from pipegen.backends.base import RowDone, TokensMade
+from pipegen.parallel import read_in_thread
 from pipegen.pipe import Pipe, Steps
 from pipegen.slots import Batch, Slot
 
@@ -109,6 +110,9 @@ class _Watched:
         count = self._count(inputs)
         if not self._by_stream:
             return count.end(await self._engine.agenerate(inputs))
+        if not hasattr(self._engine, "astream"):
+            await read_in_thread(self._engine.stream(inputs), count.see)
+            return count.end()
         async for event in self._engine.astream(inputs):
             count.see(event)
         return count.end()

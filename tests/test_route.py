@@ -335,3 +335,45 @@ def test_a_plugin_refuses_in_words_or_not_at_all(answer: Any) -> None:
     error = pg.run(route, [chat()])[0].failure()
     assert isinstance(error, pg.PluginFailed)
     assert error.message == f"plugin 'curt' refused with {type(answer).__name__}; refuses gives a reason or None"
+
+
+class Unreadable(FakeEngine):
+    """Its model cannot be read."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__("never")
+        self._raised = raised
+
+    @property
+    def bos_token(self) -> str | None:  # type: ignore[override]
+        raise self._raised
+
+    @bos_token.setter
+    def bos_token(self, value: str | None) -> None:
+        """The plain engine sets its own."""
+
+
+@pytest.mark.parametrize("raised", [pg.CallFailed(pg.BackendFailed("no such model", backend="fake")), pg.InvalidField("no such model")])
+def test_a_model_that_cannot_be_read_fails_every_live_slot_alike_and_a_fallback_takes_over(raised: Exception) -> None:
+    engine = Unreadable(raised)
+    early = pg.Failure(pg.InvalidRequest("before"))
+    slots = pg.run(pg.route(engine), [{"prompt": "a"}, early, {"prompt": "b"}])
+    assert [type(slot.failure()) for slot in slots] == [pg.BackendFailed, pg.InvalidRequest, pg.BackendFailed]
+    assert slots[0].failure() == slots[2].failure()
+    assert (slots[0].failure().message, slots[0].failure().backend) == ("no such model", "fake")
+    both = pg.fallback(pg.route(engine), pg.route(FakeEngine("well")), when=pg.BackendFailed)
+    assert pg.run(both, [{"prompt": "a"}])[0].unwrap().text == "well"
+    assert pg.run(pg.route(engine), [early]) == (early,)  # with nothing to do, nothing is read
+
+
+def test_a_plugin_is_not_attached_to_a_model_that_cannot_be_read() -> None:
+    class Blind(FakeEngine):
+        @property
+        def capabilities(self) -> Any:  # type: ignore[override]
+            raise pg.CallFailed(pg.BackendFailed("no such model"))
+
+        @capabilities.setter
+        def capabilities(self, value: Any) -> None:
+            """The plain engine sets its own."""
+
+    assert pg.attach(pg.route(Blind("")), pg.plugins.balanced_json()).failure().message == "no such model"

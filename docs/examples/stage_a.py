@@ -92,7 +92,7 @@ def main(
         )
         groups = [Group(folder, tuple(pg.pictures_in(folder))) for folder in shard(folders, rank, world_size)]
         route = pg.backends.load(load)
-    except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
+    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
     pictures = [picture for group in groups for picture in group.pictures]
     failed = 0

@@ -158,7 +158,7 @@ def main(
         lines = [pg.strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         pipe = judging(route)
-    except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
+    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
     texts, cells = {str(line["id"]): str(line["text"]) for line in lines}, cells_of(samples, seed)
     options = pg.GenerationOptions(max_new_tokens=96, max_prompt_tokens=max_prompt_tokens, decode=pg.DecodeOptions(strip_whitespace=True))

@@ -136,7 +136,7 @@ def main(
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         attached = plugged(route, key or ["bbox_2d"])
         lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (ValueError, ImportError, OSError) as refusal:  # a bad value; a missing extra; no such checkpoint
+    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
     if not pg.is_ok(attached):
         raise typer.BadParameter(f"{attached.failure().message}: {attached.failure().hint}", param_hint="--backend")

@@ -17,6 +17,7 @@ import pipegen.backends.online
 import pipegen.backends.vllm
 from pipegen.backends.extras import need
 from pipegen.backends.in_process import hf, vllm
+from pipegen.backends.keywords import named_settings
 from pipegen.errors import UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.records import ModelLoadConfig
@@ -33,6 +34,7 @@ BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
 """The names that `ModelLoadConfig.backend` takes: those of the functions here."""
 
 
+@named_settings
 def vllm_server(
     model: str | os.PathLike[str],
     *,
@@ -66,6 +68,7 @@ def vllm_server(
     )
 
 
+@named_settings
 def sglang_server(
     model: str | os.PathLike[str],
     *,
@@ -97,6 +100,7 @@ def sglang_server(
     )
 
 
+@named_settings
 def openai_server(
     model: str,
     *,
@@ -137,8 +141,8 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
     A server's address and patience stand in `engine_kwargs`, as its function takes them; its key is in the environment. The second engine has the same
     settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where plugins are to be attached, take `route_of`,
-    which gives a route with one engine. The checkpoint's configuration is read here, but no weights, and no server is asked: what is wrong with the
-    model's name is an OSError or a ValueError at once, not at the first request.
+    which gives a route with one engine. The checkpoint's configuration is read here, but no weights, and no server is asked: a model that cannot be read
+    raises `InvalidField` or `CallFailed` at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):

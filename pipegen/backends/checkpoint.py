@@ -16,6 +16,7 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra, need
+from pipegen.backends.foreign import loading
 from pipegen.backends.locate import EMBEDDED, locate
 from pipegen.backends.positions import Positions, positions_of
 from pipegen.backends.stored import dtype_of, stored_dtype
@@ -38,7 +39,7 @@ __all__ = ["Checkpoint"]
 class Checkpoint:
     """The facts of one checkpoint, each read when it is first asked for, and kept.
 
-    Raises `FileNotFoundError` (see `locate`) at once, and `MissingExtra` when a fact needs a package that is not installed.
+    Raises `NoSuchModel` (see `locate`) at once, `MissingExtra` when a fact needs a package that is not installed, and `CallFailed` when it cannot be read.
     """
 
     def __init__(self, load: ModelLoadConfig) -> None:
@@ -52,14 +53,15 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> Any:
-        """The model's configuration, as transformers reads it. Raises `OSError` where there is no such checkpoint, or no way to it."""
+        """The model's configuration, as transformers reads it."""
         need("transformers", "hf", "reading a checkpoint")
         from transformers import AutoConfig
 
-        try:
+        hint = "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub name; a private one needs HF_TOKEN"
+        if list(Path(self.source).glob("*.gguf")):
+            hint = "GGUF files are not read: give the original checkpoint, or serve the file with llama.cpp and ask that with openai_server"
+        with loading(self.load, "the configuration", self.source, hint=hint):
             return AutoConfig.from_pretrained(self.source, **self._where)
-        except OSError as error:
-            raise OSError(f"cannot read the checkpoint {self.load.model!r}: {error}") from error
 
     @cached_property
     def variant(self) -> str:
@@ -93,7 +95,12 @@ class Checkpoint:
         need("transformers", "hf", "reading a tokenizer")
         from pipegen.backends.tokenizers import load_tokenizer
 
-        return load_tokenizer(self.source, **self._where)
+        hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
+        with loading(self.load, "the tokenizer", self.source, hint=hint):
+            tokenizer, renderer = load_tokenizer(self.source, **self._where)
+            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
+                raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
+        return tokenizer, renderer
 
     @property
     def tokenizer(self) -> HFTokenizer:
@@ -109,8 +116,9 @@ class Checkpoint:
         need("transformers", "hf", "reading a checkpoint")
         from transformers.utils.hub import cached_file
 
-        found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
-        kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
+        with loading(self.load, "generation_config.json", self.source):
+            found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
+            kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
         return kept
 
     @cached_property

@@ -22,7 +22,7 @@ __all__ = ["CheckpointEngine", "in_order"]
 class CheckpointEngine(OnModel, ABC):
     """An `Engine` on one checkpoint, but for how it computes: that is `stream`.
 
-    Raises `FileNotFoundError` where the checkpoint is a folder that is not there.
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
 
     _checkpoint: Checkpoint

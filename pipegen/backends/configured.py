@@ -14,6 +14,7 @@ from typing import Any
 
 from pipegen.fields import InvalidField, UnknownField, nearest
 from pipegen.records import ModelLoadConfig
+from pipegen.secret import revealed
 
 __all__ = ["arguments_of"]
 
@@ -28,7 +29,7 @@ def arguments_of(config: ModelLoadConfig, function: Callable[..., Any]) -> dict[
     settles for itself (`dtype`, `device`), and for a key, which the environment holds: a record would show it.
     """
     taken = inspect.signature(function).parameters
-    arguments = dict(config.engine_kwargs)
+    arguments: dict[str, Any] = revealed(config.engine_kwargs)
     for name in arguments:
         if name in _SECRET:
             raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name}, which it would show; set the environment variable, or call {config.backend}")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipegen.backends.keywords import named_settings
 from pipegen.records import ModelLoadConfig
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["hf", "vllm"]
 
 
+@named_settings
 def hf(
     model: str | os.PathLike[str],
     *,
@@ -52,6 +54,7 @@ def hf(
     return _route_of(ModelLoadConfig(backend="hf", **said))
 
 
+@named_settings
 def vllm(
     model: str | os.PathLike[str],
     *,

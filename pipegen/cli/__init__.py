@@ -5,10 +5,27 @@ Asking for help loads no torch, transformers, vllm or PIL; each command imports 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+class _Line(logging.Formatter):
+    """A record in one line, without its traceback: that is for the logs of programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"pipegen: {record.getMessage()}"
+
+
+def _log_in_lines() -> None:
+    """Show what pipegen logs on stderr, unless somebody logs already."""
+    log = logging.getLogger("pipegen")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Line())
+        log.addHandler(handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from pipegen.cli.app import app
     from pipegen.cli.streams import StreamClosed, standard_streams
 
+    _log_in_lines()
     standard_streams()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="pipegen")

@@ -18,6 +18,7 @@ from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
 from pipegen.cli.wire import dry_line
 from pipegen.config import ChatConfig, read_chat
+from pipegen.errors import CallFailed
 from pipegen.fields import InvalidField
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _open(chat: ChatConfig, position: int, stack: contextlib.ExitStack, *, dry_r
     agent = chat.agents[position]
     try:
         route = stack.enter_context(agent.backend.open(dry=dry_run))
-    except (InvalidField, ImportError, OSError) as refusal:  # a bad setting; a missing extra; no such checkpoint
+    except (InvalidField, ImportError, CallFailed) as refusal:  # a bad setting; a missing extra; a model that cannot be read
         refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
     return Speaker(agent, route)
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import typer
 
+from pipegen.backends.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
-from pipegen.errors import UnsupportedMultimodal
+from pipegen.errors import CallFailed, UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.options import GenerationOptions, merge
 from pipegen.pipe import fallback
@@ -185,11 +186,20 @@ def open_route(load: ModelLoadConfig) -> Route:
     try:
         route = backends.route_of(load)
         _ = route.engine.capabilities
+    except NoSuchModel as refusal:
+        refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
     except InvalidField as refusal:
         refuse(str(refusal), "--backend")
-    except (ImportError, OSError, ValueError) as refusal:  # a missing extra; no such checkpoint; one that transformers does not know
+    except ImportError as refusal:  # a missing extra
         refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
+    except CallFailed as failure:
+        refuse(_reason(failure), "--model")
     return route
+
+
+def _reason(failure: CallFailed) -> str:
+    """Why a model cannot be read, and what to do."""
+    return f"{failure.error.message}; {failure.error.hint}"
 
 
 def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
@@ -205,6 +215,8 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
         return backends.load(load)
     except (InvalidField, ImportError) as refusal:
         refuse(str(refusal), "--fallback")
+    except CallFailed as failure:
+        refuse(_reason(failure), "--fallback")
 
 
 def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
@@ -217,5 +229,7 @@ def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
         if load.fallback is None:
             return first
         return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
-    except (ImportError, OSError, ValueError) as refusal:  # as for open_route
+    except (ImportError, InvalidField) as refusal:  # as for open_route
         refuse(f"{load.backend.type}: {refusal}", load.flag)
+    except CallFailed as failure:
+        refuse(f"{load.backend.type}: {_reason(failure)}", load.flag)

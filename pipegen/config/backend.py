@@ -21,9 +21,10 @@ from pipegen.config.chat_fields import field_words, fields_of, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
-from pipegen.config.secret import Secret, expanded, provider_variables
-from pipegen.fields import InvalidField, UnknownField, freeze, mapping, nearest, one_of, record, text
+from pipegen.config.secret import expanded, provider_variables
+from pipegen.fields import InvalidField, UnknownField, nearest, one_of, record, text
 from pipegen.options import GenerationOptions, option_names
+from pipegen.secret import Secret, masked, revealed, secretive
 
 if TYPE_CHECKING:
     from pipegen.route import Route
@@ -43,7 +44,7 @@ class BackendConfig:
     model: Annotated[str, text]
     constructor: str
     """The function of `pipegen.backends` that makes it."""
-    settings: Annotated[Mapping[str, Any], mapping]
+    settings: Annotated[Mapping[str, Any], secretive]
     """That function's arguments, without those that hold secrets."""
     secrets: tuple[tuple[str, Secret | tuple[tuple[str, Secret], ...]], ...] = ()
     """Its arguments that hold secrets: the key and the headers."""
@@ -56,7 +57,7 @@ class BackendConfig:
         """
         from pipegen import backends
 
-        said = dict(self.settings)
+        said = revealed(self.settings)
         if "server_limit" in keys_of(self.constructor):
             said.setdefault("server_limit", True)
         if dry and "base_url" in keys_of(self.constructor):
@@ -119,7 +120,7 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 
 
 def _shown(name: str, value: Any) -> str:
-    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{value!r:.200}"
+    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
 
 
 def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:

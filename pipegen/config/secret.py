@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from pipegen.secret import Secret
+
 __all__ = ["KEY_VARIABLES", "Secret", "expanded", "provider_variables"]
 
 KEY_VARIABLES = frozenset({"VLLM_API_KEY", "SGLANG_API_KEY", "OPENAI_API_KEY"})
@@ -47,31 +49,6 @@ _PROVIDERS: Mapping[str, tuple[str, ...]] = {
 """Public providers by their host, and the variables that hold their keys."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BARE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
-
-
-class Secret:
-    """A text that neither its repr nor its str shows, and that does not pickle."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        """The text itself."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Secret(hidden)"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash((Secret, self._text))
-
-    def __reduce__(self) -> str:
-        raise TypeError("a Secret is not pickled: read the file again where it is needed")
 
 
 def expanded(text: str) -> str:

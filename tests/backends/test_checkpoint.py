@@ -14,7 +14,7 @@ from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.locate import locate
-from pipegen.errors import ContractError, InvalidRequest
+from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.messages import ImageSource
 from pipegen.options import DEFAULTS
 from pipegen.records import ModelLoadConfig
@@ -145,7 +145,7 @@ def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(qwen: Path, 
     assert hub.eos_token_ids == facts(qwen).eos_token_ids
     assert hub.generation_config == {}
     assert hub.tokenizer.vocab_size == facts(qwen).tokenizer.vocab_size
-    with pytest.raises(OSError, match="cannot read the checkpoint 'some/other'"):
+    with pytest.raises(CallFailed, match="cannot read the configuration of 'some/other'"):
         _ = Checkpoint(ModelLoadConfig(model="some/other")).config
 
 

@@ -24,6 +24,8 @@ AFTER = "import torchvision.extension  # noqa: F401\n"
 def declare_operators() -> None:
     """Declare the operators whose compiled form cannot be loaded."""
     file = SITE / "torchvision" / "_meta_registrations.py"
+    if not file.parent.is_dir():  # it comes from another environment, which has been prepared
+        return
     text = file.read_text(encoding="utf-8")
     if SCHEMAS not in text:
         if AFTER not in text:

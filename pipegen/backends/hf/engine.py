@@ -6,24 +6,28 @@ import dataclasses
 import functools
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint_engine import CheckpointEngine
+from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
+from pipegen.backends.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
+from pipegen.backends.hf.process import check_process
 from pipegen.backends.hf.rows import Row
 from pipegen.backends.hf.schedule import Found, Schedule, Work
+from pipegen.backends.hf.settings import advice, check_settings
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import BackendFailed, CallFailed
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
-from pipegen.records import Encoded, ModelLoadConfig, PreparedImage
+from pipegen.parallel import read_in_thread
+from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
 from pipegen.slots import Slot
 from pipegen.stages.preflight import check_ids
 
@@ -39,7 +43,8 @@ PICTURES = 256 * 2**20
 class HFEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; weights load with the first call.
 
-    Raises `FileNotFoundError` where the checkpoint is a folder that is not there, and `MissingExtra` where a package is missing.
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a package is missing, and `InvalidField` for a setting that
+    cannot be kept on this machine (see `check_settings`).
 
     >>> engine = HFEngine(ModelLoadConfig(model="embedded"))
     >>> engine.image_placeholder, engine.loaded
@@ -50,6 +55,7 @@ class HFEngine(CheckpointEngine):
 
     def __init__(self, load: ModelLoadConfig) -> None:
         super().__init__(load)
+        check_settings(load)
         self._weights = Weights(self._checkpoint)
         limit = PICTURES if load.picture_memory_bytes is None else load.picture_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one picture's inputs, and cost more to make
@@ -85,7 +91,7 @@ class HFEngine(CheckpointEngine):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
 
-    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
+    def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
         """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows that ride together advance together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
@@ -98,12 +104,19 @@ class HFEngine(CheckpointEngine):
         live = [row for row in rows if not row.done]
         if not live:
             return
+        check_process()
         model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
         schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._found, self._weights.compiled)
         while not schedule.finished:
             advanced = self._step(schedule)
             yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced or () if row.error is None)
             yield from _newly_done(live if advanced is None else advanced)
+
+    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """As `generate`, in a thread. A call that is cancelled computes no further step."""
+        done: list[TokensMade | RowDone] = []
+        await read_in_thread(self.stream(inputs), lambda event: done.append(event) if isinstance(event, RowDone) else None)
+        return in_order(done)
 
     def _loaded(self) -> Any:
         try:
@@ -113,7 +126,15 @@ class HFEngine(CheckpointEngine):
                 raise CallFailed(
                     _failure(f"the weights do not fit: {error}", "batch", hint="free memory on the device, or load with dtype='bfloat16'")
                 ) from error
+            raise self._load_failed(error) from error
+        except CallFailed:
             raise
+        except Exception as error:  # transformers, safetensors, peft and torch raise anything while they load
+            raise self._load_failed(error) from error
+
+    def _load_failed(self, error: Exception) -> CallFailed:
+        load = self._checkpoint.load
+        return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
 
     def _step(self, schedule: Schedule) -> list[Row] | None:
         """One step of the schedule: the rows that went on; None where the memory was full, and the rows wait again with what they have made."""

@@ -16,6 +16,7 @@ from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.memory import release
 from pipegen.backends.hf.rope import use_own_factors
+from pipegen.secret import revealed
 
 __all__ = ["Weights", "load_model", "pick_device"]
 
@@ -57,7 +58,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
     }
     kind = _hf.AutoModelForImageTextToText if checkpoint.can_see else _hf.AutoModelForCausalLM
     with _LOADING, _quietly():
-        model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **load.engine_kwargs)
+        model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs))
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(

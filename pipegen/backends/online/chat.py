@@ -28,6 +28,7 @@ from pipegen.records import GenerationResult, Job
 from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.route import Route
 from pipegen.samples import samples
+from pipegen.secret import revealed
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.images import file_to_send
 from pipegen.stages.preflight import check_support
@@ -92,7 +93,7 @@ class ChatEngine(Served[Job, Said]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=self.sender.settings.extra_body,
+                extra_body=revealed(self.sender.settings.extra_body),
             )
         )
 

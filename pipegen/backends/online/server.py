@@ -27,6 +27,7 @@ from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records import Encoded, PreparedImage, Raw
+from pipegen.secret import revealed
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.follow import ending_ids
 from pipegen.stages.preflight import check_fit
@@ -151,7 +152,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=self.sender.settings.extra_body,
+                extra_body=revealed(self.sender.settings.extra_body),
             )
         )
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.online.access import Access
 from pipegen.backends.online.bounds import BASE
@@ -48,16 +49,25 @@ class Trouble(Exception):
     """An attempt failed. `again` says that it is safe and sensible to try once more."""
 
     def __init__(self, error: GenerationError, *, again: bool) -> None:
-        super().__init__(error.message)
+        super().__init__(error, again)
         self.error, self.again = error, again
+
+    def __str__(self) -> str:
+        return self.error.message
+
+    def __reduce__(self) -> Any:
+        return functools.partial(type(self), again=self.again), (self.error,)
 
 
 class Refused(Exception):
     """The server answered with another status than 200."""
 
     def __init__(self, reply: WireReply) -> None:
-        super().__init__(reply.status)
+        super().__init__(reply)
         self.reply = reply
+
+    def __str__(self) -> str:
+        return str(self.reply.status)
 
 
 class _OnLoop(NamedTuple):

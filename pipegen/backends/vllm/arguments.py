@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.locate import check_adapter
 from pipegen.fields import InvalidField, UnknownField, nearest
+from pipegen.secret import revealed
 
 __all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit"]
 
@@ -54,6 +56,8 @@ def argument_names() -> frozenset[str]:
 def check_arguments(checkpoint: Checkpoint) -> None:
     """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here, `UnknownField` for an argument vLLM does not have."""
     load = checkpoint.load
+    if load.adapter is not None:
+        check_adapter(load.adapter)
     for name in ELSEWHERE:
         if getattr(load, name) is not None and getattr(load, name) is not False:
             raise InvalidField(f"ModelLoadConfig.{name} is not for backend 'vllm'; vLLM's own settings go to engine_kwargs")
@@ -93,7 +97,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     if load.adapter is not None:
         arguments |= {"enable_lora": True, "max_lora_rank": _rank_of(load.adapter)}
-    return arguments | {name: _thawed(value) for name, value in load.engine_kwargs.items()}
+    return {**arguments, **revealed(load.engine_kwargs)}
 
 
 def _rank_of(adapter: str) -> int:
@@ -101,10 +105,3 @@ def _rank_of(adapter: str) -> int:
     config = Path(adapter).expanduser() / "adapter_config.json"
     rank = json.loads(config.read_text(encoding="utf-8")).get("r", RANKS[1]) if config.is_file() else RANKS[1]
     return next((size for size in RANKS if size >= rank), rank)
-
-
-def _thawed(value: Any) -> Any:
-    """Plain dicts and lists again: vLLM checks for those."""
-    if isinstance(value, Mapping):
-        return {key: _thawed(entry) for key, entry in value.items()}
-    return [_thawed(entry) for entry in value] if isinstance(value, tuple) else value

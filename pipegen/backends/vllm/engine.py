@@ -34,7 +34,7 @@ __all__ = ["VLLMEngine"]
 class VLLMEngine(CheckpointEngine):
     """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; vLLM is imported and starts with the first call.
 
-    Raises `FileNotFoundError` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
+    Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
     (`UnknownField` with the nearest one, for an argument) where the settings are not for vLLM.
     """
 
@@ -60,10 +60,10 @@ class VLLMEngine(CheckpointEngine):
             return self._checkpoint.no_images_because
         if image_limit(self._checkpoint) == 0:
             return "limit_mm_per_prompt allows none"
-        import vllm
-
         if self._core.model_config().is_multimodal_model:
             return ""
+        import vllm
+
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
 
     @property
@@ -128,8 +128,8 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        said = {"watched": watched, "vocab_size": self._checkpoint.vocab_size}
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        size, ends = self._checkpoint.vocab_size, self.eos_token_ids
+        return [Row(position, encoded, self.tokenizer, ends, self._plugins, watched=watched, vocab_size=size) for position, encoded in enumerate(inputs)]
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""

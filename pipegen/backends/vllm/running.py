@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.vllm.arguments import engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
+from pipegen.backends.vllm.start import check_files, check_version, starting
 from pipegen.errors import BackendFailed, CallFailed
 
 __all__ = ["Call", "Core", "Running"]
@@ -45,6 +46,8 @@ class Running:
             from vllm.lora.request import LoRARequest
 
             self._adapter = {"lora_request": LoRARequest(adapter, 1, adapter)}
+            if hasattr(engine, "add_lora"):
+                engine.add_lora(self._adapter["lora_request"])  # an adapter that does not fit is found out now, and not by the first row
 
     def rendered(self, prompt: dict[str, Any]) -> Any:
         """The prompt with its pictures processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
@@ -176,20 +179,35 @@ class Core:
         """The engine; starts it where needed."""
         with self._lock:
             if self._running is None or self._running.failed is not None:
-                from vllm import EngineArgs, LLMEngine
-
-                engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self._checkpoint)))
-                self._running = Running(engine, self._checkpoint.load.adapter)
+                self._running = self._start()
             return self._running
+
+    def _start(self) -> Running:
+        """Start vLLM. Files that are not whole are named before: vLLM says why it cannot start in another process, and by its log alone."""
+        checkpoint = self._checkpoint
+        load = checkpoint.load
+        with starting(load, checkpoint.source):
+            check_version()
+            check_files(load, checkpoint.source)
+            from vllm import EngineArgs, LLMEngine
+
+            engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(checkpoint)))
+            try:
+                return Running(engine, load.adapter)
+            except BaseException:
+                engine.engine_core.shutdown()
+                raise
 
     def model_config(self) -> Any:
         """The model as vLLM sees it; where the engine does not run, found out without loading weights."""
         with self._lock:
             if self._running is not None:
                 return self._running.model_config
-            from vllm import EngineArgs
+            with starting(self._checkpoint.load, self._checkpoint.source):
+                check_version()
+                from vllm import EngineArgs
 
-            return EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+                return EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
 
     def close(self) -> None:
         with self._lock:

@@ -6,7 +6,8 @@ PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from pipegen.errors import PromptTooLong
 
@@ -31,6 +32,9 @@ class PromptTooLongError(_Overlong):
     def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
         self.prompt_len, self.max_prompt_len = prompt_len, max_prompt_len
         Exception.__init__(self, f"Prompt length ({prompt_len}) exceeds maximum context length ({max_prompt_len}).")
+
+    def __reduce__(self) -> Any:
+        return functools.partial(type(self), prompt_len=self.prompt_len, max_prompt_len=self.max_prompt_len), ()
 
     @property
     def error(self) -> PromptTooLong:

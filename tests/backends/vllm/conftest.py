@@ -119,7 +119,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
     made.create_model_config = lambda self: SimpleNamespace(max_model_len=64, is_multimodal_model=True)
     kinds: Any = Enum("kinds", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0"},
+        "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0.32.0"},
         "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01, "StructuredOutputsParams": Form},
         "vllm.exceptions": {},
         "vllm.v1": {},

@@ -1,0 +1,67 @@
+"""Settings that the Hugging Face engine can refuse before it reads anything of a model: what this machine does not have, and what is said twice."""
+
+from __future__ import annotations
+
+import torch
+
+from pipegen.backends.extras import need
+from pipegen.backends.locate import check_adapter
+from pipegen.fields import InvalidField
+from pipegen.records import ModelLoadConfig
+
+__all__ = ["advice", "check_settings"]
+
+OWN = {
+    **{name: name for name in ("dtype", "device_map", "attn_implementation", "revision", "trust_remote_code")},
+    "torch_dtype": "dtype",
+    "adapter_name_or_path": "adapter",
+}
+"""Arguments of `from_pretrained` that pipegen gives itself, and the field that says each."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_settings(load: ModelLoadConfig) -> None:
+    """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there, and an argument that a field of the record says.
+
+    Raises `MissingExtra` where a setting needs a package that is not installed.
+    """
+    for name in load.engine_kwargs:
+        if name in OWN:
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': say it as {OWN[name]}")
+        if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen says it itself")
+    if load.device is not None:
+        _check_device("device", load.device)
+    if load.device_map is not None:
+        need("accelerate", "hf", "device_map")
+        if load.device_map not in _SPREAD:
+            _check_device("device_map", load.device_map)
+    if load.adapter is not None:
+        need("peft", "peft", "a LoRA adapter")
+        check_adapter(load.adapter)
+
+
+def _check_device(field: str, asked: str) -> None:
+    try:
+        device = torch.device(asked)
+        kind = torch.get_device_module(device)
+    except RuntimeError:
+        raise InvalidField(f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {asked!r}") from None
+    count = kind.device_count() if kind.is_available() else 0
+    if (device.index or 0) >= count:
+        here = f"{count} of the kind" if count else "none of the kind"
+        raise InvalidField(
+            f"ModelLoadConfig.{field}: there is no {asked!r} here; torch {torch.__version__} finds {here}: leave {field} out to take what is here"
+        )
+
+
+def advice(load: ModelLoadConfig, raised: Exception) -> str:
+    """What to do about this failure of `from_pretrained`, where a setting of the caller's is in its words; else nothing.
+
+    >>> advice(ModelLoadConfig(model="m", engine_kwargs={"foo": 1}), TypeError("__init__() got an unexpected keyword argument 'foo'"))
+    "engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: 'foo' is neither"
+    """
+    for name in load.engine_kwargs:
+        if str(raised).endswith(f"unexpected keyword argument {name!r}"):
+            return f"engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: {name!r} is neither"
+    return ""
