@@ -15,6 +15,7 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
 from pipegen.backends.extras import need
 from pipegen.backends.image_processors import grid_only
+from pipegen.backends.positions import other_factors
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
@@ -65,12 +66,15 @@ class VLLMEngine(CheckpointEngine):
             return ""
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
 
-    @property
+    @cached_property
     def _context_length(self) -> int | None:
-        if self._core.loaded:
-            return int(self._core.model_config().max_model_len)
-        said = self._checkpoint.load.engine_kwargs.get("max_model_len")
-        return said if isinstance(said, int) and said > 0 else self._checkpoint.context_length
+        """vLLM's own limit, the same before it starts as after; no more than the positions whose factors do not depend on the length (dynamic NTK)."""
+        try:
+            limit = int(self._core.model_config().max_model_len)
+        except (OSError, *refusals()):
+            return self._checkpoint.context_length  # vLLM does not take this model: its start says why
+        positions = self._checkpoint.positions
+        return min(limit, positions.context_length or limit) if positions.dynamic else limit
 
     @property
     def loaded(self) -> bool:
@@ -140,6 +144,7 @@ class VLLMEngine(CheckpointEngine):
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
         fits = check_fit(row.encoded, capabilities)
         refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        refused = refused or other_factors(self._checkpoint.positions, row.encoded, capabilities)
         if refused is not None:
             row.fail(refused)
             return

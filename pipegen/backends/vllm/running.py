@@ -18,8 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 from typing import Any, NoReturn
 
+from pipegen.backends.adapters import BadAdapter
 from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.vllm.arguments import engine_arguments
+from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
 from pipegen.errors import BackendFailed, CallFailed
 
@@ -166,6 +167,7 @@ class Core:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._running: Running | None = None
+        self._model_config: Any = None
         self._lock = threading.RLock()
 
     @property
@@ -178,18 +180,25 @@ class Core:
             if self._running is None or self._running.failed is not None:
                 from vllm import EngineArgs, LLMEngine
 
-                engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self._checkpoint)))
+                try:
+                    arguments = {**adapter_arguments(self._checkpoint), **engine_arguments(self._checkpoint)}
+                except BadAdapter as error:
+                    hint = "take the adapter that was made for this model, or the model it was made for"
+                    raise CallFailed(failure(str(error), "batch", hint=hint)) from error
+                engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
                 self._running = Running(engine, self._checkpoint.load.adapter)
             return self._running
 
     def model_config(self) -> Any:
-        """The model as vLLM sees it; where the engine does not run, found out without loading weights."""
+        """The model as vLLM sees it, found out without loading weights: the same before it starts as after. Raises one of `refusals()`, or `OSError`."""
         with self._lock:
-            if self._running is not None:
-                return self._running.model_config
-            from vllm import EngineArgs
+            if self._model_config is None and self._running is not None:
+                self._model_config = self._running.model_config
+            if self._model_config is None:
+                from vllm import EngineArgs
 
-            return EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+                self._model_config = EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+            return self._model_config
 
     def close(self) -> None:
         with self._lock:
