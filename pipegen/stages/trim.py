@@ -13,7 +13,7 @@ from returns.result import Failure, Success
 from pipegen.errors import PluginFailed
 from pipegen.options import GenerationOptions
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, GenerationResult
+from pipegen.records import Decoded, GenerationResult, closest_choice
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
 
@@ -87,6 +87,7 @@ def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> S
             prompt_tokens=len(prompt.token_ids),
             completion_tokens=len(raw.token_ids),
             logprobs=raw.logprobs,
+            margin=closest_choice(raw.logprobs),
             route=route_name,
             thinking=prompt.thinking,
             image_grid_thw=tuple([image.grid for image in prompt.images]),

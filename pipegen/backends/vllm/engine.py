@@ -20,7 +20,7 @@ from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
-from pipegen.backends.vllm.sampling import sampling_params, unsupported
+from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import InvalidRequest, UnsupportedOption
 from pipegen.messages import ImageSource
@@ -131,7 +131,14 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, watched=watched) for position, encoded in enumerate(inputs)]
+        told = (self.tokenizer, self.eos_token_ids, self._plugins)
+        return [Row(position, encoded, *told, watched=watched, most_logprobs=self._most_logprobs) for position, encoded in enumerate(inputs)]
+
+    @property
+    def _most_logprobs(self) -> int:
+        """How many logprobs of a position vLLM may be asked for."""
+        said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
+        return said if isinstance(said, int) else MOST_LOGPROBS
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
@@ -150,7 +157,7 @@ class VLLMEngine(CheckpointEngine):
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return

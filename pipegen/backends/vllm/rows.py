@@ -8,7 +8,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.vllm.failures import failure
-from pipegen.backends.vllm.sampling import logprob_of
+from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
@@ -73,8 +73,17 @@ class Row:
     """
 
     def __init__(
-        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...], *, watched: bool
+        self,
+        position: int,
+        encoded: Encoded,
+        tokenizer: Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        plugins: tuple[Plugin, ...],
+        *,
+        watched: bool,
+        most_logprobs: int = MOST_LOGPROBS,
     ) -> None:
+        self._most_logprobs = most_logprobs
         self.position = position
         self.encoded = encoded
         self.error: GenerationError | None = None
@@ -117,7 +126,7 @@ class Row:
         return tuple(made)
 
     def _note(self, token_id: int, table: Any) -> None:
-        entry = logprob_of(token_id, table, self.encoded.options.top_logprobs or 0)
+        entry = logprob_of(token_id, table, self.encoded.options.top_logprobs or 0, most_logprobs=self._most_logprobs)
         if entry is None:
             self.fail(MalformedResponse(f"vLLM gave no logprob for generated token {len(self.token_ids) - 1} (id {token_id})"))
         else:

@@ -195,6 +195,14 @@ def test_logprobs_are_those_of_the_generated_tokens_best_first(started: list[Any
     assert raw.logprobs[0].top == ((1, -0.25), (11, -0.5))
 
 
+@pytest.mark.parametrize(("most", "asked", "margin"), [(None, 2, 0.25), (-1, 2, 0.25), (1, 1, None), (0, 0, None)])
+def test_two_candidates_are_asked_for_the_margin_where_vllm_gives_so_many(most: int | None, asked: int, margin: float | None, started: list[Any]) -> None:
+    arguments = {} if most is None else {"max_logprobs": most}
+    raw = engine(engine_kwargs=arguments).generate([encoded([10], max_new_tokens=2, logprobs=True)])[0].unwrap()
+    assert [(one.top, one.margin) for one in raw.logprobs or ()] == [((), margin)] * 2
+    assert started[0].asked == [asked]
+
+
 def test_an_engine_that_died_fails_the_call_and_another_one_starts(started: list[Any]) -> None:
     running = engine()
     running.generate([encoded([10], max_new_tokens=1)])
