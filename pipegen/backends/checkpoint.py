@@ -129,12 +129,25 @@ class Checkpoint:
         return self.tokenizer.raw
 
     @cached_property
+    def vocab_size(self) -> int | None:
+        """How many ids the model takes: the rows of its embedding, as its configuration says; None where it does not. The tokenizer may have more.
+
+        An image token counts, too: some models put the image's features in the place of an id that the embedding does not have.
+        """
+        sizes = (getattr(config, "vocab_size", None) for config in (self.config.get_text_config(), self.config))
+        size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        if size is None:
+            return None
+        size += getattr(self.config, "additional_vocab_size", 0) or 0
+        return size if self.image_token_id is None else max(size, self.image_token_id + 1)
+
+    @cached_property
     def pad_token_id(self) -> int:
-        """What rows are padded with: the pad token, else an end token. Raises `ValueError` where there is neither."""
-        if self.raw_tokenizer.pad_token_id is not None:
-            return int(self.raw_tokenizer.pad_token_id)
-        if self.eos_token_ids:
-            return self.eos_token_ids[0]
+        """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
+        size = self.vocab_size
+        for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
+            if token_id is not None and token_id >= 0 and (size is None or token_id < size):
+                return int(token_id)
         raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
 
     @cached_property

@@ -10,13 +10,14 @@ from typing import Any
 
 from pipegen import strict_json
 from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.options import option_names
 
 __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
 
 _SERVERS = ("vllm_server", "sglang_server", "vllm_chat", "sglang_chat", "openai_chat")
 ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm", **dict.fromkeys(_SERVERS, "online")}
-"""The extra that each engine comes with: `pip install "pipegen[hf]"`."""
+"""The extra that each engine comes with."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
@@ -31,7 +32,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
     """
     engines = {name: _engine(extra) for name, extra in ENGINE_EXTRAS.items()}
     return {
-        "pipegen": _version("pipegen"),
+        "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -70,7 +71,7 @@ def _version(package: str) -> str | None:
 def _needs(extra: str) -> tuple[str, ...]:
     """What an extra of pipegen requires, such as `torch>=2.6`, by pipegen's own metadata."""
     try:
-        requirements = metadata.requires("pipegen") or ()
+        requirements = metadata.requires(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
         return ()
     return tuple(one.split(";")[0].strip() for one in requirements if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one))
@@ -83,7 +84,7 @@ def _missing(extra: str) -> list[str]:
     for requirement in requirements:
         found = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
         name, versions = (found[1], found[3]) if found else (requirement, "")
-        if name.lower() == "pipegen":
+        if name.lower() == DISTRIBUTION:
             continue
         version = _version(name)
         if version is None:
@@ -103,7 +104,7 @@ def _takes(versions: str, version: str) -> bool:
 
 def _engine(extra: str) -> dict[str, Any]:
     missing = _missing(extra)
-    return {"runs": not missing, "missing": missing, "install": f'pip install "pipegen[{extra}]"' if missing else None}
+    return {"runs": not missing, "missing": missing, "install": install_command(extra) if missing else None}
 
 
 def _devices() -> list[str]:
@@ -148,7 +149,7 @@ def _show(seen: dict[str, Any]) -> None:
         console.print(f"[bold]{name}[/]  {verdict}", soft_wrap=True)
     console.print("embedded  " + ("comes with pipegen, on hf" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs hf"))
     for extra, problems in seen["extras"].items():
-        console.print(f'To get {extra}: [bold]pip install "pipegen\\[{extra}]"[/]  ({"; ".join(problems)})', soft_wrap=True)
+        console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
     if "model" in seen:
         told = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
         console.print(f"[bold]{escape(seen['model']['name'])}[/]  {told}", soft_wrap=True)

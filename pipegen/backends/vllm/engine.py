@@ -51,7 +51,8 @@ class VLLMEngine(CheckpointEngine):
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        return Capabilities(engine=self.name, honours=honours, context_length=self._context_length, max_images=limit, reason=reason)
+        limits = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
     @cached_property
     def _no_images_because(self) -> str:
@@ -131,8 +132,8 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        told = (self.tokenizer, self.eos_token_ids, self._plugins)
-        return [Row(position, encoded, *told, watched=watched, most_logprobs=self._most_logprobs) for position, encoded in enumerate(inputs)]
+        said = {"watched": watched, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
 
     @property
     def _most_logprobs(self) -> int:

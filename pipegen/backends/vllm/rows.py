@@ -81,6 +81,7 @@ class Row:
         plugins: tuple[Plugin, ...],
         *,
         watched: bool,
+        vocab_size: int | None = None,
         most_logprobs: int = MOST_LOGPROBS,
     ) -> None:
         self._most_logprobs = most_logprobs
@@ -88,7 +89,7 @@ class Row:
         self.encoded = encoded
         self.error: GenerationError | None = None
         self.done = False
-        self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids)
+        self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids, vocab_size)
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._aborted = False
