@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(layers: Sequence[int] = (0, 1), modules: Sequence[str] = ("q_proj", "v_proj"), prefix: str = PREFIX) -> dict[str, Any]:
-    made = {}
+    made: dict[str, Any] = {}
     for layer in layers:
         for module in modules:
             name = f"{prefix}.layers.{layer}.self_attn.{module}"
@@ -108,7 +108,7 @@ def test_an_adapter_whose_file_ends_too_early_is_refused_by_name(check: Check, m
 
 def test_names_are_compared_by_pefts_rules(model: Path, tmp_path: Path) -> None:
     one_layer, no_values = weights(layers=(1,)), weights(modules=("q_proj",))
-    for tensors, config in [
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (weights(), {}),
         (weights(), {"as_bin": True}),
         (weights(), {"target_modules": "all-linear"}),
@@ -117,7 +117,8 @@ def test_names_are_compared_by_pefts_rules(model: Path, tmp_path: Path) -> None:
         (one_layer, {"target_modules": r".*layers\.1\.self_attn\.[qv]_proj"}),
         (no_values, {"exclude_modules": ["v_proj"]}),
         ({**weights(), "base_model.model.lm_head.weight": torch.ones(2)}, {"modules_to_save": ["lm_head"]}),
-    ]:
+    ]
+    for tensors, config in cases:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         by_names(model, write(folder, tensors, **config))

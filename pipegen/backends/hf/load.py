@@ -84,7 +84,7 @@ def _load_adapter(model: Any, adapter: str) -> None:
     try:
         report = model.load_adapter(adapter)
     except (OSError, ValueError, RuntimeError) as error:  # as peft and transformers say that it is none, is not there, or has other sizes
-        if is_out_of_memory(error):
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         raise BadAdapter(f"the adapter {adapter!r} cannot be loaded: {error}"[:600]) from error
     places = sum("lora_" in name for name, _ in model.named_parameters())

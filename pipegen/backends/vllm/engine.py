@@ -70,9 +70,10 @@ class VLLMEngine(CheckpointEngine):
     @cached_property
     def _context_length(self) -> int | None:
         """vLLM's own limit, the same before it starts as after; no more than the positions whose factors do not depend on the length (dynamic NTK)."""
+        refused: tuple[type[Exception], ...] = (OSError, *refusals())
         try:
             limit = int(self._core.model_config().max_model_len)
-        except (OSError, *refusals()):
+        except refused:
             return self._checkpoint.context_length  # vLLM does not take this model: its start says why
         positions = self._checkpoint.positions
         return min(limit, positions.context_length or limit) if positions.dynamic else limit
@@ -132,7 +133,7 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        said = {"watched": watched, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        said: dict[str, Any] = {"watched": watched, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
         return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
 
     @property

@@ -38,7 +38,8 @@ def by_whole_passes(folder: Path, inputs: Encoded) -> tuple[int, ...]:
     """Greedy decoding by the plain model, which gets the whole sequence anew for each token, alone and without a cache."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     sequence = list(inputs.prompt.token_ids)
     with torch.no_grad():
         for _ in range(STEPS):

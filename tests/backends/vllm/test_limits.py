@@ -19,7 +19,7 @@ from pipegen.testing.models import encoded, write_model
 @pytest.fixture
 def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> Callable[..., VLLMEngine]:
     """An engine on a new model of that family, of which vLLM says that it takes so many tokens."""
-    import vllm  # type: ignore[import-not-found]  # the stand-in
+    import vllm  # the stand-in
 
     def made(family: str, limit: int, **settings: Any) -> VLLMEngine:
         config = SimpleNamespace(max_model_len=limit, is_multimodal_model=False)
