@@ -118,14 +118,22 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:
-        fields["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in fields["logprobs"]]
+        fields["logprobs"] = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields["logprobs"]]
     made: dict[str, Any] = strict_json.plain(fields)
     return made
 
 
 def _logprobs(values: Any) -> Any:
     tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
-    return tuple(TokenLogprob(token_id=one["token_id"], logprob=float(one["logprob"]), top=tuple(top)) for one, top in zip(values, tops, strict=True))
+    return tuple(
+        TokenLogprob(
+            token_id=one["token_id"],
+            logprob=float(one["logprob"]),
+            top=tuple(top),
+            margin=None if one.get("margin") is None else float(one["margin"]),  # lines of older versions have none
+        )
+        for one, top in zip(values, tops, strict=True)
+    )
 
 
 def _grids(values: Any) -> Any:
@@ -140,6 +148,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,
+    "margin": float,
     "image_grid_thw": _grids,
     "prompt_token_ids": tuple,
     "token_ids": tuple,

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,6 +35,8 @@ __all__ = [
     "Raw",
     "Thinking",
     "TokenLogprob",
+    "closest_choice",
+    "margin_of",
 ]
 
 Thinking = Literal["honoured", "unsupported"]
@@ -114,6 +117,30 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at that position with theirs, best first, where asked."""
+    margin: float | None = None
+    """How much likelier the likeliest token at that position is than the second, whichever was taken: the difference of their log probabilities, at least 0.
+    None where the engine does not give two."""
+
+
+def margin_of(logprobs: Iterable[float]) -> float | None:
+    """The difference between the greatest and the second of the model's log probabilities at one position; None where it is not known.
+
+    >>> margin_of([-2.0, -0.5, -0.75]), margin_of([-0.5]), margin_of([-0.5, float("-inf")])
+    (0.25, None, None)
+    """
+    best = sorted(logprobs, reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 and math.isfinite(best[0] - best[1]) else None
+
+
+def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
+    """The smallest margin of these tokens; None where there are none, or where one of theirs is not known.
+
+    >>> closest_choice([TokenLogprob(token_id=1, logprob=-0.5, margin=0.25), TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0)))])
+    0.25
+    """
+    margins = [one.margin if one.margin is not None else margin_of(value for _, value in one.top) for one in logprobs or ()]
+    known = [margin for margin in margins if margin is not None]
+    return min(known) if known and len(known) == len(margins) else None
 
 
 @record
@@ -164,6 +191,10 @@ class GenerationResult:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    margin: float | None = None
+    """Where `logprobs` are asked, how close the closest choice was: the smallest `TokenLogprob.margin` of `token_ids`. A near tie (about 0.01 in float32, 0.1
+    in bfloat16, or less) may come out otherwise in another batch, on another engine or device. It is the model's own, before temperature, penalties, filters,
+    forms and seeds, so of a sampled row it tells how sure the model was, not how close the draw was. None where it is not known for every token."""
     route: str = ""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""

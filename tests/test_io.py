@@ -141,8 +141,19 @@ def test_infinite_log_probabilities_are_strict_json_and_come_back() -> None:
     never = TokenLogprob(token_id=1, logprob=-math.inf, top=((2, -math.inf),))
     result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, logprobs=(never,), options=resolve(GenerationOptions()))
     line = strict_json.dump(to_plain(Success(result)))
-    assert strict_json.load(line)["logprobs"] == [{"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]]}]
+    assert strict_json.load(line)["logprobs"] == [{"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]], "margin": None}]
     assert result_from({key: value for key, value in json.loads(line).items() if key != "ok"}) == result
+
+
+def test_margins_are_written_also_in_brief_and_come_back() -> None:
+    near = TokenLogprob(token_id=1, logprob=-0.5, margin=0.25)
+    result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, logprobs=(near,), margin=0.25, options=resolve(GenerationOptions()))
+    assert to_plain(Success(result), brief=True)["margin"] == 0.25
+    plain = json.loads(strict_json.dump(to_plain(Success(result))))
+    assert from_plain(plain) == Success(result)
+    del plain["logprobs"][0]["margin"], plain["margin"]  # a line of an older version
+    older = from_plain(plain).unwrap()
+    assert (older.margin, older.logprobs) == (None, (TokenLogprob(token_id=1, logprob=-0.5),))
 
 
 def test_nested_immutable_mappings_become_dicts() -> None:

@@ -9,7 +9,7 @@ import pytest
 import pipegen as pg
 from pipegen.fields import record
 from pipegen.messages import message_from
-from pipegen.records import PreparedImage
+from pipegen.records import PreparedImage, TokenLogprob, closest_choice
 
 
 @pytest.mark.parametrize(("given", "kept"), [("VLM", "vlm"), ("Auto", "auto"), ("text", "text")])
@@ -68,3 +68,14 @@ def test_records_take_keywords_only() -> None:
 def test_a_field_that_must_be_given_is_missed_by_its_name() -> None:
     with pytest.raises(TypeError, match="model"):
         pg.ModelLoadConfig()  # type: ignore[call-arg]
+
+
+def test_the_closest_choice_is_known_only_where_every_margin_is() -> None:
+    near, far = TokenLogprob(token_id=1, logprob=-1.0, margin=0.5), TokenLogprob(token_id=1, logprob=-1.0, margin=2.0)
+    by_top = TokenLogprob(token_id=9, logprob=-5.0, top=((1, -0.5), (2, -0.75)))
+    unknown = TokenLogprob(token_id=1, logprob=-1.0, top=((1, -1.0),))
+    assert closest_choice((far, near)) == 0.5
+    assert closest_choice((far, near, by_top)) == 0.25
+    assert closest_choice((near, unknown)) is None
+    assert closest_choice(()) is None
+    assert closest_choice(None) is None

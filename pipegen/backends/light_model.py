@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from immutabledict import immutabledict
 
+from pipegen.backends.positions import Positions
 from pipegen.errors import GenerationError
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
@@ -45,6 +46,9 @@ class LightModel(Protocol):
 
     @property
     def no_images_because(self) -> str: ...
+
+    @property
+    def positions(self) -> Positions: ...
 
     def resized_again(self, prompt: Prompt) -> GenerationError | None:
         """What is wrong where the model's own processor would give a picture of the prompt another size."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipegen.fields import InvalidField
 
-__all__ = ["EMBEDDED", "NoSuchModel", "check_adapter", "locate"]
+__all__ = ["EMBEDDED", "NoSuchModel", "check_adapter_folder", "locate"]
 
 EMBEDDED = "embedded"
 """The name of the model that ships with the library."""
@@ -54,7 +54,7 @@ def locate(model: str) -> str:
     return model
 
 
-def check_adapter(adapter: str) -> None:
+def check_adapter_folder(adapter: str) -> None:
     """Raise `InvalidField` where an adapter is named by a path, and there is no adapter."""
     folder = Path(adapter).expanduser()
     is_path = folder.is_absolute() or adapter.startswith((".", "~")) or adapter.count("/") > 1 or "\\" in adapter or folder.exists()

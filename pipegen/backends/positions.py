@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Positions", "positions_of"]
+from pipegen.capabilities import Capabilities
+from pipegen.errors import UnsupportedOption
+from pipegen.records import Encoded
+
+__all__ = ["Positions", "other_factors", "positions_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +48,16 @@ def positions_of(text: Any) -> Positions:
         dynamic=any(kind == "dynamic" for kind, _ in ropes),
         long_after=next(iter(after), None),
     )
+
+
+def other_factors(positions: Positions, encoded: Encoded, capabilities: Capabilities) -> UnsupportedOption | None:
+    """What is wrong where an engine that takes LongRoPE's factors by its own limit, or by other rows, would give a row others than those of its length.
+
+    Such an engine has the long factors for all rows where its limit is above `long_after`: those whose prompt is short would give another text there.
+    """
+    after, limit, tokens = positions.long_after, capabilities.context_length, len(encoded.prompt.token_ids)
+    if after is None or limit is None or limit <= after or tokens > after + 1:  # SGLang counts from the position after
+        return None
+    words = f"{capabilities.engine} with a limit of {limit} tokens uses the long factors of LongRoPE, and this prompt of {tokens} tokens is for the short ones"
+    hint = f"start the engine with a limit of {after} tokens (max_model_len) for such prompts, or take hf, which chooses for each row"
+    return UnsupportedOption(words, option="max_model_len", hint=hint)

@@ -22,7 +22,7 @@ from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.fields import InvalidField, UnknownField, nearest, one_of, record, text
+from pipegen.fields import InvalidField, UnknownField, freeze, nearest, one_of, record, text
 from pipegen.options import GenerationOptions, option_names
 from pipegen.secret import Secret, masked, revealed, secretive
 

@@ -15,7 +15,7 @@ from pipegen.errors import PluginFailed
 from pipegen.options import GenerationOptions
 from pipegen.plugins.plugin import Plugin
 from pipegen.plugins.reasoning import thinking_unfinished
-from pipegen.records import Decoded, GenerationResult
+from pipegen.records import Decoded, GenerationResult, closest_choice
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.watch import ask_plugin
 
@@ -93,6 +93,7 @@ def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> S
             prompt_tokens=len(prompt.token_ids),
             completion_tokens=len(raw.token_ids),
             logprobs=raw.logprobs,
+            margin=closest_choice(raw.logprobs),
             route=route_name,
             thinking=prompt.thinking,
             thinking_unfinished=thinking_unfinished(decoded.finish, decoded.raw_text, prompt=prompt.text),

@@ -148,6 +148,8 @@ def logprobs_are_the_models_own(route: Route) -> None:
     for entry in plain.logprobs or ():
         expect(len(entry.top) == 2, f"top_logprobs: {len(entry.top)} of the likeliest tokens, and 2 were asked for")
         expect(entry.logprob <= 0 and abs(entry.top[0][1] - entry.logprob) < 1e-3, "logprobs: a greedy token's own is the best of the top ones")
+    closest = min(entry.top[0][1] - entry.top[1][1] for entry in plain.logprobs or ())
+    expect(plain.margin is not None and abs(plain.margin - closest) < 1e-3, "the margin is that between the two likeliest tokens where they are closest")
     if honours(route, "seed"):
         slots = run(route, [chat(PROMPTS[0])], greedy(logprobs=True, temperature=0.01, seed=1))
         if refused(slots[0], "logprobs"):

@@ -8,6 +8,7 @@ from typing import Any
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.backends.positions import Positions
 from pipegen.errors import BadImage
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
@@ -30,6 +31,7 @@ class ToyModel:
         self.image_placeholder: str | None = "<|image_pad|>" if sees else None
         self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
         self.generation_config: immutabledict[str, Any] = immutabledict()
+        self.positions = Positions()
         self.no_images_because = "" if sees else "the toy model is text-only"
 
     def resized_again(self, prompt: Prompt) -> None:

@@ -76,3 +76,10 @@ def test_what_is_no_safetensors_file_is_named(content: bytes, tmp_path: Path) ->
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors is not a safetensors file"):
         header(file)
+
+
+def test_a_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    file = stored_as(tmp_path, torch.float32) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not whole: it has \d+ of \d+ bytes"):
+        header(file)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pipegen.backends.adapters import BadAdapter
 from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
 from pipegen.backends.foreign import load_failed
@@ -121,6 +122,8 @@ class HFEngine(CheckpointEngine):
     def _loaded(self) -> Any:
         try:
             return self._weights.model()
+        except BadAdapter as error:
+            raise CallFailed(_failure(str(error), "batch", hint="take the adapter that was made for this model, or the model it was made for")) from error
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise CallFailed(

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import transformers
 
+from pipegen.backends.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.extras import need
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
-from pipegen.backends.hf.memory import release
+from pipegen.backends.hf.memory import is_out_of_memory, release
 from pipegen.backends.hf.rope import use_own_factors
 from pipegen.secret import revealed
 
@@ -65,7 +66,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
                 f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
-            model.load_adapter(load.adapter)
+            _load_adapter(model, load.adapter)
         if load.device_map is None:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
@@ -76,6 +77,19 @@ def load_model(checkpoint: Checkpoint) -> Any:
         check_compilable(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
     return model.eval()
+
+
+def _load_adapter(model: Any, adapter: str) -> None:
+    """Load an adapter, all of it. Raises `BadAdapter` where peft takes none of it, or would take it in part and say nothing."""
+    _ = adapter_config(adapter), weight_names(adapter)
+    try:
+        report = model.load_adapter(adapter)
+    except (OSError, ValueError, RuntimeError) as error:  # as peft and transformers say that it is none, is not there, or has other sizes
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        raise BadAdapter(f"the adapter {adapter!r} cannot be loaded: {error}"[:600]) from error
+    places = sum("lora_" in name for name, _ in model.named_parameters())
+    refuse_parts(adapter, report.unexpected_keys, report.missing_keys, matched=len(report.missing_keys) < places)
 
 
 @contextlib.contextmanager

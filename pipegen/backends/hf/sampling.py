@@ -18,7 +18,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 from pipegen.backends.hf.rows import Row
 from pipegen.errors import BackendFailed
 from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob
+from pipegen.records import TokenLogprob, margin_of
 
 __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 
@@ -173,7 +173,7 @@ class Sampler:
         columns = [tokens, peaks]
         if self._logprobs:
             table = logits.log_softmax(-1)
-            columns += [table.gather(-1, tokens), *table.topk(min(self._top, table.shape[-1]))]
+            columns += [table.gather(-1, tokens), *table.topk(min(max(self._top, 2), table.shape[-1]))]  # two for the margin
         choices: list[Choice] = []
         precise = _precise(self._device)
         for row, values in zip(self._rows, torch.cat([column.to(precise) for column in columns], dim=-1).tolist(), strict=True):
@@ -185,8 +185,9 @@ class Sampler:
 
 def _logprob(options: GenerationOptions, values: Sequence[float]) -> TokenLogprob:
     wide = (len(values) - 3) // 2
-    likeliest = zip(map(int, values[3 + wide :]), values[3 : 3 + wide], strict=True)
-    return TokenLogprob(token_id=int(values[0]), logprob=values[2], top=tuple(likeliest)[: options.top_logprobs or 0])
+    likeliest = tuple(zip(map(int, values[3 + wide :]), values[3 : 3 + wide], strict=True))
+    margin = margin_of(value for _, value in likeliest)
+    return TokenLogprob(token_id=int(values[0]), logprob=values[2], top=likeliest[: options.top_logprobs or 0], margin=margin)
 
 
 def _penalised(options: GenerationOptions) -> bool:

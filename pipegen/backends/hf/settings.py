@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipegen.backends.extras import need
-from pipegen.backends.locate import check_adapter
+from pipegen.backends.locate import check_adapter_folder
 from pipegen.fields import InvalidField
 from pipegen.records import ModelLoadConfig
 
@@ -38,7 +38,7 @@ def check_settings(load: ModelLoadConfig) -> None:
             _check_device("device_map", load.device_map)
     if load.adapter is not None:
         need("peft", "peft", "a LoRA adapter")
-        check_adapter(load.adapter)
+        check_adapter_folder(load.adapter)
 
 
 def _check_device(field: str, asked: str) -> None:

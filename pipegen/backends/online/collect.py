@@ -13,7 +13,7 @@ from pipegen.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.fields import freeze, record
 from pipegen.plugins.plugin import Plugin
 from pipegen.plugins.reasoning import thinking_unfinished
-from pipegen.records import Finish, GenerationResult, Job, TokenLogprob
+from pipegen.records import Finish, GenerationResult, Job, TokenLogprob, closest_choice
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.scan import StopScanner
 from pipegen.stages.trim import Stripper, trimmed
@@ -224,6 +224,7 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
             prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
             completion_tokens=made,
             logprobs=said.logprobs,
+            margin=closest_choice(said.logprobs),
             route=route,
             reasoning=said.reasoning,
             thinking_unfinished=not said.tool_calls and thinking_unfinished(said.finish, said.raw_text, reasoning=said.reasoning),

@@ -1,7 +1,7 @@
 """Logprobs on the wire: what the engines say of each generated token, in their four forms, read by one rule.
 
 >>> logprobs_of(entries_in({"content": [{"token": "token_id:5", "logprob": -0.5, "top_logprobs": []}]}), (5,)).unwrap()
-(TokenLogprob(token_id=5, logprob=-0.5, top=()),)
+(TokenLogprob(token_id=5, logprob=-0.5, top=(), margin=None),)
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.online.reading import malformed
-from pipegen.records import TokenLogprob
+from pipegen.records import TokenLogprob, margin_of
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Entry", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
+__all__ = ["MARGIN", "Entry", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
 
+MARGIN = 2
+"""How many of the likeliest tokens are asked for at least: the margin between them tells near ties."""
 SENTINEL = -9999.0
 """What servers write where a log probability is minus infinity, or is not there."""
 Pair = tuple[Any, Any]
@@ -96,7 +98,7 @@ def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequen
     """The logprob of the generated token at `index`, from the (id, logprob) that the server said of it and of the likeliest there.
 
     What is missing, no number, not finite, the sentinel that stands for minus infinity, or said of another token is `MalformedResponse`, which names
-    the index. 0.0 is a logprob.
+    the index. 0.0 is a logprob. More of the likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
 
     >>> logprob(5, 3, (5, None), (), 0).failure().message
     'the logprob of generated token 3 (id 5) is None, not a number'
@@ -107,10 +109,12 @@ def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequen
         return malformed(f"the logprob of generated token {index} is said of id {said[0]!r:.40}, and the token has id {token_id}")
     if not _number(said[1]):
         return malformed(f"the logprob of generated token {index} (id {token_id}) is {said[1]!r:.40}, not a number")
-    for other, value in top:
-        if type(other) is not int or not _number(value):
-            return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
+    numbers = [(other, float(value)) for other, value in top if type(other) is int and _number(value)]
+    if len(numbers) < wanted and len(numbers) < len(top):
+        other, value = next(pair for pair in top if type(pair[0]) is not int or not _number(pair[1]))
+        return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
     if len(top) < wanted:
         return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
-    likeliest = sorted(((other, float(value)) for other, value in top), key=lambda entry: -entry[1])[:wanted]
-    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest)))
+    likeliest = sorted(numbers, key=lambda entry: -entry[1])
+    margin = margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
+    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest[:wanted]), margin=margin))

@@ -16,7 +16,7 @@ from pipegen.backends.online import sglang, vllm
 from pipegen.backends.online.choices import pieces, whole
 from pipegen.backends.online.errors import classified
 from pipegen.backends.online.extra_body import SERVERS, misplaced
-from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
+from pipegen.backends.online.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
@@ -89,7 +89,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
             "return_token_ids": True if dialect == "vllm" else None,
         }
         if options.logprobs:
-            more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(options) if dialect == "vllm" else options.top_logprobs) or 0}
+            more |= {"logprobs": True, "top_logprobs": vllm.logprobs_asked(options) if dialect == "vllm" else max(options.top_logprobs or 0, MARGIN)}
             more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
     return {name: value for name, value in {**own, **more}.items() if value is not None}
 

@@ -22,6 +22,7 @@ from pipegen.backends.online.served import Served
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire
+from pipegen.backends.positions import other_factors
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.messages import ImageSource
@@ -118,7 +119,9 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
             refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
-        return check_fit(encoded, _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size))
+        room = _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size)
+        other = other_factors(self._checkpoint.positions, encoded, room)
+        return check_fit(encoded, room) if other is None else Failure(other)
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""

@@ -13,7 +13,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online import reading
 from pipegen.backends.online.errors import classified, lengths_in
-from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
+from pipegen.backends.online.logprobs import MARGIN, entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
 from pipegen.backends.online.reading import ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
@@ -121,7 +121,7 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
     if ask.images:
         body |= {"image_data": [data_url(image) for image in ask.images], "return_prompt_token_ids": True}
     if ask.options.logprobs:
-        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": ask.options.top_logprobs or 0}
+        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN)}
     return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
 
 

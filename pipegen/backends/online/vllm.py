@@ -13,7 +13,7 @@ from returns.result import Failure, Success
 
 from pipegen.backends.online.choices import pieces, whole
 from pipegen.backends.online.errors import classified, lengths_in
-from pipegen.backends.online.logprobs import entries_in, logprobs_of
+from pipegen.backends.online.logprobs import MARGIN, entries_in, logprobs_of
 from pipegen.backends.online.pictures import data_url
 from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
@@ -70,11 +70,12 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
 
 
 def logprobs_asked(options: GenerationOptions) -> int | None:
-    """How many logprobs to ask for: the server counts the drawn token among them, so one more where that need not be the likeliest."""
+    """How many logprobs to ask for: two at least, for the margin. The server counts the drawn token among them, so one more where that need not be the
+    likeliest."""
     if not options.logprobs:
         return None
-    top = options.top_logprobs or 0
-    return top + 1 if top and options.temperature else top
+    top = max(options.top_logprobs or 0, MARGIN)
+    return top + 1 if options.temperature else top
 
 
 def unsupported(ask: Ask) -> UnsupportedOption | None:
@@ -118,7 +119,7 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
         words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
     said = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
-    params = {**sampling_params(ask), **({"logprobs": ask.options.top_logprobs or 0} if ask.options.logprobs else {})}
+    params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
     del params["detokenize"]
     return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipegen.backends.adapters import adapter_config, check_adapter, largest_rank
 from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.locate import check_adapter
+from pipegen.backends.locate import check_adapter_folder
 from pipegen.fields import InvalidField, UnknownField, nearest
 from pipegen.secret import revealed
 
-__all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit"]
+__all__ = ["adapter_arguments", "argument_names", "check_arguments", "engine_arguments", "image_limit"]
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
@@ -57,13 +57,15 @@ def check_arguments(checkpoint: Checkpoint) -> None:
     """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here, `UnknownField` for an argument vLLM does not have."""
     load = checkpoint.load
     if load.adapter is not None:
-        check_adapter(load.adapter)
+        check_adapter_folder(load.adapter)
     for name in ELSEWHERE:
         if getattr(load, name) is not None and getattr(load, name) is not False:
             raise InvalidField(f"ModelLoadConfig.{name} is not for backend 'vllm'; vLLM's own settings go to engine_kwargs")
-    for name in load.engine_kwargs:
+    for name, value in load.engine_kwargs.items():
         if name in OWN:
             raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen says it itself")
+        if name == "max_model_len" and not (type(value) is int and value > 0):
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known before vLLM starts, not {value!r:.80}")
         if name not in argument_names():
             raise UnknownField(f"ModelLoadConfig.engine_kwargs: the installed vLLM has no engine argument {name!r}{nearest(name, argument_names())}")
 
@@ -95,13 +97,14 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["disable_log_stats"] = True
     if checkpoint.can_see and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
-    if load.adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": _rank_of(load.adapter)}
     return {**arguments, **revealed(load.engine_kwargs)}
 
 
-def _rank_of(adapter: str) -> int:
-    """The smallest size that holds the adapter; vLLM's own default where its folder does not say."""
-    config = Path(adapter).expanduser() / "adapter_config.json"
-    rank = json.loads(config.read_text(encoding="utf-8")).get("r", RANKS[1]) if config.is_file() else RANKS[1]
-    return next((size for size in RANKS if size >= rank), rank)
+def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The arguments that make room for the adapter; none where there is none. Raises `BadAdapter` where it is not the model's, as a whole."""
+    adapter = checkpoint.load.adapter
+    if adapter is None:
+        return {}
+    check_adapter(checkpoint, adapter)
+    rank = largest_rank(adapter_config(adapter))
+    return {"enable_lora": True, "max_lora_rank": next((size for size in RANKS if size >= rank), rank)}

@@ -15,13 +15,14 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
 from pipegen.backends.extras import need
 from pipegen.backends.image_processors import grid_only
+from pipegen.backends.positions import other_factors
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
-from pipegen.backends.vllm.sampling import sampling_params, unsupported
+from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
 from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import InvalidRequest, UnsupportedOption
+from pipegen.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
 from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
@@ -66,12 +67,16 @@ class VLLMEngine(CheckpointEngine):
 
         return f"vLLM {vllm.__version__} runs {self._checkpoint.config.model_type} as a text model"
 
-    @property
+    @cached_property
     def _context_length(self) -> int | None:
-        if self._core.loaded:
-            return int(self._core.model_config().max_model_len)
-        said = self._checkpoint.load.engine_kwargs.get("max_model_len")
-        return said if isinstance(said, int) and said > 0 else self._checkpoint.context_length
+        """vLLM's own limit, the same before it starts as after; no more than the positions whose factors do not depend on the length (dynamic NTK)."""
+        refused: tuple[type[Exception], ...] = (CallFailed, OSError, *refusals())
+        try:
+            limit = int(self._core.model_config().max_model_len)
+        except refused:
+            return self._checkpoint.context_length  # vLLM does not take this model: its start says why
+        positions = self._checkpoint.positions
+        return min(limit, positions.context_length or limit) if positions.dynamic else limit
 
     @property
     def loaded(self) -> bool:
@@ -128,8 +133,14 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        size, ends = self._checkpoint.vocab_size, self.eos_token_ids
-        return [Row(position, encoded, self.tokenizer, ends, self._plugins, watched=watched, vocab_size=size) for position, encoded in enumerate(inputs)]
+        said: dict[str, Any] = {"watched": watched, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+
+    @property
+    def _most_logprobs(self) -> int:
+        """How many logprobs of a position vLLM may be asked for."""
+        said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
+        return said if isinstance(said, int) else MOST_LOGPROBS
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
@@ -142,12 +153,13 @@ class VLLMEngine(CheckpointEngine):
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
         fits = check_fit(row.encoded, capabilities)
         refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        refused = refused or other_factors(self._checkpoint.positions, row.encoded, capabilities)
         if refused is not None:
             row.fail(refused)
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return

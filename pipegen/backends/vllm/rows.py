@@ -8,7 +8,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.vllm.failures import failure
-from pipegen.backends.vllm.sampling import logprob_of
+from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
@@ -82,7 +82,9 @@ class Row:
         *,
         watched: bool,
         vocab_size: int | None = None,
+        most_logprobs: int = MOST_LOGPROBS,
     ) -> None:
+        self._most_logprobs = most_logprobs
         self.position = position
         self.encoded = encoded
         self.error: GenerationError | None = None
@@ -125,7 +127,7 @@ class Row:
         return tuple(made)
 
     def _note(self, token_id: int, table: Any) -> None:
-        entry = logprob_of(token_id, table, self.encoded.options.top_logprobs or 0)
+        entry = logprob_of(token_id, table, self.encoded.options.top_logprobs or 0, most_logprobs=self._most_logprobs)
         if entry is None:
             self.fail(MalformedResponse(f"vLLM gave no logprob for generated token {len(self.token_ids) - 1} (id {token_id})"))
         else:

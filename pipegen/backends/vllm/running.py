@@ -18,8 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 from typing import Any, NoReturn
 
+from pipegen.backends.adapters import BadAdapter
 from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.vllm.arguments import engine_arguments
+from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
 from pipegen.backends.vllm.start import check_files, check_version, starting
 from pipegen.errors import BackendFailed, CallFailed
@@ -169,6 +170,7 @@ class Core:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._running: Running | None = None
+        self._model_config: Any = None
         self._lock = threading.RLock()
 
     @property
@@ -186,12 +188,17 @@ class Core:
         """Start vLLM. Files that are not whole are named before: vLLM says why it cannot start in another process, and by its log alone."""
         checkpoint = self._checkpoint
         load = checkpoint.load
+        try:
+            room = adapter_arguments(checkpoint)
+        except BadAdapter as error:
+            hint = "take the adapter that was made for this model, or the model it was made for"
+            raise CallFailed(failure(str(error), "batch", hint=hint)) from error
         with starting(load, checkpoint.source):
             check_version()
             check_files(load, checkpoint.source)
             from vllm import EngineArgs, LLMEngine
 
-            engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(checkpoint)))
+            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)))
             try:
                 return Running(engine, load.adapter)
             except BaseException:
@@ -199,15 +206,17 @@ class Core:
                 raise
 
     def model_config(self) -> Any:
-        """The model as vLLM sees it; where the engine does not run, found out without loading weights."""
+        """The model as vLLM sees it, found out without loading weights: the same before it starts as after. Raises one of `refusals()`, or `OSError`."""
         with self._lock:
-            if self._running is not None:
-                return self._running.model_config
-            with starting(self._checkpoint.load, self._checkpoint.source):
-                check_version()
-                from vllm import EngineArgs
+            if self._model_config is None and self._running is not None:
+                self._model_config = self._running.model_config
+            if self._model_config is None:
+                with starting(self._checkpoint.load, self._checkpoint.source):
+                    check_version()
+                    from vllm import EngineArgs
 
-                return EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+                    self._model_config = EngineArgs(**engine_arguments(self._checkpoint)).create_model_config()
+            return self._model_config
 
     def close(self) -> None:
         with self._lock:

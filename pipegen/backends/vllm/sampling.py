@@ -11,11 +11,13 @@ from typing import Any
 
 from pipegen.errors import UnsupportedOption
 from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob
+from pipegen.records import TokenLogprob, margin_of
 
 __all__ = ["logprob_of", "sampling_params", "unsupported"]
 
 GREEDY = 0.0
+MOST_LOGPROBS = 20
+"""How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
 
 
 @functools.cache
@@ -74,8 +76,9 @@ def _structured(options: GenerationOptions) -> dict[str, Any]:
     return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
 
 
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False) -> Any:
-    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them; `whole` asks for one output, at its end.
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False, most_logprobs: int = MOST_LOGPROBS) -> Any:
+    """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them; `whole` asks for one output, at its end;
+    `most_logprobs` is vLLM's own `max_logprobs`.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as for every engine; so vLLM makes no text.
     """
@@ -96,7 +99,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
         stop=[],
         stop_token_ids=list(ending_ids),
         ignore_eos=True,  # the end tokens are among the ending ids
-        logprobs=options.top_logprobs or 0 if options.logprobs else None,
+        logprobs=_candidates(options, most_logprobs) if options.logprobs else None,
         detokenize=False,
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
@@ -104,10 +107,20 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
     )
 
 
-def logprob_of(token_id: int, table: Any, top: int) -> TokenLogprob | None:
-    """The logprob of one generated token from vLLM's table of that position (id -> entry); None where it is not there or no number."""
+def _candidates(options: GenerationOptions, most: int) -> int:
+    """How many of the likeliest tokens are asked for: two for the margin, or as many as may be had."""
+    top = options.top_logprobs or 0
+    return max(top, 2 if most < 0 else min(2, most))
+
+
+def logprob_of(token_id: int, table: Any, top: int, *, most_logprobs: int = MOST_LOGPROBS) -> TokenLogprob | None:
+    """The logprob of one generated token from vLLM's table of that position (id -> entry); None where it is not there or no number.
+
+    The table holds the likeliest tokens and the generated one; so without two of the likeliest no margin is known.
+    """
     values = {int(other): float(entry.logprob) for other, entry in (table or {}).items()}
     if not math.isfinite(values.get(token_id, math.nan)):
         return None
     likeliest = sorted(values.items(), key=lambda entry: -entry[1])[:top]
-    return TokenLogprob(token_id=token_id, logprob=values[token_id], top=tuple(likeliest))
+    margin = margin_of(values.values()) if most_logprobs < 0 or most_logprobs >= 2 else None
+    return TokenLogprob(token_id=token_id, logprob=values[token_id], top=tuple(likeliest), margin=margin)

@@ -69,3 +69,13 @@ def test_every_row_gets_its_own_options(engine: Any) -> None:  # B8
     assert together[0].token_ids == together[1].token_ids[:3]
     assert len({*PROMPTS[0], *together[5].token_ids}) == 3 + len(together[5].token_ids)
     assert [raw.logprobs is not None for raw in together] == [False, False, False, False, True, False]
+
+
+def test_the_margin_is_the_models_own_whatever_is_asked_and_drawn(engine: Any) -> None:
+    shown = raws(engine, [encoded(PROMPTS[0], max_new_tokens=6, logprobs=True, top_logprobs=2)])[0].logprobs or ()
+    assert [one.margin for one in shown] == pytest.approx([one.top[0][1] - one.top[1][1] for one in shown])
+    hidden = raws(engine, [encoded(PROMPTS[0], max_new_tokens=6, logprobs=True)])[0].logprobs or ()
+    assert [(one.margin, one.top) for one in hidden] == [(one.margin, ()) for one in shown]
+    drawn = raws(engine, [sampled(0, logprobs=True, top_logprobs=3, repetition_penalty=1.5)])[0].logprobs or ()
+    assert [one.margin for one in drawn] == pytest.approx([one.top[0][1] - one.top[1][1] for one in drawn])
+    assert any(one.top[0][0] != one.token_id for one in drawn)

@@ -38,7 +38,8 @@ def by_whole_passes(folder: Path, inputs: Encoded) -> tuple[int, ...]:
     """Greedy decoding by the plain model, which gets the whole sequence anew for each token, alone and without a cache."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     sequence = list(inputs.prompt.token_ids)
     with torch.no_grad():
         for _ in range(STEPS):
@@ -88,6 +89,26 @@ def test_a_model_whose_rotary_module_cannot_be_asked_row_by_row_is_refused() -> 
     for model in (torch.nn.Sequential(OddRotary()), torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match=r"other rotary factors \(LongRoPE\) after 64 tokens"):
             use_own_factors(model, LIMIT)
+
+
+def test_only_the_modules_that_say_so_are_asked_row_by_row() -> None:
+    class OfPictures(torch.nn.Module):
+        def forward(self, seq_len: int) -> int:
+            return seq_len
+
+    class OfText(torch.nn.Module):
+        rope_type = "longrope"
+
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            longest = position_ids.max().expand(position_ids.shape)
+            return longest, longest
+
+    pictures, text = type("PictureRotary", (OfPictures,), {})(), type("TextRotary", (OfText,), {})()
+    use_own_factors(torch.nn.ModuleList([pictures, text]), 3)
+    assert pictures.forward(7) == 7
+    positions = torch.tensor([[0, 9], [0, 1], [5, 7], [2, 2]])
+    longest, _ = text.forward(torch.zeros(1), positions)
+    assert longest[:, 0].tolist() == [9, 2, 9, 2]
 
 
 def test_steps_whose_factors_depend_on_the_length_are_not_compiled(engine_of: Callable[[str], Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.online.access import access_to
+from pipegen.backends.positions import Positions
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Prompt
 from pipegen.requests import TextGenerationRequest
@@ -187,3 +188,15 @@ def test_a_body_of_megabytes_is_sent_without_a_warning(stream: bool) -> None:
         )
     assert slot.unwrap().text == "cba"
     assert len(server.bodies[0]["filler"]) == 3_000_000
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_short_prompts_are_not_sent_where_the_server_takes_the_long_factors(wire: str) -> None:
+    with FaultyServer() as server, route_to(server, wire) as route:
+        route.engine._checkpoint.positions = Positions(long_after=12)  # type: ignore[attr-defined]
+        short, long = pg.run(route, [{"prompt": "short"}, {"prompt": "a prompt of more than twelve tokens"}], pg.GenerationOptions(max_new_tokens=4))
+        assert pg.is_ok(long)
+        error = short.failure()
+        assert isinstance(error, pg.UnsupportedOption)
+        assert error.option == "max_model_len"
+        assert "uses the long factors of LongRoPE, and this prompt of 5 tokens is for the short ones" in error.message

@@ -105,7 +105,7 @@ def test_without_the_endpoint_text_goes_by_completions_and_pictures_do_not(ask: 
     assert request.path == "/v1/completions"
     assert request.body["prompt"] == [1, 2, 3]
     assert request.body["return_token_ids"] is True
-    assert request.body["logprobs"] == 0
+    assert request.body["logprobs"] == 2  # for the margin
     assert isinstance(vllm.to_wire(ask(images=(PICTURE,)), lacks).failure(), UnsupportedMultimodal)
 
 
@@ -292,3 +292,9 @@ def test_events_bring_new_tokens_and_the_end(ask: Any) -> None:
 def test_the_index_of_a_bad_logprob_in_a_stream_counts_all_tokens(ask: Any) -> None:
     event = {"choices": [choice(token_ids=[6], logprobs={"content": [{"token_id": 6, "logprob": None}]})]}
     assert "token 4" in vllm.from_event(event, ask(stream=True, logprobs=True), 4).failure().message
+
+
+@pytest.mark.parametrize(("temperature", "top", "asked"), [(0.0, 0, 2), (0.0, 1, 2), (0.0, 5, 5), (1.0, 0, 3), (1.0, 5, 6)])
+def test_two_of_the_likeliest_are_asked_for_the_margin_besides_a_drawn_one(temperature: float, top: int, asked: int, ask: Any) -> None:
+    request = vllm.to_wire(ask(logprobs=True, top_logprobs=top, temperature=temperature), Facts()).unwrap()
+    assert request.body["sampling_params"]["logprobs"] == asked

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 NAMES = "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision max_num_seqs disable_log_stats limit_mm_per_prompt"
-NAMES += " enable_lora max_lora_rank gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager"
+NAMES += " enable_lora max_lora_rank max_logprobs gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager"
 
 
 class Params:
@@ -51,6 +51,8 @@ class Standin:
     live: dict[str, Any] = dataclasses.field(default_factory=dict)
     aborted: list[str] = dataclasses.field(default_factory=list)
     more: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    asked: list[int | None] = dataclasses.field(default_factory=list)
+    """How many logprobs of each request."""
     prompt_ids: Any = None
     """What it says the prompt was, where that is not what it was given."""
     ends: str | None = None
@@ -72,6 +74,7 @@ class Standin:
         if prompt["prompt_token_ids"][0] == 7:
             raise ValueError("no sevens")
         self.more.append(more)
+        self.asked.append(params.logprobs)
         self.live[request_id] = (prompt["prompt_token_ids"], params, [])
 
     def abort_request(self, request_ids: list[str]) -> None:

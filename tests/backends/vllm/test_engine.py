@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from returns.result import Failure
 
 import pipegen as pg
@@ -70,11 +71,32 @@ def test_everything_that_decides_about_the_output_is_said(started: list[Any]) ->
     assert (said.revision, said.tokenizer_revision, said.gpu_memory_utilization, said.limit_mm_per_prompt) == ("main", "main", 0.5, {"image": 2})
 
 
-def test_an_adapter_is_loaded_and_asked_for(started: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 20}))
-    engine(adapter=str(tmp_path)).generate([encoded([10], max_new_tokens=1)])
-    assert (started[0].arguments.enable_lora, started[0].arguments.max_lora_rank) == (True, 32)
-    assert started[0].more == [{"lora_request": (str(tmp_path), 1, str(tmp_path))}]
+def adapter(folder: Path, modules: tuple[str, ...] = ("q_proj",), **config: Any) -> str:
+    """An adapter for both layers of a tiny model."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    names = [f"base_model.model.model.layers.{layer}.self_attn.{module}" for layer in (0, 1) for module in modules]
+    save_file({f"{name}.lora_{half}.weight": torch.ones(1, 1) for name in names for half in "AB"}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"target_modules": ["q_proj"], **config}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("config", "room"), [({"r": 20}, 32), ({"r": 4, "rank_pattern": {"q_proj": 60}}, 64), ({"r": 1024}, 1024), ({}, 8)])
+def test_an_adapter_is_loaded_and_asked_for(config: dict[str, Any], room: int, started: list[Any], tmp_path: Path) -> None:
+    one = adapter(tmp_path / "adapter", **config)
+    load = pg.ModelLoadConfig(model=str(write_model(tmp_path / "model")), backend="vllm", adapter=one)
+    VLLMEngine(load).generate([encoded([10], max_new_tokens=1)])
+    assert (started[0].arguments.enable_lora, started[0].arguments.max_lora_rank) == (True, room)
+    assert started[0].more == [{"lora_request": (one, 1, one)}]
+
+
+def test_an_adapter_that_is_not_the_models_starts_nothing(started: list[Any], tmp_path: Path) -> None:
+    load = pg.ModelLoadConfig(model=str(write_model(tmp_path / "model")), backend="vllm", adapter=adapter(tmp_path / "adapter", ("q_proj", "odd")))
+    with pytest.raises(CallFailed) as failed:
+        VLLMEngine(load).generate([encoded([10], max_new_tokens=1)])
+    assert "matches the model in part: the model has no module for 4 of its weights" in failed.value.error.message
+    assert started == []
 
 
 def test_no_inputs_start_nothing(started: list[Any]) -> None:  # B3
@@ -173,6 +195,14 @@ def test_logprobs_are_those_of_the_generated_tokens_best_first(started: list[Any
     assert raw.logprobs is not None
     assert [entry.token_id for entry in raw.logprobs] == [11, 12]
     assert raw.logprobs[0].top == ((1, -0.25), (11, -0.5))
+
+
+@pytest.mark.parametrize(("most", "asked", "margin"), [(None, 2, 0.25), (-1, 2, 0.25), (1, 1, None), (0, 0, None)])
+def test_two_candidates_are_asked_for_the_margin_where_vllm_gives_so_many(most: int | None, asked: int, margin: float | None, started: list[Any]) -> None:
+    arguments = {} if most is None else {"max_logprobs": most}
+    raw = engine(engine_kwargs=arguments).generate([encoded([10], max_new_tokens=2, logprobs=True)])[0].unwrap()
+    assert [(one.top, one.margin) for one in raw.logprobs or ()] == [((), margin)] * 2
+    assert started[0].asked == [asked]
 
 
 def test_an_engine_that_died_fails_the_call_and_another_one_starts(started: list[Any]) -> None:
