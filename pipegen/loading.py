@@ -15,11 +15,13 @@ import base64
 import os
 import stat
 import string
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
+from pipegen.border import Raised, guard
 from pipegen.errors import BadImage
 from pipegen.messages import ImageSource, shown
 
@@ -54,14 +56,24 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
     for index, source in enumerate(request.sources):
         if source in loaded:
             continue
-        try:
-            data = source.data if source.data is not None else _read(source, policy)
-            loaded[source] = ImageSource(data=data, max_pixels=policy.max_source_pixels)
-        except Refused as refused:
-            return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
-        except UnicodeError:
-            return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+        data = guard(partial(_read_one, index, source, policy), partial(_unread, index)).bind(lambda slot: slot)
+        if not isinstance(data, Success):
+            return Failure(data.failure())
+        loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)
     return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
+
+
+def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
+    try:
+        return Success(source.data if source.data is not None else _read(source, policy))
+    except Refused as refused:
+        return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
+    except UnicodeError:
+        return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+
+
+def _unread(index: int, raised: Raised) -> BadImage:
+    return BadImage(index, message=f"picture {index} cannot be read: {raised.words}", incident=raised.incident)
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:

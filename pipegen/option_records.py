@@ -82,13 +82,21 @@ class VlmPreprocessOptions:
 
 def _schema(value: Any) -> str:
     """A JSON object, as JSON text: in a schema the order of the properties counts, as it does not between mappings."""
+    if not isinstance(value, (str, Mapping)):
+        raise ValueError("a JSON Schema as a mapping or as JSON text")
     try:
-        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=dict))
-    except strict_json.NotStrict as refusal:
+        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=_jsonable))
+    except ValueError as refusal:  # strict_json.NotStrict is one
         raise ValueError(f"a JSON Schema as a mapping or as JSON text ({refusal})") from None
     if not isinstance(schema, dict):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
     return strict_json.dump(schema)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ValueError(f"JSON holds no {type(value).__name__}")
 
 
 def _choices(value: Any) -> Any:
@@ -135,9 +143,9 @@ def _nested(kind: type[Any], also: str = "") -> Any:
     def check(value: Any) -> Any:
         if isinstance(value, kind):
             return value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
             return kind(**value)
-        raise ValueError(f"a {kind.__name__}{also}")
+        raise ValueError(f"a {kind.__name__}{also}, or a mapping with its fields' names")
 
     return check
 

@@ -52,9 +52,8 @@ def cases() -> Iterator[tuple[str, str, list[Any], bool]]:
 
 CASES = list(cases())
 ODD = st.one_of(
-    st.sampled_from(
-        [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", "stop", "length", "\ud800", "é" * 50, [], {}, [[]], {"a": {}}, [None], "1" * 5000]
-    ),
+    st.sampled_from([None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", "stop", "length", "\ud800", "é" * 50]),
+    st.sampled_from([[], {}, [[]], {"a": {}}, [None], "1" * 5000]),
     st.integers(),
     st.text(max_size=5),
     st.sampled_from([60, 70, 900]).map(lambda levels: json.loads("[" * levels + "]" * levels)),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
@@ -137,13 +137,15 @@ def control_tokens(tokenizer: Tokenizer, written: str, pictures: str = "") -> Co
     return ControlTokens(ids=immutabledict(ids), ordinary=immutabledict({token: number for token, number in added.items() if token and token not in ids}))
 
 
-def choose_marks(control: ControlTokens, avoid: str) -> Marks:
-    """One mark for each character that a control token begins with, none of them in `avoid` or in a control token."""
+def choose_marks(control: ControlTokens, avoid: str) -> Marks | None:
+    """One mark for each character that a control token begins with, none of them in `avoid` or in a control token; None where all of them stand there."""
     avoid += "".join(control.ids)
+    used = set(avoid)
     free = (chr(code) for block in (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE)) for code in block)
-    usable = (mark for mark in free if mark not in avoid and _escape(mark) not in avoid)
-    firsts: Iterable[str] = sorted({token[0] for token in control.ids})
-    return Marks(originals=immutabledict({next(usable): first for first in firsts}))
+    usable = (mark for mark in free if mark not in used and _escape(mark) not in avoid)
+    firsts = sorted({token[0] for token in control.ids})
+    marks = dict(zip(usable, firsts, strict=False))
+    return Marks(originals=immutabledict(marks)) if len(marks) == len(firsts) else None
 
 
 def rewrite_untrusted(messages: Sequence[dict[str, Any]], rewrite: Callable[[list[str], list[str]], list[str]]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.border import Raised, guard
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
 from pipegen.stages.image_files import MOST_PARTS, Parts, most_scans, parts_of
@@ -48,7 +49,7 @@ BROKEN = (
     RuntimeError,  # the AVIF decoder
     MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole picture at once
 )
-"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`."""
+"""What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """EXIF orientation -> `PIL.Image.Transpose`: what brings the picture upright."""
 _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
@@ -136,37 +137,42 @@ class _Opened(NamedTuple):
 
 
 def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
+    def unknown(raised: Raised) -> BadImage:
+        return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
+
+    with _SILENCE:
+        return guard(lambda: _decoded(data, policy, index), unknown, known=BROKEN).bind(lambda decoded: decoded)
+
+
+def _decoded(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
+    """The picture, or what is wrong with the file. Decoders raise whatever they like."""
     from PIL import Image, UnidentifiedImageError
 
     parts = parts_of(data)
     if parts.count > MOST_PARTS:
         return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
-
-    with _SILENCE:
-        try:
-            with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
-                width, height = image.size
-                if width * height > policy.max_source_pixels:
-                    message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
-                    return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
-                scans, most = _scans(image, data, parts), most_scans(width * height)
-                if scans > most:
-                    message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
-                    return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
-                image.load()
-                orientation = _orientation(image)
-                kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
-                upright = _turn(_rgb(image), orientation)
-        except UnidentifiedImageError:
-            if not data:
-                return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
-            message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
-            return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
-        except Image.DecompressionBombError as raised:
-            hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-            return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
-        except BROKEN as raised:
-            return Failure(BadImage(index, message=f"picture {index} cannot be decoded: {type(raised).__name__}: {raised}"[:300]))
+    try:
+        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+            width, height = image.size
+            if width * height > policy.max_source_pixels:
+                message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
+                return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
+            scans, most = _scans(image, data, parts), most_scans(width * height)
+            if scans > most:
+                message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
+            image.load()
+            orientation = _orientation(image)
+            kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
+            upright = _turn(_rgb(image), orientation)
+    except UnidentifiedImageError:
+        if not data:
+            return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
+        message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
+        return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
+    except Image.DecompressionBombError as raised:
+        hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
+        return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
     return Success(_Opened(upright, kind))
 
 
@@ -192,11 +198,8 @@ def _known_formats() -> list[str]:
 
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8. EXIF that cannot be read turns nothing: the pixels themselves are whole."""
-    try:
-        # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
-        found = image.getexif().get(0x0112, 1)
-    except BROKEN:
-        return 1
+    # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
+    found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
     return found if isinstance(found, int) else 1
 
 

@@ -90,7 +90,10 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
                 InvalidRequest(f"{place} holds the control token {token!r}", hint='take it out, or set control_tokens="text" to keep it as plain text')
             )
         if found:
-            marks = choose_marks(control, avoid=json.dumps([messages, tools, thaw(more), chat.template, renderer.template], ensure_ascii=False))
+            chosen = choose_marks(control, avoid=json.dumps([messages, tools, thaw(more), chat.template, renderer.template], ensure_ascii=False))
+            if chosen is None:
+                return Failure(InvalidRequest("the messages hold every private-use character there is, and text that looks like a control token"))
+            marks = chosen
             messages = _hidden(messages, control, marks)
     variables = {
         "add_generation_prompt": bool(chat.add_generation_prompt),

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from immutabledict import immutabledict
-from returns.result import Failure, Success
 
+from pipegen.border import guard
 from pipegen.errors import TemplateFailed
 from pipegen.slots import Slot, is_ok
 from pipegen.tokenizer import Renderer
@@ -27,29 +27,35 @@ _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
 """How a list of parts looks in the render of a template that takes strings only."""
 
 
-def _raised_by_templates() -> tuple[type[Exception], ...]:
-    """What a template may raise; anything else is a bug in a renderer."""
-    errors: tuple[type[Exception], ...] = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a template raises to refuse messages in words of its own."""
     try:
         from jinja2 import TemplateError
     except ImportError:  # then no template was made of it
-        return errors
-    return (*errors, TemplateError)
+        return ()
+    return (TemplateError,)
 
 
 def call_template(
-    renderer: Renderer, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), template: str | None, variables: Mapping[str, Any]
+    renderer: Renderer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template: str | None,
+    variables: Mapping[str, Any],
+    probes: bool = False,
 ) -> Slot[str]:
-    """Call the template once; `TemplateFailed` with what it raised.
+    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing of that is logged: a template may refuse what it is tried with.
 
     >>> from pipegen.testing.fake import ToyRenderer
     >>> call_template(ToyRenderer(raises=TypeError("no")), [], template=None, variables={}).failure().message
     'the chat template raised TypeError: no'
     """
-    try:
-        return Success(renderer.render(messages, tools=tools, template=template, variables=variables))
-    except _raised_by_templates() as raised:
-        return Failure(TemplateFailed(f"the chat template raised {type(raised).__name__}: {raised}"))
+    return guard(
+        lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
+        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident),
+        known=(Exception,) if probes else _refusals(),
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -58,7 +64,7 @@ def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, A
     user = {"role": "user", "content": _content("user", renderer, template, more)}
     system = {"role": "system", "content": _content("system", renderer, template, more)}
     variables = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": thinking, **thaw(more)}
-    renders = (call_template(renderer, messages, template=template, variables=variables) for messages in ([user], [system, user]))
+    renders = (call_template(renderer, messages, template=template, variables=variables, probes=True) for messages in ([user], [system, user]))
     return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
 
 
@@ -85,7 +91,7 @@ def _takes(role: str, renderer: Renderer, template: str | None, more: immutabled
     forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
     variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
     other = _BESIDE if role == "user" else _content("user", renderer, template, more)
-    renders = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables) for form in forms]
+    renders = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables, probes=True) for form in forms]
     texts = [slot.unwrap() if is_ok(slot) else "" for slot in renders]
     return _PROBE in texts[0], _PROBE in texts[1] and not any(shown in texts[1] for shown in _PARTS_SHOWN)
 
