@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 from collections.abc import AsyncGenerator, Iterator
@@ -172,3 +173,30 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
                 (slot,) = pg.run(route, [{"prompt": "Hi"}], options)
             read += pg.is_ok(slot)
     assert read > len(CASES) / 2
+
+
+@given(
+    lines=st.lists(st.sampled_from([b"data: {}", b"data:[1]", b"data: a", b": comment", b"", b"", b"event: x", b"\r", b"data: [DONE]"]), max_size=12),
+    cuts=st.lists(st.integers(0, 120), max_size=8),
+    end=st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes) -> None:
+    from pipegen.backends.online.sse import Events
+
+    stream = b"".join(line + end for line in lines)
+    whole, cut = Events(), Events()
+    edges = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
+    pieces = [stream[start:stop] for start, stop in itertools.pairwise(edges)]
+    assert [event for piece in pieces for event in cut.feed(piece)] == whole.feed(stream)
+    assert cut.done == whole.done
+
+
+@given(st.text(alphabet="%4a1Gé \n", max_size=40), st.integers(3, 7))
+def test_a_data_url_is_decoded_alike_however_it_is_cut(text: str, size: int) -> None:
+    from urllib.parse import unquote_to_bytes
+
+    from pipegen import loading
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loading, "_PIECE", size)
+        assert loading._unquoted(text) == unquote_to_bytes(text)
