@@ -57,7 +57,7 @@ ODD = st.one_of(
     st.sampled_from([[], {}, [[]], {"a": {}}, [None], "1" * 5000]),
     st.integers(),
     st.text(max_size=5),
-    st.sampled_from([60, 70, 900]).map(lambda levels: json.loads("[" * levels + "]" * levels)),
+    st.sampled_from([60, 70, 300]).map(lambda levels: json.loads("[" * levels + "]" * levels)),
 )
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["set", "drop", "twice", "wrap", "swap"]), ODD), min_size=1, max_size=4)
 
@@ -86,7 +86,7 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
             other, place = found[(number * 7 + 1) % len(found)]
             holder[key] = copy.deepcopy(other[place])
         else:
-            holder[key] = value
+            holder[key] = copy.deepcopy(value)
         if not out:
             return [None]
     return out
