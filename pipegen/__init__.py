@@ -8,6 +8,7 @@ import types
 import typing
 
 if typing.TYPE_CHECKING:
+    __version__: str
     from returns.result import Failure, Success
 
     from pipegen import backends, plugins, strict_json
@@ -181,6 +182,11 @@ if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would t
     def __getattr__(name: str) -> object:
         import importlib
 
+        if name == "__version__":
+            from pipegen.distribution import version
+
+            value = globals()[name] = version()
+            return value
         if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value

@@ -33,14 +33,16 @@ _OPTIONS: frozenset[Capability] = frozenset(option_names())
 
 @record
 class Capabilities:
-    """What one loaded engine honours, and its limits (in tokens; None where unknown or unlimited)."""
+    """What one loaded engine honours, and its limits (None where unknown or unlimited)."""
 
     engine: str
     honours: frozenset[Capability]
     context_length: Annotated[int | None, whole(low=1)] = None
-    """Prompt and answer together."""
+    """Prompt and answer together, in tokens."""
     max_images: Annotated[int | None, whole(low=0)] = None
     """Pictures in one request."""
+    vocab_size: Annotated[int | None, whole(low=1)] = None
+    """The ids that the model takes are those below it; None where that is not known."""
     reason: str = ""
     """Why pictures are not taken, for the error message."""
 
@@ -52,7 +54,7 @@ _CHAT: frozenset[Capability] = frozenset({"images", "stream", "max_new_tokens", 
 _CHAT |= {"samples", "stop", "strip_whitespace", "watch"}
 _CHAT_MORE: frozenset[Capability] = frozenset({"top_k", "min_p", "repetition_penalty", "min_new_tokens", "stop_token_ids", "ignore_eos"})
 _CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "continue_final_message", "add_generation_prompt"}
-_CHAT_MORE |= {"logprobs", "top_logprobs"}
+_CHAT_MORE |= {"logprobs", "top_logprobs"} | _STRUCTURED
 
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": (_OPTIONS | frozenset(FEATURES)) - _STRUCTURED,

@@ -61,8 +61,8 @@ be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
 
-Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed, 2 bad usage, 3 a bug of pipegen's
-failed a request (the others were answered).
+Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed or ran out of
+tokens while thinking, 2 bad usage, 3 a bug of pipegen's failed a request (the others were answered).
 """
 
 EXAMPLES = """\b
@@ -77,9 +77,9 @@ Examples:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from pipegen import __version__
 
-        typer.echo(f"pipegen {version('pipegen')}")
+        typer.echo(f"pipegen {__version__}")
         raise typer.Exit
 
 
@@ -188,14 +188,17 @@ def demo(
 
 
 @app.command(short_help="What is installed, and what each engine honours.")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also tell what engines make of this model: its dtype and its length.")] = None,
+) -> None:
     """What is installed, which engines can run here, what each honours, and what to install for the rest.
 
     Exit code: 0 when an engine can run here, else 1.
     """
     from pipegen.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json=as_json))
+    raise typer.Exit(run_doctor(model, as_json=as_json))
 
 
 @app.command(short_help="Where two files of results part.")
@@ -233,7 +236,7 @@ Without a PROMPT, a session: each line (from the terminal, or from stdin) is a p
 --json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
 request, {"agent", "method", "url", "body"}, and sends nothing.
 
-Exit code: 0 all answered, 1 some failed, 2 bad usage, 130 interrupted (answers that were whole are shown).
+Exit code: 0 all answered, 1 some failed or ran out of tokens while thinking, 2 bad usage, 130 interrupted (answers that were whole are shown).
 """
 
 CHAT_EXAMPLES = """\b

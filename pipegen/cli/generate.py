@@ -63,7 +63,7 @@ class Files:
 def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy) -> int:
     """Run it and give back the exit code.
 
-    0 all good, 1 requests or samples failed or results could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
+    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     _check(files, options)
     began = time.monotonic()
@@ -106,7 +106,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 moved(place.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
-    return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples else 0
+    return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
 
 
 def _finished(slot: Slot[GenerationResult], place: Place, load: Load, files: Files) -> tuple[Slot[GenerationResult], bytes]:

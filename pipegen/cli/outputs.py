@@ -73,6 +73,8 @@ class Tally:
     """How many succeeded on another route than the first."""
     lost_samples: int = 0
     """Samples that failed in requests of which others came through."""
+    unanswered: int = 0
+    """Answers that ran out of tokens while the model was thinking."""
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
@@ -94,6 +96,7 @@ class Tally:
             self.succeeded += 1
             self.fell_back += bool(result.tried)
             self.lost_samples += len(result.failed_samples)
+            self.unanswered += sum(sample.thinking_unfinished for sample in result.samples or (result,))
             self.prompt_tokens += result.prompt_tokens
             self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
             return
@@ -121,6 +124,8 @@ class Tally:
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
         if self.lost_samples:
             outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that came through"
+        if self.unanswered:
+            outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
         if self.bugs:
             lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback that stands above")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -145,7 +146,10 @@ def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Se
             backend_from({"type": backend, "model": model, "base_url": said.get("base_url"), name: said.get(name)}, Place(flag))
         except InvalidField as refusal:
             refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
-    return Server(backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags")), fallback)
+    made = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
+    if made.constructor == "openai_server":  # the help of --max-new-tokens names the default that holds without a file
+        made = dataclasses.replace(made, settings={**made.settings, "server_limit": False})
+    return Server(made, fallback)
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:

@@ -140,17 +140,18 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
     def unknown(raised: Raised) -> BadImage:
         return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
 
-    with _SILENCE:
-        return guard(lambda: _decoded(data, policy, index), unknown, known=BROKEN).bind(lambda decoded: decoded)
-
-
-def _decoded(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
-    """The picture, or what is wrong with the file. Decoders raise whatever they like."""
-    from PIL import Image, UnidentifiedImageError
-
     parts = parts_of(data)
     if parts.count > MOST_PARTS:
         return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
+
+    with _SILENCE:
+        return guard(lambda: _decoded(data, policy, index, parts), unknown, known=BROKEN).bind(lambda decoded: decoded)
+
+
+def _decoded(data: bytes, policy: ImagePolicy, index: int, parts: Parts) -> Slot[_Opened]:
+    """The image, or what is wrong with the file. Decoders raise whatever they like."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
             width, height = image.size

@@ -16,7 +16,7 @@ from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.watch import ask_plugin
 
-__all__ = ["check_fit", "check_support", "room"]
+__all__ = ["check_fit", "check_ids", "check_support", "room"]
 
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
 
@@ -83,15 +83,35 @@ def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
 
 
+def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
+    """The error where the prompt or `stop_token_ids` hold an id that the model does not have; None where they do not, or its vocabulary is not known.
+
+    A tokenizer may have more ids than the model's embedding has rows. One such id would end the call for every row.
+    """
+    if vocab_size is None:
+        return None
+    prompt, stop = encoded.prompt, encoded.options.stop
+    told = () if stop is None else stop.stop_token_ids or ()
+    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), ("stop_token_ids holds", told)):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
+            words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"
+            return InvalidRequest(words, hint="leave the token out; where the tokenizer has more tokens than the model, resize the model's embedding")
+    return None
+
+
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     """Whether the prompt keeps to `max_prompt_tokens`, and prompt and answer fit the model; `on_overflow="clip"` lowers `max_new_tokens` until they do.
 
     Gives `PromptTooLong` with the prompt's tokens and the limit that it broke (the lower one, where it broke both), or `InvalidRequest` for an
-    empty prompt, which would crash some engines.
+    empty prompt and for ids that the model does not have (see `check_ids`), which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
         return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
+    unknown = check_ids(encoded, capabilities.vocab_size)
+    if unknown is not None:
+        return Failure(unknown)
     asked = encoded.options.max_prompt_tokens
     if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))

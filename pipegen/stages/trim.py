@@ -14,6 +14,7 @@ from returns.result import Failure, Result, Success
 from pipegen.errors import PluginFailed
 from pipegen.options import GenerationOptions
 from pipegen.plugins.plugin import Plugin
+from pipegen.plugins.reasoning import thinking_unfinished
 from pipegen.records import Decoded, GenerationResult
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.watch import ask_plugin
@@ -94,6 +95,7 @@ def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> S
             logprobs=raw.logprobs,
             route=route_name,
             thinking=prompt.thinking,
+            thinking_unfinished=thinking_unfinished(decoded.finish, decoded.raw_text, prompt=prompt.text),
             image_grid_thw=tuple([image.grid for image in prompt.images]),
             image_digests=tuple([image.digest for image in prompt.images]),
             options=options,

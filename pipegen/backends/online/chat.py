@@ -178,7 +178,16 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
     if options.min_new_tokens and (engine.watches or (options.stop is not None and options.stop.stop)):
         words = f"{engine.name} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
+    if engine.sender.settings.server_limit and (said is None or said.max_new_tokens is None):
+        options = dataclasses.replace(options, max_new_tokens=None)
     chat = options.chat
+    if (
+        chat is not None
+        and "reasoning_effort" in engine.sender.settings.extra_body
+        and (said is None or said.chat is None or said.chat.enable_thinking is None)
+    ):
+        # The servers themselves switch thinking on and off by it, unless the switch is set too.
+        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
     if engine.name == "openai_chat" and chat is not None:
         if said is not None and said.chat is not None and said.chat.enable_thinking is False:
             words = "openai_chat does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"

@@ -12,6 +12,7 @@ from pipegen.backends.online.wire import Completion
 from pipegen.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.fields import freeze, record
 from pipegen.plugins.plugin import Plugin
+from pipegen.plugins.reasoning import thinking_unfinished
 from pipegen.records import Finish, GenerationResult, Job, TokenLogprob
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.scan import StopScanner
@@ -225,6 +226,7 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
             logprobs=said.logprobs,
             route=route,
             reasoning=said.reasoning,
+            thinking_unfinished=not said.tool_calls and thinking_unfinished(said.finish, said.raw_text, reasoning=said.reasoning),
             tool_calls=said.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,

@@ -6,6 +6,7 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipegen.backends.online.choices import pieces, whole
 from pipegen.backends.online.errors import classified
 from pipegen.backends.online.extra_body import SERVERS, misplaced
 from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
@@ -32,8 +33,11 @@ _MANY = 2**53
 
 
 def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
-    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent."""
-    extra = dict(ask.extra_body)
+    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent.
+
+    The tools of a request win over those of `extra_body`, which are those of all requests.
+    """
+    extra = {name: value for name, value in ask.extra_body.items() if name != "tools" or not ask.tools}
     thinking = extra.pop("enable_thinking", None) if dialect != "plain" and ask.options.chat is not None else None
     own = {
         "model": ask.model,
@@ -74,10 +78,11 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
             "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
             "chat_template_kwargs": {
-                "enable_thinking": bool(chat.enable_thinking),
+                **({} if chat.enable_thinking is None else {"enable_thinking": chat.enable_thinking}),
                 **(chat.template_kwargs or {}),
                 **({} if thinking is None else {"enable_thinking": thinking}),
             },
+            **_form(options, dialect),
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
             "no_stop_trim": True if dialect == "sglang" and stops else None,
@@ -87,6 +92,16 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
             more |= {"logprobs": True, "top_logprobs": (vllm.logprobs_asked(options) if dialect == "vllm" else options.top_logprobs) or 0}
             more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
     return {name: value for name, value in {**own, **more}.items() if value is not None}
+
+
+def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
+    """The form of the answer, as each server has it."""
+    form = form_of(options) if dialect == "vllm" else sglang.form_of(options)
+    if dialect == "vllm":
+        return {"structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form.items()}} if form else {}
+    if "json_schema" in form:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(form["json_schema"]), "strict": True}}}
+    return form
 
 
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:

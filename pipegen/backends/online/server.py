@@ -59,7 +59,8 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
-        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, context_length=self.limit_of(facts), reason=reason)
+        limits = {"context_length": self.limit_of(facts), "vocab_size": self._checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, reason=reason, **limits)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
@@ -116,7 +117,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
             refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
-        return check_fit(encoded, _room_for(self.name, self.limit_of(facts)))
+        return check_fit(encoded, _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size))
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
@@ -125,7 +126,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
         plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
-        ids = ending_ids(options, self.tokenizer, self.eos_token_ids)
+        ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
         told = "stops" in halts and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
         stops = plan.text if told else ()
@@ -191,6 +192,6 @@ class _Resized(_Whole):
 
 
 @functools.lru_cache(maxsize=64)
-def _room_for(name: str, limit: int | None) -> Capabilities:
-    """What `check_fit` asks of an engine: its name and its limit."""
-    return Capabilities(engine=name, honours=frozenset(), context_length=limit)
+def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
+    """What `check_fit` asks of an engine: its name and its limits."""
+    return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)

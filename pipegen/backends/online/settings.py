@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.fields import mapping, real, record, text, whole
+from pipegen.fields import boolean, mapping, real, record, text, whole
 
 __all__ = ["ServerSettings"]
 
@@ -28,3 +28,5 @@ class ServerSettings:
     """The name that the server knows the model by; not said, it is found out from `/v1/models`."""
     extra_body: Annotated[Mapping[str, Any], mapping] = immutabledict()
     """Merged into every body, deeply; `None` takes a key away."""
+    server_limit: Annotated[bool, boolean] = False
+    """Where no option says how long an answer may be, none is sent and the server's own limit holds (chat servers)."""
