@@ -18,7 +18,7 @@ from PIL import Image
 from pipegen.errors import BadImage
 from pipegen.requests import ImagePolicy
 from pipegen.slots import is_ok
-from pipegen.stages.image_files import MOST_PARTS, Parts, most_scans, parts_of
+from pipegen.stages.image_files import MOST_PARTS, Counted, most_scans, parts_of
 from pipegen.stages.images import file_to_send, open_picture
 from pipegen.testing.pictures import picture
 
@@ -47,6 +47,11 @@ def crowded_png() -> bytes:
     return data[:33] + chunk(b"teXt") * MOST_PARTS + data[33:]
 
 
+def scattered_png() -> bytes:
+    data = picture("PNG")
+    return data[:33] + chunk(b"IDAT") * (MOST_PARTS + 1) + data[33:]
+
+
 def crowded_jpeg() -> bytes:
     data = picture("JPEG")
     return data[:2] + b"\xff\xfe\x00\x02" * (MOST_PARTS + 1) + data[2:]
@@ -65,7 +70,7 @@ def crowded_tiff() -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("make", [crowded_png, crowded_jpeg, crowded_gif, crowded_tiff])
+@pytest.mark.parametrize("make", [crowded_png, scattered_png, crowded_jpeg, crowded_gif, crowded_tiff])
 def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", None)
     error = open_picture(make(), POLICY, index=2).failure()
@@ -76,20 +81,20 @@ def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(make: Callable
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
 def test_usual_files_have_few_parts(file_format: str) -> None:
-    assert parts_of(picture(file_format)).count < 100
+    assert parts_of(picture(file_format)).parts < 100
     assert is_ok(open_picture(picture(file_format), POLICY))
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 3))
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "TIFF"])
 def test_the_parts_of_a_file_that_is_cut_short_are_counted_too(file_format: str, cut: int) -> None:
-    assert parts_of(picture(file_format)[:cut]).count < 100 or file_format == "TIFF"
+    assert parts_of(picture(file_format)[:cut]).parts < 100 or file_format == "TIFF"
 
 
 def test_a_large_tiff_says_how_many_tags_it_has_in_eight_bytes() -> None:
     head = b"MM\x00\x2b\x00\x08\x00\x00" + struct.pack(">Q", 16)
-    assert parts_of(head + struct.pack(">Q", 7)) == Parts(7)
-    assert parts_of(head + struct.pack(">Q", 2**40)) == Parts(MOST_PARTS + 1)
+    assert parts_of(head + struct.pack(">Q", 7)) == Counted(7)
+    assert parts_of(head + struct.pack(">Q", 2**40)) == Counted(MOST_PARTS + 1)
 
 
 def test_scans_are_counted_up_to_the_end_of_the_first_image() -> None:
