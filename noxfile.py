@@ -180,9 +180,10 @@ def real_tokenizers(session: nox.Session) -> None:
 
 @shared(default=False)
 def faults(session: nox.Session) -> None:
-    """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with cancellation: some minutes."""
+    """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with cancellation, and hostile ones: some minutes."""
     install(session, groups=("tests",))
-    run(session, "pytest", "tests/backends/online/test_faults.py", *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
+    files = [f"tests/backends/online/test_{name}.py" for name in ("faults", "hostile", "memory", "row_deadline")]
+    run(session, "pytest", *files, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
 
 
 @shared(default=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 from collections.abc import AsyncGenerator, Iterator
@@ -52,12 +53,11 @@ def cases() -> Iterator[tuple[str, str, list[Any], bool]]:
 
 CASES = list(cases())
 ODD = st.one_of(
-    st.sampled_from(
-        [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", "stop", "length", "\ud800", "é" * 50, [], {}, [[]], {"a": {}}, [None], "1" * 5000]
-    ),
+    st.sampled_from([None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", "stop", "length", "\ud800", "é" * 50]),
+    st.sampled_from([[], {}, [[]], {"a": {}}, [None], "1" * 5000]),
     st.integers(),
     st.text(max_size=5),
-    st.sampled_from([60, 70, 900]).map(lambda levels: json.loads("[" * levels + "]" * levels)),
+    st.sampled_from([60, 70, 300]).map(lambda levels: json.loads("[" * levels + "]" * levels)),
 )
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["set", "drop", "twice", "wrap", "swap"]), ODD), min_size=1, max_size=4)
 
@@ -86,7 +86,7 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
             other, place = found[(number * 7 + 1) % len(found)]
             holder[key] = copy.deepcopy(other[place])
         else:
-            holder[key] = value
+            holder[key] = copy.deepcopy(value)
         if not out:
             return [None]
     return out
@@ -173,3 +173,30 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
                 (slot,) = pg.run(route, [{"prompt": "Hi"}], options)
             read += pg.is_ok(slot)
     assert read > len(CASES) / 2
+
+
+@given(
+    lines=st.lists(st.sampled_from([b"data: {}", b"data:[1]", b"data: a", b": comment", b"", b"", b"event: x", b"\r", b"data: [DONE]"]), max_size=12),
+    cuts=st.lists(st.integers(0, 120), max_size=8),
+    end=st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes) -> None:
+    from pipegen.backends.online.sse import Events
+
+    stream = b"".join(line + end for line in lines)
+    whole, cut = Events(), Events()
+    edges = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
+    pieces = [stream[start:stop] for start, stop in itertools.pairwise(edges)]
+    assert [event for piece in pieces for event in cut.feed(piece)] == whole.feed(stream)
+    assert cut.done == whole.done
+
+
+@given(st.text(alphabet="%4a1Gé \n", max_size=40), st.integers(3, 7))
+def test_a_data_url_is_decoded_alike_however_it_is_cut(text: str, size: int) -> None:
+    from urllib.parse import unquote_to_bytes
+
+    from pipegen import loading
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loading, "_PIECE", size)
+        assert loading._unquoted(text) == unquote_to_bytes(text)

@@ -23,7 +23,7 @@ class _Closed(io.TextIOBase):
     def _refuse(self, *_: Any) -> NoReturn:
         raise StreamClosed(self._words)
 
-    read = readline = write = isatty = fileno = __iter__ = __next__ = _refuse  # type: ignore[assignment]
+    read = readline = write = isatty = fileno = __iter__ = __next__ = _refuse
 
     @property
     def buffer(self) -> NoReturn:

@@ -108,7 +108,7 @@ KEYS: Mapping[str, Key] = {
     "base_url": Key(_address, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
     "api_key": Key(_any_text, "The key, best as `${NAME}` from the environment; empty is not said.", _SERVERS),
     "headers": Key(_headers, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
-    "timeout": Key(real(above=0), "Seconds for one attempt at one request.", _SERVERS),
+    "timeout": Key(real(above=0), "Seconds for one request, attempts and waits and all.", _SERVERS),
     "max_in_flight": Key(whole(low=1), "Requests at the server at a time.", _SERVERS),
     "retries": Key(whole(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),
     "batch_budget": Key(real(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),

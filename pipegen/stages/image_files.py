@@ -3,7 +3,7 @@
 Each pass (scan) of a JPEG goes over all of its pixels, and needs some bytes only. Segments, chunks, blocks and tags are read one by one, by Python code.
 
 >>> parts_of(bytes.fromhex("ffd8 ffda0002 12 ffda0002 12 ffd9 ffda"))
-Parts(count=2, scans=2)
+Counted(parts=2, scans=2)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["MOST_PARTS", "Parts", "most_scans", "parts_of"]
+__all__ = ["MOST_PARTS", "Counted", "most_scans", "parts_of"]
 
 MOST_PARTS = 2**14
 """The segments, chunks, blocks or tags that a file may have before its image ends; files of cameras and programs have some hundred."""
@@ -24,12 +24,14 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """The markers of a JPEG but those that stand alone, and what only looks like one within a scan."""
 _SCAN, _END = 0xDA, 0xD9
 _BIG_TIFF = 43
+_PIECE = 2**8
+"""Bytes of a piece of a PNG; shorter ones count as parts."""
 
 
-class Parts(NamedTuple):
+class Counted(NamedTuple):
     """How many parts a file has, counted no further than one beyond `MOST_PARTS`, and how many scans, where it is a JPEG."""
 
-    count: int
+    parts: int
     scans: int = 0
 
 
@@ -42,7 +44,7 @@ def most_scans(pixels: int) -> int:
     return max(USUAL_SCANS, _SCANNED // max(pixels, _SMALL))
 
 
-def parts_of(data: bytes) -> Parts:
+def parts_of(data: bytes) -> Counted:
     """The parts of a JPEG, PNG, GIF or TIFF file; of another file, none."""
     if data[:2] == b"\xff\xd8":
         return _jpeg(data)
@@ -50,10 +52,10 @@ def parts_of(data: bytes) -> Parts:
         return _png(data)
     if data[:4] == b"GIF8":
         return _gif(data)
-    return _tiff(data) if data[:2] in (b"II", b"MM") else Parts(0)
+    return _tiff(data) if data[:2] in (b"II", b"MM") else Counted(0)
 
 
-def _jpeg(data: bytes) -> Parts:
+def _jpeg(data: bytes) -> Counted:
     """As the decoder goes: from marker to marker, over what their lengths say, to the end of the first image."""
     count = scans = 0
     at = 2
@@ -64,18 +66,19 @@ def _jpeg(data: bytes) -> Parts:
         count += 1
         scans += kind == _SCAN
         at += int.from_bytes(data[at : at + 2], "big")
-    return Parts(count, scans)
+    return Counted(count, scans)
 
 
-def _png(data: bytes) -> Parts:
+def _png(data: bytes) -> Counted:
     count, at = 0, 8
     while count <= MOST_PARTS and at < len(data) and data[at + 4 : at + 8] != b"IEND":
-        count += data[at + 4 : at + 8] != b"IDAT"  # there may be many of those: writers choose their size
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
-    return Parts(count)
+        size = int.from_bytes(data[at : at + 4], "big")
+        count += size < _PIECE or data[at + 4 : at + 8] != b"IDAT"  # an image comes in as many pieces as its writer likes
+        at += 12 + size
+    return Counted(count)
 
 
-def _gif(data: bytes) -> Parts:
+def _gif(data: bytes) -> Counted:
     """The blocks before the first image, each with its pieces of up to 255 bytes."""
     flags = data[10] if len(data) > 10 else 0
     count, at = 0, 13 + (6 << (flags & 7) if flags & 0x80 else 0)
@@ -84,12 +87,12 @@ def _gif(data: bytes) -> Parts:
         while count <= MOST_PARTS and (size := data[at] if at < len(data) else 0):
             count, at = count + 1, at + 1 + size
         at += 1
-    return Parts(count)
+    return Counted(count)
 
 
-def _tiff(data: bytes) -> Parts:
+def _tiff(data: bytes) -> Counted:
     """The tags of the first directory."""
     order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
     wide = int.from_bytes(data[2:4], order) == _BIG_TIFF
     place = int.from_bytes(data[8:16] if wide else data[4:8], order)
-    return Parts(min(int.from_bytes(data[place : place + (8 if wide else 2)], order), MOST_PARTS + 1))
+    return Counted(min(int.from_bytes(data[place : place + (8 if wide else 2)], order), MOST_PARTS + 1))

@@ -20,7 +20,7 @@ from returns.result import Failure, Success
 from pipegen.border import Raised, guard
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
-from pipegen.stages.image_files import MOST_PARTS, Parts, most_scans, parts_of
+from pipegen.stages.image_files import MOST_PARTS, Counted, most_scans, parts_of
 from pipegen.stages.image_sizes import ImageSpec, fit, nearest_sides, pixel_budget
 
 if TYPE_CHECKING:
@@ -140,15 +140,15 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
     def unknown(raised: Raised) -> BadImage:
         return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
 
-    parts = parts_of(data)
-    if parts.count > MOST_PARTS:
+    counted = parts_of(data)
+    if counted.parts > MOST_PARTS:
         return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
 
     with _SILENCE:
-        return guard(lambda: _decoded(data, policy, index, parts), unknown, known=BROKEN).bind(lambda decoded: decoded)
+        return guard(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN).bind(lambda decoded: decoded)
 
 
-def _decoded(data: bytes, policy: ImagePolicy, index: int, parts: Parts) -> Slot[_Opened]:
+def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:
     """The image, or what is wrong with the file. Decoders raise whatever they like."""
     from PIL import Image, UnidentifiedImageError
 
@@ -158,7 +158,7 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, parts: Parts) -> Slot
             if width * height > policy.max_source_pixels:
                 message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
                 return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
-            scans, most = _scans(image, data, parts), most_scans(width * height)
+            scans, most = _scans(image, data, counted), most_scans(width * height)
             if scans > most:
                 message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
@@ -177,11 +177,11 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, parts: Parts) -> Slot
     return Success(_Opened(upright, kind))
 
 
-def _scans(image: Image.Image, data: bytes, parts: Parts) -> int:
+def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
     """How often the decoder goes over the pixels. A TIFF may be made of JPEGs, one for each of its tiles."""
     if image.format == "TIFF" and image.info.get("compression") == "jpeg":
         return -(-data.count(b"\xff\xda") // max(1, len(getattr(image, "tile", ()))))
-    return parts.scans
+    return counted.scans
 
 
 def _is_plain(image: Image.Image, orientation: int) -> bool:

@@ -33,10 +33,10 @@ EOS = 257
 class FaultyServer:
     """The server; as a context manager it runs in a thread of its own. `url` is its address.
 
-    `share` of the calls fail, in one of the ways of `kinds` (see `FAULTS` and `HOSTILE`). `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
-    faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
-    `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False;
-    `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
+    `share` of the calls fail, in one of the ways of `kinds` (see `FAULTS` and `HOSTILE`). `asked` counts calls by prompt, `answered` whole answers sent
+    by prompt, `failed` the faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were
+    aborted. `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is
+    False; `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class ServerSettings:
     """The settings that all online backends share. Raises `InvalidField` for a value that a field does not take."""
 
     timeout: Annotated[float, real(above=0)] = 600.0
-    """Seconds for one attempt at one request; in a stream, for the wait for its next piece."""
+    """Seconds for one request in all: its turn, the connection, the answer or the whole stream, pauses and further attempts."""
     max_in_flight: Annotated[int, whole(low=1)] = 256
     """Requests at the server at once, at most; fewer while it asks for patience."""
     retries: Annotated[int, whole(low=0)] = 3
