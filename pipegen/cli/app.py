@@ -61,7 +61,8 @@ be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
 
-Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed or ran out of tokens while thinking, 2 bad usage.
+Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed, or
+ran out of tokens while thinking, 2 bad usage.
 """
 
 EXAMPLES = """\b

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pipegen.config.files import Place
 from pipegen.config.chat_fields import field_words, fields_of, with_fields
+from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
 from pipegen.config.secret import Secret, expanded, provider_variables

@@ -77,9 +77,10 @@ def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Plac
         except ValueError as refusal:
             raise InvalidField(f"{place.at(name)}: takes {refusal}") from None
         if name in REMOVED:
-            value, name = {REMOVED[name]: value}, "structured_outputs"
-            value |= before if isinstance(before := out.get(name), Mapping) else {}
-        elif name in extra and freeze(extra[name]) != freeze(value):
+            before = out.get("structured_outputs")
+            out["structured_outputs"] = {REMOVED[name]: value, **(before if isinstance(before, Mapping) else {})}
+            continue
+        if name in extra and freeze(extra[name]) != freeze(value):
             raise InvalidField(f"{place.at('extra_body', name)}: {name} is {extra[name]!r:.80} here, and {value!r:.80} elsewhere")
         out[name] = value
     return out

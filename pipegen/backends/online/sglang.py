@@ -11,10 +11,10 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.online import reading
 from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online import reading
 from pipegen.backends.online.reading import ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
