@@ -81,7 +81,7 @@ def test_its_limit_and_its_word_for_too_long_count(stubs: Stubs, asked: Asked) -
 
 def test_what_a_backend_gives_back_is_generated(stubs: Stubs, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "DONE", {"token_ids": [7]})
-    with pytest.raises(TypeError, match="Sketched.generate gives a Generated, not dict"):
+    with pytest.raises(TypeError, match=r"Sketched\.generate gives a Generated, not dict"):
         asked(stubs.Client(None), backend=Sketched())
 
 
