@@ -18,6 +18,7 @@ from returns.result import Failure, Success
 from pipegen.backends.base import Engine
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
+from pipegen.engine_names import shown
 from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
@@ -92,7 +93,7 @@ def count_tokens(of: Route, request: Request, options: GenerationOptions | None 
     """
     _one_engine(of)
     if "token_ids" not in of.engine.capabilities.honours:
-        return Failure(UnsupportedOption(f"{of.engine.name} does not tell how many tokens a prompt has", option="token_ids"))
+        return Failure(UnsupportedOption(f"{shown(of.engine.name)} does not tell how many tokens a prompt has", option="token_ids"))
     return _prepare(of.engine).apply(admit([request], options, images))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 
@@ -182,7 +183,7 @@ def attach(to: Route, *plugins: Plugin) -> Slot[Route]:
             raise TypeError(f"plugins are attached, not {type(plugin).__name__}")
         lacking = missing(plugin.needs, engine.capabilities)
         if lacking:
-            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
+            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {shown(engine.name)} does not offer"
             return Failure(UnsupportedPlugin(words, plugin=plugin.name))
         engine = engine.with_plugin(plugin)
     return Success((to.maker or route)(engine))
