@@ -208,7 +208,8 @@ def test_the_event_loop_goes_on_while_a_renderer_works(stubs: Stubs) -> None:
                 await asyncio.sleep(0)
 
         ticking = asyncio.ensure_future(tick())
-        renderer, said = Slow(), {"messages": [{"role": "user", "content": "hi"}], "model": "m"}
+        renderer = Slow()
+        said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "model": "m"}
         client = stubs.Client(stubs.vllm())
         made = await asyncio.gather(*(generate(client=client, renderer=renderer, **said) for _ in range(3)))
         ticking.cancel()
