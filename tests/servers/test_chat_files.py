@@ -50,8 +50,8 @@ def test_the_servers_own_fields_take_effect(
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEST", served.chat().engine.sender.access.headers()["Authorization"].removeprefix("Bearer "))
     said = {"type": served.engine, "model": served.folder, "base_url": f"{served.url}/v1", "api_key": "${KEY_OF_THE_TEST}"}
-    own = {"bad_words": ["no"], "length_penalty": 1.0} if served.engine == "vllm" else {"regex": "[ab]{3}"}
-    fields = {
+    own: dict[str, Any] = {"bad_words": ["no"], "length_penalty": 1.0} if served.engine == "vllm" else {"regex": "[ab]{3}"}
+    fields: dict[str, dict[str, Any]] = {
         "plain": {},  # no length: the server's own limit
         "form": {"guided_choice": ["yes", "no way"]},
         "biased": {"logit_bias": {str(here.token_ids[1]): 100}, "max_tokens": 3},

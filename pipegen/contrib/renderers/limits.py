@@ -69,8 +69,8 @@ class Limits:
 
 async def _page(client: Any, path: str) -> Any:
     """What the server answers there; None where it cannot be asked, whatever the client raises then."""
-    answers: list[Any] = await asyncio.gather(client.get(path, cast_to=dict[str, Any]), return_exceptions=True)
-    answer = answers[0]
+    answers = await asyncio.gather(client.get(path, cast_to=dict[str, Any]), return_exceptions=True)
+    answer: Any = answers[0]
     if isinstance(answer, Exception):  # of any library: a limit that is not known is no reason to fail
         _log.debug("%s could not be asked: %s", path, answer)
         return None
