@@ -66,7 +66,9 @@ def test_the_servers_own_fields_take_effect(
     assert all(line["ok"] for line in lines.values()), lines
     assert (lines["plain"]["text"], "max_new_tokens" in lines["plain"]["options"]) == (here.text, False)
     assert lines["form"]["text"] in ("yes", "no way")
-    assert set(lines["biased"]["token_ids"]) == {here.token_ids[1]}
+    biased = lines["biased"]["text"]
+    assert biased
+    assert biased == 3 * biased[: len(biased) // 3]  # the same token each time
     assert json.loads(lines["json"]["text"]) == "x y"
     assert served.engine == "vllm" or re.fullmatch("[ab]{3}", lines["own"]["text"])
 
