@@ -21,6 +21,7 @@ from pipegen.backends.base import Engine
 from pipegen.border import EXHAUSTED, guard
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
+from pipegen.engine_names import shown
 from pipegen.errors import BackendFailed, BadImage, CallFailed, GenerationError, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
@@ -122,7 +123,7 @@ def count_tokens(
     """
     _one_engine(of)
     if "token_ids" not in of.engine.capabilities.honours:
-        return Failure(UnsupportedOption(f"{of.engine.name} does not tell how many tokens a prompt has", option="token_ids"))
+        return Failure(UnsupportedOption(f"{shown(of.engine.name)} does not tell how many tokens a prompt has", option="token_ids"))
     return _prepare(of.engine).apply(admit([request], options, images, policy))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 
@@ -237,7 +238,7 @@ def attach(to: Route, *plugins: Plugin) -> Route:
         except CallFailed as failure:
             raise failure.error from failure
         if lacking:
-            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {engine.name} does not offer"
+            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {shown(engine.name)} does not offer"
             raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
     return (to.maker or route)(engine)

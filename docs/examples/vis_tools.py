@@ -5,8 +5,9 @@ Each line of the input names a picture (relative paths start at the file's folde
 
     {"image": "shapes.png", "objects": [{"shape": "circle", "color": "red", "box": [12, 12, 51, 51]}]}
 
-The model answers in JSON, boxes as `bbox_2d` in thousandths of the picture's sides, as Qwen3-VL does. Two plugins attend it: one halts a row when its
-JSON is complete, one forbids it to repeat an object. The second needs an engine that takes logits processors; any other is refused before it loads.
+The model answers in JSON, boxes as `bbox_2d` in thousandths of the picture's sides, as Qwen3-VL does. Two plugins may help it, each by its flag:
+--balanced-json halts a row when its JSON is complete, --forbid-repeated-objects keeps it from repeating an object. The second needs an engine that takes
+logits processors; any other is refused before it loads.
 
     python docs/examples/vis_tools.py --model embedded docs/examples/scenes.jsonl drawn
 
@@ -40,9 +41,11 @@ class Thing:
     box: tuple[float, float, float, float]
 
 
-def plugged(route: pg.Route, keys: Sequence[str]) -> pg.Slot[pg.Route]:
-    """The route with both plugins, or why its engine takes them not; nothing is loaded."""
-    return pg.attach(route, pg.plugins.balanced_json(), pg.plugins.forbid_repeated_objects(keys=keys))
+def plugged(route: pg.Route, keys: Sequence[str], *, balanced: bool = True, no_repeats: bool = True) -> pg.Route:
+    """The route with the plugins; nothing is loaded. Raises `UnsupportedPlugin` where its engine does not take them."""
+    plugins = [pg.plugins.balanced_json()] if balanced else []
+    plugins += [pg.plugins.forbid_repeated_objects(keys=keys)] if no_repeats else []
+    return pg.attach(route, *plugins)
 
 
 def request_of(picture: Path, prompt: str) -> pg.VlmGenerationRequest:
@@ -129,20 +132,22 @@ def main(
     backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
     prompt: Annotated[str, typer.Option(help="What to ask of each picture.")] = "Return the objects as JSON.",
     key: Annotated[list[str] | None, typer.Option(help="A member that tells objects apart; may be said again. Default: bbox_2d.")] = None,
+    balanced_json: Annotated[bool, typer.Option("--balanced-json", help="Halt an answer when its JSON is complete.")] = False,
+    forbid_repeated_objects: Annotated[bool, typer.Option("--forbid-repeated-objects", help="Keep an answer from repeating an object.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How long an answer may be.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in one batch.")] = 32,
 ) -> None:
     try:
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
-        attached = plugged(route, key or ["bbox_2d"])
+        attached = plugged(route, key or ["bbox_2d"], balanced=balanced_json, no_repeats=forbid_repeated_objects)
         lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except pg.UnsupportedPlugin as refused:
+        raise typer.BadParameter(f"{refused.message}: {refused.hint}", param_hint="--backend") from None
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
-    if not pg.is_ok(attached):
-        raise typer.BadParameter(f"{attached.failure().message}: {attached.failure().hint}", param_hint="--backend")
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with attached.unwrap() as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
+    with attached as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
         slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch, ahead=1)
         for number, (line, slot) in enumerate(slots):

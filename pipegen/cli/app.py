@@ -128,6 +128,15 @@ def generate(
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help=f"The engine: {', '.join(BACKENDS)}.", rich_help_panel=MODEL)] = "hf",
     fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin",
+            metavar="NAME[:ARG=VALUE,...]",
+            help="Attach a plugin, such as balanced_json:max_objects=2; may be given several times.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     base_url: Annotated[
         str | None, typer.Option("--base-url", metavar="URL", help="A server's address; its key is read from the environment.", rich_help_panel=SERVER)
     ] = None,
@@ -149,6 +158,7 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
+    from pipegen.cli.plugins import plugins_of
     from pipegen.cli.usage import images_of, load_of, policy_of, run_options
 
     files = Files(
@@ -162,6 +172,7 @@ def generate(
         sidecar=sidecar,
         brief=brief,
         quiet=quiet,
+        plugins=plugins_of(plugin or ()),
         window=window,
     )
     local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "picture_memory_bytes": picture_memory_bytes, "dtype": dtype}

@@ -11,6 +11,7 @@ from typing import Any
 from pipegen import strict_json
 from pipegen.capabilities import ENGINES, FEATURES
 from pipegen.distribution import DISTRIBUTION, install_command, install_hint, version
+from pipegen.engine_names import shown
 from pipegen.options import option_names
 
 __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
@@ -146,8 +147,11 @@ def _show(seen: dict[str, Any]) -> None:
     console.print(f"[bold]Devices[/]        {', '.join(seen['devices']) or 'none: torch is not installed'}\n", soft_wrap=True)
     for name, engine in seen["engines"].items():
         verdict = "[green]can run here[/]" if engine["runs"] else f"[red]cannot run here[/]: {'; '.join(engine['missing'])}"
-        console.print(f"[bold]{name}[/]  {verdict}", soft_wrap=True)
-    console.print("embedded  " + ("comes with pipegen, on hf" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs hf"))
+        console.print(f"[bold]{shown(name)}[/] ({name})  {verdict}", soft_wrap=True)
+    console.print(
+        "embedded  "
+        + ("comes with pipegen, on Hugging Face transformers" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs Hugging Face transformers")
+    )
     for extra, problems in seen["extras"].items():
         console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
     if "model" in seen:
@@ -156,7 +160,7 @@ def _show(seen: dict[str, Any]) -> None:
     table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for engine in ENGINES:
-        table.add_column(engine, justify="center")
+        table.add_column(shown(engine), justify="center")
     for name, feature in seen["features"].items():
         table.add_row(f"{name} [dim]({feature['what']})[/]", *("yes" if engine in feature["engines"] else "-" for engine in ENGINES))
     for name, engines in seen["options"].items():

@@ -17,12 +17,14 @@ from pipegen.backends.extras import MissingExtra
 from pipegen.border import guard
 from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
+from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
 from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
 from pipegen.errors import InternalError
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
+from pipegen.plugins import Plugin
 from pipegen.records import GenerationResult
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.slots import Slot, is_ok
@@ -51,6 +53,8 @@ class Files:
     sidecar: str | None = None
     brief: bool = False
     quiet: bool = False
+    plugins: tuple[Plugin, ...] = ()
+    """Attached to the engine, in this order."""
     window: int | None = None
     """Requests that go to the engine at a time: 64, and 1024 at a server."""
 
@@ -83,7 +87,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         items, total = _open_source(files, images, stack)
         if isinstance(load, Server) and load.system is not None:
             items = _told(items, load.system)
-        route = stack.enter_context(open_routes(load))
+        route = stack.enter_context(attached(open_routes(load), files.plugins))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         under_way = deque[Place]()

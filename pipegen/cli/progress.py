@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pipegen.cli.inputs import Place
 from pipegen.cli.outputs import Tally
+from pipegen.engine_names import shown
 from pipegen.watched import Progress
 
 __all__ = ["Moved", "is_shown", "progress", "tells"]
@@ -44,7 +45,7 @@ def tells(moved: Moved, tally: Tally, under_way: Sequence[Place], window: int) -
 
     def tell(now: Progress) -> None:
         done = now.done * min(window, len(under_way)) // now.rows
-        words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {now.engine}"
+        words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
         moved(under_way[done - 1].read if done else None, words)
 
     return tell

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipegen.cli.answers import Answer
 from pipegen.cli.outputs import printable
+from pipegen.config import Agent
+from pipegen.engine_names import shown
 from pipegen.slots import is_ok
 
 if TYPE_CHECKING:
@@ -26,13 +29,19 @@ def under(answer: Answer) -> str:
         return "…" if answer.first is None else "writing…"
     facts = answer.facts()
     if not is_ok(answer.slot):
-        return f"failed after {facts['seconds']:.1f} s"
+        return f"failed after {facts['seconds']:.1f} s · {shown(answer.speaker.agent.backend.type)}"
     result = answer.slot.unwrap()
     count = result.completion_tokens
     words = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
     words += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
     words += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
-    return " · ".join(words)
+    return " · ".join([*words, shown(answer.speaker.agent.backend.type)])
+
+
+def name_of(agent: Agent) -> str:
+    """What an agent is called on the screen: one that has its type for an id, by the name of its engine."""
+    kind = agent.backend.type
+    return shown(kind) + agent.id.removeprefix(kind) if re.fullmatch(rf"{kind}(-\d+)?", agent.id) else agent.id
 
 
 def plain(answer: Answer) -> str:
@@ -41,7 +50,7 @@ def plain(answer: Answer) -> str:
     The reasoning stands before the answer, between two lines of its own.
     """
     agent = answer.speaker.agent
-    head = f"{agent.id} ({agent.backend.model})"
+    head = f"{name_of(agent)} ({agent.backend.model})"
     if answer.slot is not None and not is_ok(answer.slot):
         error = answer.slot.failure()
         return printable(f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n")
@@ -79,7 +88,7 @@ def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
     from rich.text import Text
 
     agent = answer.speaker.agent
-    title = Text.assemble((printable(agent.id), "bold"), " ", (printable(agent.backend.model), "dim"))
+    title = Text.assemble((printable(name_of(agent)), "bold"), " ", (printable(agent.backend.model), "dim"))
     border = "red" if answer.slot is not None and not is_ok(answer.slot) else "blue"
     below = Text(under(answer), style="dim")
     return Panel(Text("\n").join(body), title=title, title_align="left", subtitle=below, subtitle_align="left", border_style=border, height=tallest + 2)

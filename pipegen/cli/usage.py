@@ -13,6 +13,7 @@ from pipegen.backends.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
+from pipegen.engine_names import shown
 from pipegen.errors import CallFailed, UnsupportedMultimodal
 from pipegen.fields import InvalidField, nearest
 from pipegen.options import GenerationOptions, merge
@@ -230,6 +231,6 @@ def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
             return first
         return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
     except (ImportError, InvalidField) as refusal:  # as for open_route
-        refuse(f"{load.backend.type}: {refusal}", load.flag)
+        refuse(f"{shown(load.backend.type)}: {refusal}", load.flag)
     except CallFailed as failure:
-        refuse(f"{load.backend.type}: {_reason(failure)}", load.flag)
+        refuse(f"{shown(load.backend.type)}: {_reason(failure)}", load.flag)

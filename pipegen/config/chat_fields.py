@@ -11,6 +11,7 @@ from typing import Any
 
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
+from pipegen.engine_names import shown
 from pipegen.fields import InvalidField, freeze
 
 __all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]
@@ -59,8 +60,7 @@ def field_help(dialects: Iterable[str]) -> str:
     >>> field_help(["vllm", "sglang"])
     "a field of vLLM's and SGLang's chat requests"
     """
-    servers = {"vllm": "vLLM's", "sglang": "SGLang's", "plain": "OpenAI's"}
-    *others, last = [servers[dialect] for dialect in dialects]
+    *others, last = [f"{'OpenAI' if dialect == 'plain' else shown(dialect)}'s" for dialect in dialects]
     return f"a field of {', '.join(others)}{' and ' if others else ''}{last} chat requests"
 
 
@@ -77,9 +77,10 @@ def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Plac
         except ValueError as refusal:
             raise InvalidField(f"{place.at(name)}: takes {refusal}") from None
         if name in REMOVED:
-            value, name = {REMOVED[name]: value}, "structured_outputs"
-            value |= before if isinstance(before := out.get(name), Mapping) else {}
-        elif name in extra and freeze(extra[name]) != freeze(value):
+            before = out.get("structured_outputs")
+            out["structured_outputs"] = {REMOVED[name]: value, **(before if isinstance(before, Mapping) else {})}
+            continue
+        if name in extra and freeze(extra[name]) != freeze(value):
             raise InvalidField(f"{place.at('extra_body', name)}: {name} is {extra[name]!r:.80} here, and {value!r:.80} elsewhere")
         out[name] = value
     return out

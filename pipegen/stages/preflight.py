@@ -8,6 +8,7 @@ import functools
 from returns.result import Failure, Result, Success
 
 from pipegen.capabilities import ENGINES, Capabilities, missing
+from pipegen.engine_names import shown
 from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
@@ -37,16 +38,16 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
     pictures = len(job.request.sources)
     if pictures and "images" not in capabilities.honours:
         because = f": {capabilities.reason}" if capabilities.reason else ""
-        return Failure(UnsupportedMultimodal(f"{capabilities.engine} takes no pictures{because}"))
+        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no pictures{because}"))
     if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
-        words = f"{capabilities.engine} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
+        words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
         return Failure(UnsupportedMultimodal(words))
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
-        if capabilities.engine == "openai_chat" and "vllm_chat" in others:
+        if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
             hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
-        return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
+        return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
         asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
         if not is_ok(asked):

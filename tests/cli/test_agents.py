@@ -112,4 +112,4 @@ def test_a_model_of_the_file_that_is_not_there_is_named_with_the_file(jsonl: Any
     with pytest.raises(SystemExit) as left:
         main(["generate", str(jsonl(MESSAGES)), "--config", str(file)])
     assert left.value.code == 2
-    assert re.search(r"Invalid value for --config: hf: .*nowhere", " ".join(capsys.readouterr().err.split()))
+    assert re.search(r"Invalid value for --config: Hugging Face transformers: .*nowhere", " ".join(capsys.readouterr().err.split()))

@@ -28,7 +28,7 @@ def test_the_bar_moves_while_a_window_is_computed() -> None:
     for done, tokens in ((0, 0), (0, 7), (3, 12), (6, 20)):  # of two samples each
         tell(pg.Progress(engine="hf", rows=6, done=done, tokens=tokens))
     assert [read for read, _ in moves] == [None, None, 100, 300]
-    assert moves[2][1] == "5 done, 0 failed, 52 tokens; 3 of 6 ready on hf"
+    assert moves[2][1] == "5 done, 0 failed, 52 tokens; 3 of 6 ready on Hugging Face transformers"
 
 
 def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, sh
     lines.insert(1, {"image": "broken.png", "objects": []})
     truth = tmp_path / "truth.jsonl"
     truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = shell("vis_tools", "--model", "embedded", "--batch", 3, truth, tmp_path / "out")
+    done = shell("vis_tools", "--model", "embedded", "--batch", 3, "--balanced-json", "--forbid-repeated-objects", truth, tmp_path / "out")
     assert done.returncode == 1, done.stderr
     assert "4 pictures: 3 drawn with what was seen, 1 broken or unreadable" in done.stderr
     told = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
@@ -60,7 +60,9 @@ def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, sh
 @pytest.mark.parametrize("lacking", ["logits_processor", "watch"])
 def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_called(vis_tools: Any, lacking: str) -> None:
     engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {lacking})
-    refused = vis_tools.plugged(pg.route(engine), ["bbox_2d"]).failure()
+    with pytest.raises(pg.UnsupportedPlugin) as raised:
+        vis_tools.plugged(pg.route(engine), ["bbox_2d"])
+    refused = raised.value
     assert isinstance(refused, pg.UnsupportedPlugin)
     assert f"needs {lacking}, which other does not offer" in refused.message
     assert engine.calls == []
@@ -70,11 +72,38 @@ def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(vis_tools: An
     engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {"logits_processor"})
     monkeypatch.setattr(pg.backends, "route_of", lambda config: pg.route(engine))
     (tmp_path / "truth.jsonl").write_text('{"image": "a.png", "objects": []}\n')
-    done = CliRunner().invoke(vis_tools.app, ["--model", "m", str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
+    done = CliRunner().invoke(vis_tools.app, ["--model", "m", "--forbid-repeated-objects", str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
     assert done.exit_code == 2
     assert "logits_processor" in done.output
     assert not (tmp_path / "out").exists()
     assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ([], []),
+        (["--balanced-json"], ["balanced_json"]),
+        (["--forbid-repeated-objects"], ["forbid_repeated_objects"]),
+        (["--forbid-repeated-objects", "--balanced-json"], ["balanced_json", "forbid_repeated_objects"]),
+    ],
+)
+def test_plugins_are_off_unless_their_flags_are_given(
+    vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], names: list[str]
+) -> None:
+    seen: list[list[str]] = []
+    plugged = vis_tools.plugged
+
+    def noted(*said: Any, **more: Any) -> Any:
+        made = plugged(*said, **more)
+        seen.append([plugin.name for plugin in made.unwrap().engine.plugins])
+        return made
+
+    monkeypatch.setattr(vis_tools, "plugged", noted)
+    monkeypatch.setattr(pg.backends, "route_of", lambda config: pg.route(FakeEngine("[]", honours=pg.ENGINES["hf"])))
+    (tmp_path / "truth.jsonl").write_text("")
+    done = CliRunner().invoke(vis_tools.app, ["--model", "m", *flags, str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
+    assert (done.exit_code, seen) == (0, [names]), done.output
 
 
 def test_boxes_are_scaled_by_their_own_side_and_turned_the_right_way(vis_tools: Any) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 import pipegen as pg
 from pipegen.plugins import Reasoning, reasoning_of, split_reasoning
+from pipegen.plugins.reasoning import thinking_unfinished
+from pipegen.records import Finish
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.plugin_suite import AWKWARD_TEXTS, check_plugin
 
@@ -77,3 +79,20 @@ def test_the_reasoning_of_a_result_is_in_its_raw_text() -> None:
     assert (ends.text, other.text) == ("c", "")
     assert (reasoning_of(ends.raw_text).reasoning, reasoning_of(ends.raw_text).closed) == ("a", True)
     assert not reasoning_of(other.raw_text).closed
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "unfinished"),
+    [
+        ("<think>a", {}, True),
+        ("a", {"prompt": "Hi <think>\n"}, True),
+        ("a</think>4", {"prompt": "Hi <think>\n"}, False),
+        ("4", {}, False),
+        (" ", {"reasoning": "a"}, True),
+        ("4", {"reasoning": "a"}, False),
+        ("", {"reasoning": ""}, False),
+    ],
+)
+def test_it_is_known_whether_the_tokens_ran_out_before_the_answer(text: str, said: dict[str, Any], unfinished: bool) -> None:
+    assert thinking_unfinished(Finish.LENGTH, text, **said) is unfinished
+    assert not thinking_unfinished(Finish.EOS, text, **said)

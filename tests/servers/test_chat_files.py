@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,35 @@ def test_a_chat_file_reaches_both_routes_of_a_server(
     assert left.value.code == 0, [chat, ids, thinks]
     assert (chat["text"], ids["text"], ids["token_ids"]) == (here.text, here.text, list(here.token_ids))
     assert "I make a list." in thinks["reasoning"]
+
+
+@both
+def test_the_servers_own_fields_take_effect(
+    served: Any, here: pg.GenerationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", served.chat().engine.sender.access.headers()["Authorization"].removeprefix("Bearer "))
+    said = {"type": served.engine, "model": served.folder, "base_url": f"{served.url}/v1", "api_key": "${KEY_OF_THE_TEST}"}
+    own: dict[str, Any] = {"bad_words": ["no"], "length_penalty": 1.0} if served.engine == "vllm" else {"regex": "[ab]{3}"}
+    fields: dict[str, dict[str, Any]] = {
+        "plain": {},  # no length: the server's own limit
+        "form": {"guided_choice": ["yes", "no way"]},
+        "biased": {"logit_bias": {str(here.token_ids[1]): 100}, "max_tokens": 3},
+        "json": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x y"]}}}},
+        "own": {"priority": 0, "max_tokens": 24, **own},
+    }
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({"agents": [{"id": name, "backend": {**said, **more}} for name, more in fields.items()]}))
+    with pytest.raises(SystemExit):
+        main(["chat", "--config", str(file), QUESTION[0]["content"], "--json"])
+    lines = {line["agent"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert all(line["ok"] for line in lines.values()), lines
+    assert (lines["plain"]["text"], "max_new_tokens" in lines["plain"]["options"]) == (here.text, False)
+    assert lines["form"]["text"] in ("yes", "no way")
+    biased = lines["biased"]["text"]
+    assert biased
+    assert biased == 3 * biased[: len(biased) // 3]  # the same token each time
+    assert json.loads(lines["json"]["text"]) == "x y"
+    assert served.engine == "vllm" or re.fullmatch("[ab]{3}", lines["own"]["text"])
 
 
 class Renderer:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.engine_names import shown
 from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.plugins.plugin import Plugin
@@ -95,11 +96,14 @@ def test_pictures_are_refused_with_the_reason_where_there_is_one() -> None:  # P
     assert is_ok(support(Capabilities(engine="toy", honours=frozenset({"images"}), max_images=3), picture))
 
 
+OTHERS = "vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
+
+
 @pytest.mark.parametrize(
     ("engine", "option", "hint"),
     [
         ("vllm", {"no_repeat_ngram_size": 2}, "leave it out, or take an engine that honours it: hf"),
-        ("hf", {"structured": StructuredOptions(choice=("a",))}, "leave it out, or take an engine that honours it: vllm, vllm_server, sglang_server"),
+        ("hf", {"structured": StructuredOptions(choice=("a",))}, f"leave it out, or take an engine that honours it: {OTHERS}"),
         ("vllm_chat", {"preprocess": {"max_pixels": 9}}, "leave it out, or take an engine that honours it: hf, vllm, vllm_server, sglang_server"),
         (
             "openai_chat",
@@ -113,12 +117,12 @@ def test_an_option_is_refused_with_who_can(engine: str, option: dict[str, Any], 
     error = support(Capabilities(engine=engine, honours=ENGINES[engine]), **option).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.hint == hint
-    assert error.message.startswith(f"{engine} does not honour {error.option}=")
+    assert error.message.startswith(f"{shown(engine)} does not honour {error.option}=")
 
 
 def test_an_option_that_nobody_honours_has_the_plain_hint() -> None:
     error = support(Capabilities(engine="hf", honours=frozenset()), no_repeat_ngram_size=2).failure()
-    assert error == UnsupportedOption("hf does not honour no_repeat_ngram_size=2", option="no_repeat_ngram_size")
+    assert error == UnsupportedOption("Hugging Face transformers does not honour no_repeat_ngram_size=2", option="no_repeat_ngram_size")
 
 
 @pytest.mark.parametrize(("ids", "stops"), [((1, 8), ()), ((8, 1), ()), ((-1,), ()), ((1,), (8,)), ((1,), (3, 9))])

@@ -19,6 +19,7 @@ from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.wire import Ask, Completion, Facts
 from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.engine_names import shown
 from pipegen.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField
 from pipegen.messages import ImagePart, Message, plain_messages
@@ -82,7 +83,7 @@ class ChatEngine(Served[Job, Said]):
 
     def ask(self, asked: Job, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         if asked.request.sources and _no_images(facts):
-            return Failure(UnsupportedMultimodal(f"{self.name} takes no pictures: {_no_images(facts)}"))
+            return Failure(UnsupportedMultimodal(f"{shown(self.name)} takes no pictures: {_no_images(facts)}"))
         return messages_of(asked.request).map(
             lambda messages: Ask(
                 messages=messages,
@@ -99,7 +100,7 @@ class ChatEngine(Served[Job, Said]):
 
     def answer(self, asked: Job, completions: tuple[Completion, ...]) -> Slot[Said]:
         if len(completions) != 1:
-            return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
+            return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
         row = ChatRow(asked, self.plugins)
         row.take(completions[0])
         return row.slot()
@@ -171,13 +172,15 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         ("on_overflow", said is not None and said.on_overflow == "clip", "the prompt's length is not known before the server has it"),
     ):
         if asked:
-            return Failure(UnsupportedOption(f"{engine.name} does not honour {name}: {words}", option=name))
+            return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour {name}: {words}", option=name))
     try:
         options = resolve(said)
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
     if options.min_new_tokens and (engine.watches or (options.stop is not None and options.stop.stop)):
-        words = f"{engine.name} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
+        words = (
+            f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
+        )
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
     if engine.sender.settings.server_limit and (said is None or said.max_new_tokens is None):
         options = dataclasses.replace(options, max_new_tokens=None)
@@ -191,13 +194,13 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
     if engine.name == "openai_chat" and chat is not None:
         if said is not None and said.chat is not None and said.chat.enable_thinking is False:
-            words = "openai_chat does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
+            words = f"{shown(engine.name)} does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
             return Failure(UnsupportedOption(words, option="enable_thinking", hint="leave it out, or say the server's own switch in extra_body"))
         options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is said of it
     if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
-        return Failure(UnsupportedOption(f"{engine.name} always opens the assistant's turn", option="add_generation_prompt"))
+        return Failure(UnsupportedOption(f"{shown(engine.name)} always opens the assistant's turn", option="add_generation_prompt"))
     if engine.name == "openai_chat" and options.decode is not None and options.decode.skip_special_tokens is False:
-        return Failure(UnsupportedOption(f"{engine.name} does not honour skip_special_tokens=False", option="skip_special_tokens"))
+        return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour skip_special_tokens=False", option="skip_special_tokens"))
     return Success(Job(request=request, options=options))
 
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.online.chat_fields import REMOVED, dialects_of
+from pipegen.engine_names import shown
 from pipegen.errors import UnsupportedOption
 
 __all__ = ["SERVERS", "misplaced"]
 
-SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "plain": "the server"}
+SERVERS = {"vllm": shown("vllm"), "sglang": shown("sglang"), "plain": "the server"}
 """What the dialects' servers are called in messages."""
 SAID = ("messages", "n", "stream")
 """What `extra_body` must not change: answers are read by it."""

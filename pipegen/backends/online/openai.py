@@ -20,6 +20,7 @@ from pipegen.backends.online.logprobs import MARGIN, entries_in, entries_of_meta
 from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.engine_names import shown
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.fields import InvalidField, freeze, nearest
 from pipegen.options import GenerationOptions
@@ -170,7 +171,7 @@ def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Ask, 
 def _unsupported(ask: Ask, dialect: str) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
-        words = "sglang_chat does not honour logprobs in a stream: there the server names tokens by their texts alone"
+        words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
     return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
 

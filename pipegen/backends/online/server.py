@@ -24,6 +24,7 @@ from pipegen.backends.online.transport import Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire
 from pipegen.backends.positions import other_factors
 from pipegen.capabilities import ENGINES, Capabilities
+from pipegen.engine_names import shown
 from pipegen.errors import GenerationError, MalformedResponse
 from pipegen.messages import ImageSource
 from pipegen.options import GenerationOptions, VlmPreprocessOptions
@@ -161,7 +162,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
 
     def answer(self, asked: Encoded, completions: tuple[Completion, ...]) -> Slot[Raw]:
         if len(completions) != 1:
-            return Failure(MalformedResponse(f"{self.name} gave {len(completions)} completions where one was asked"))
+            return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
         return raw_of(asked, completions[0], self.tokenizer.vocab_size, self.name)
 
 

@@ -6,10 +6,10 @@
     result = await generate(client=client, renderer=renderer, messages=messages, model=model, backend=SGLangBackend())
 
 `renderers` 0.1.12 (the extra `renderers`) is what it was made beside; nothing here is imported from it but its errors, which the errors here
-are kinds of, and its own encoder of pictures for vLLM.
+are kinds of.
 """
 
-from pipegen.contrib.renderers.backend import Completion, Generated, RendererBackend, TokenPrompt
+from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt
 from pipegen.contrib.renderers.client import generate
 from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError
 from pipegen.contrib.renderers.sglang import SGLangBackend
@@ -19,6 +19,7 @@ from pipegen.contrib.renderers.vllm import VLLMBackend
 __all__ = [
     "Completion",
     "Generated",
+    "KeywordBackend",
     "MalformedGenerateResponseError",
     "PromptTooLongError",
     "RendererBackend",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Completion", "Generated", "RendererBackend", "TokenPrompt", "post"]
+__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "post"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,46 @@ class RendererBackend(Protocol):
     def is_overflow_error(self, error: BaseException) -> bool:
         """Whether an exception of the client is the server's word that the prompt is too long, whatever the status and the wording."""
         ...
+
+
+class KeywordBackend(Protocol):
+    """An engine whose `generate` takes what it needs by name: `client`, `token_ids`, `sampling_params` (with the stop token ids in it), `multi_modal_data`,
+    and, where it names them (or takes any), the other fields of `TokenPrompt`."""
+
+    async def generate(self, *, client: Any, token_ids: list[int], sampling_params: dict[str, Any], multi_modal_data: Any) -> Generated:
+        """As for `RendererBackend`."""
+        ...
+
+    async def resolve_max_prompt_len(self, *, client: Any, model: str) -> int | None:
+        """As for `RendererBackend`."""
+        ...
+
+    def is_overflow_error(self, exc: BaseException) -> bool:
+        """As for `RendererBackend`."""
+        ...
+
+
+def full_params(prompt: TokenPrompt) -> dict[str, Any]:
+    """The sampling parameters with what is the same for every request: the renderer's stop tokens, logprobs, and special tokens kept."""
+    return {"skip_special_tokens": False, **prompt.sampling_params, "stop_token_ids": list(prompt.stop_token_ids), "logprobs": 1}
+
+
+async def ask(backend: RendererBackend | KeywordBackend, client: Any, prompt: TokenPrompt) -> Generated:
+    """Ask a backend of either form. Raises what it raises, and `TypeError` where it gives back something else than `Generated`."""
+    function: Any = backend.generate
+    taken = inspect.signature(function).parameters.values()
+    any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
+    if "token_ids" in {one.name for one in taken} or any_name:
+        said = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
+        said |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
+        if not any_name:
+            said = {one.name: said[one.name] for one in taken if one.name in said}
+        made = await function(**said)
+    else:
+        made = await function(client, prompt)
+    if not isinstance(made, Generated):
+        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(made).__name__}")
+    return made
 
 
 def root_of(client: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.online import sglang, vllm
-from pipegen.contrib.renderers.backend import Completion, Generated, RendererBackend, TokenPrompt
-from pipegen.contrib.renderers.refusals import PromptTooLongError
+from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask
+from pipegen.contrib.renderers.off_loop import off_loop
+from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError, words_of
 from pipegen.contrib.renderers.vllm import VLLMBackend
 
 __all__ = ["generate"]
@@ -33,14 +33,14 @@ async def generate(
     extra_headers: dict[str, str] | None = None,
     max_prompt_len: int | None = None,
     process_multimodal: bool = True,
-    backend: RendererBackend = _VLLM,
+    backend: RendererBackend | KeywordBackend = _VLLM,
 ) -> dict[str, Any]:
     """Render the messages, ask the engine, and parse its answer; the arguments and the keys of the result are those of `renderers.client.generate`.
 
     `client` is the caller's `AsyncOpenAI`, which sends the request. `prompt_ids` (with `multi_modal_data` and `prompt_attribution`) take the place of
     rendering. A prompt of more tokens than `max_prompt_len` (not given: what the server says) is `PromptTooLongError`, and nothing is sent; so is one
     that only the server finds too long (its `max_prompt_len` is then the server's, 0 where it names none).
-    With `process_multimodal=False` the engine prepares the pictures.
+    With `process_multimodal=False` the engine prepares the pictures. Rendering and parsing are done in a thread: the event loop goes on meanwhile.
     `sampling_params` are in vLLM's words on every engine; with `n` above 1 the result holds all of them in `completions`.
 
     Raises `MalformedGenerateResponseError` for an answer that cannot be used, and whatever the client raises.
@@ -51,7 +51,7 @@ async def generate(
         raise NotImplementedError(f"{type(renderer).__name__} does not support process_multimodal=False")
     if prompt_ids is None:
         deferred = {} if process_multimodal else {"process_multimodal": False}
-        prompt_attribution = renderer.render(messages, tools=tools, add_generation_prompt=True, **deferred)
+        prompt_attribution = await off_loop(renderer.render, messages, tools=tools, add_generation_prompt=True, **deferred)
         token_ids, multi_modal_data = list(prompt_attribution.token_ids), prompt_attribution.multi_modal_data
     else:
         token_ids = list(prompt_ids)
@@ -59,7 +59,7 @@ async def generate(
         raise ValueError("the prompt is empty: an engine needs at least one token")
     if process_multimodal:  # otherwise only the engine knows how long the prompt becomes
         if max_prompt_len is None:
-            max_prompt_len = await backend.resolve_max_prompt_len(client, model)
+            max_prompt_len = await backend.resolve_max_prompt_len(client=client, model=model)
         if max_prompt_len is not None and len(token_ids) > max_prompt_len:
             raise PromptTooLongError(prompt_len=len(token_ids), max_prompt_len=max_prompt_len)
     prompt = TokenPrompt(
@@ -76,14 +76,17 @@ async def generate(
         extra_headers=extra_headers,
     )
     try:
-        made = await backend.generate(client, prompt)
-    except _refusals() as refusal:
+        made = await ask(backend, client, prompt)
+    except (PromptTooLongError, MalformedGenerateResponseError):
+        raise
+    except Exception as refusal:  # of any library: the backend knows its own
         if not backend.is_overflow_error(refusal):
             raise
-        said = vllm.too_long(str(refusal)) or sglang.too_long(str(refusal)) or (len(token_ids), max_prompt_len or 0)
+        words = words_of(refusal)
+        said = vllm.too_long(words) or sglang.too_long(words) or (len(token_ids), max_prompt_len or 0)
         raise PromptTooLongError(prompt_len=said[0], max_prompt_len=said[1]) from refusal
     ran = made.prompt_ids or token_ids
-    results = [_result(completion, made, ran, renderer, tools) for completion in made.completions]
+    results = [await off_loop(_result, completion, made, ran, renderer, tools) for completion in made.completions]
     shared = {
         "renderer_prompt_ids": token_ids if prompt.content_parts else None,
         "multi_modal_data": multi_modal_data,
@@ -91,12 +94,6 @@ async def generate(
     }
     results = [result | shared for result in results]
     return results[0] if len(results) == 1 else {**results[0], "completions": results}
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """What the openai client raises for an answer that is none."""
-    openai: Any = sys.modules.get("openai")
-    return (openai.APIError,) if openai is not None else ()
 
 
 def _result(completion: Completion, made: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ else:
     except ImportError:
         _Overlong, _Malformed = Exception, ValueError
 
-__all__ = ["MalformedGenerateResponseError", "PromptTooLongError"]
+__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "words_of"]
 
 
 class PromptTooLongError(_Overlong):
@@ -44,3 +44,20 @@ class PromptTooLongError(_Overlong):
 
 class MalformedGenerateResponseError(_Malformed):
     """The server answered with something that its protocol does not allow; the message names the place."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception of any client says, with the body of the answer that it holds: not every library puts it into the message.
+
+    >>> from types import SimpleNamespace
+    >>> error = RuntimeError("Client error '400 Bad Request'")
+    >>> error.response = SimpleNamespace(text="The input (3000 tokens) is longer than ...")
+    >>> words_of(error)
+    "Client error '400 Bad Request' The input (3000 tokens) is longer than ..."
+    """
+    holder: Any = error
+    try:
+        body = holder.response.text
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):  # no response, one of another kind, or one that was not read
+        body = ""
+    return f"{error} {body}".strip() if isinstance(body, str) else str(error)

@@ -14,6 +14,7 @@ from pipegen.backends.online.sglang import too_long
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.contrib.renderers.refusals import words_of
 from pipegen.fields import nearest
 
 __all__ = ["SGLangBackend"]
@@ -53,12 +54,12 @@ class SGLangBackend:
         return generated(loaded(raw), prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
-        """The context length that the server lists for its model, asked once for each server and model."""
-        return await LIMITS.of(client, model, only_card=True)
+        """The least of the context length that the server lists for its model and the limits of its page of facts; asked once for each server and model."""
+        return await LIMITS.of(client, model, only_card=True, facts=("/server_info", "/get_server_info"))
 
     def is_overflow_error(self, error: BaseException) -> bool:
         """Whether the server said that the prompt is too long, in any of SGLang's wordings."""
-        return too_long(str(error)) is not None
+        return too_long(words_of(error)) is not None
 
 
 def _vocab_size(renderer: Any) -> int | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.online.vllm import too_long
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
-from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
+from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, post
+from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.contrib.renderers.off_loop import off_loop
+from pipegen.contrib.renderers.refusals import words_of
 
 __all__ = ["VLLMBackend"]
 
@@ -26,7 +28,8 @@ class VLLMBackend:
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
         """One request; `n` completions where `sampling_params` ask for them."""
-        answer = loaded(await post(client, "/inference/v1/generate", body_of(prompt), prompt.extra_headers))
+        body = body_of(prompt) if prompt.multi_modal_data is None else await off_loop(body_of, prompt)
+        answer = loaded(await post(client, "/inference/v1/generate", body, prompt.extra_headers))
         return generated(answer, prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
@@ -35,23 +38,20 @@ class VLLMBackend:
 
     def is_overflow_error(self, error: BaseException) -> bool:
         """Whether the server said that the prompt is too long, in any of vLLM's wordings."""
-        return too_long(str(error)) is not None
+        return too_long(words_of(error)) is not None
 
 
 def body_of(prompt: TokenPrompt) -> dict[str, Any]:
     """The request's body.
 
     >>> body_of(TokenPrompt(model="m", token_ids=[1], stop_token_ids=[99], sampling_params={"n": 2}))["sampling_params"]
-    {'n': 2, 'stop_token_ids': [99], 'logprobs': 1, 'skip_special_tokens': False}
+    {'skip_special_tokens': False, 'n': 2, 'stop_token_ids': [99], 'logprobs': 1}
     """
-    params = {**prompt.sampling_params, "stop_token_ids": list(prompt.stop_token_ids), "logprobs": 1}
-    params.setdefault("skip_special_tokens", False)
-    body: dict[str, Any] = {"model": prompt.model, "token_ids": list(prompt.token_ids), "sampling_params": params}
+    body: dict[str, Any] = {"model": prompt.model, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
     if prompt.content_parts:
         body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
     if prompt.multi_modal_data is not None:
-        theirs: Any = importlib.import_module("renderers.client")  # the only encoder there is: it needs vLLM and torch
-        body["features"] = theirs._build_mm_features(prompt.renderer, prompt.multi_modal_data)
+        body["features"] = features_of(prompt.multi_modal_data)
     said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
     return body | {name: value for name, value in said.items() if value is not None}
 

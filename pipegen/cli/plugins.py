@@ -1,0 +1,104 @@
+"""Plugins by flag: `--plugin NAME` or `--plugin NAME:ARGUMENT=VALUE,...`, one of those in `pipegen.plugins`.
+
+>>> [plugin.name for plugin in plugins_of(["balanced_json:max_objects=2", "split_reasoning"])]
+['balanced_json', 'split_reasoning']
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pipegen import plugins, strict_json
+from pipegen.cli.usage import refuse
+from pipegen.errors import BackendFailed, UnsupportedPlugin
+from pipegen.fields import InvalidField, nearest
+from pipegen.pipe import Pipe
+from pipegen.plugins import Plugin
+from pipegen.records import GenerationResult
+from pipegen.requests import GenerationRequest
+from pipegen.route import Route, attach
+
+__all__ = ["FLAG", "attached", "makers", "plugins_of"]
+
+FLAG = "--plugin"
+_OBJECTS = ("hf_hooks",)
+"""Those that take objects of Python, which a flag cannot hold."""
+
+
+def makers() -> Mapping[str, Callable[..., Plugin]]:
+    """The functions that make plugins, by their names.
+
+    >>> sorted(makers())
+    ['balanced_json', 'forbid_repeated_objects', 'halt_on_repetition', 'split_reasoning', 'strip_prefix']
+    """
+    named = {name: getattr(plugins, name) for name in plugins.__all__ if name not in _OBJECTS}
+    return {name: made for name, made in named.items() if inspect.isfunction(made) and inspect.signature(made).return_annotation == "Plugin"}
+
+
+def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
+    """The plugins that flags name, in their order. A bad one is bad usage, with the nearest name."""
+    return tuple(_plugin(flag) for flag in flags)
+
+
+def attached(route: Pipe[GenerationRequest, GenerationResult], added: Sequence[Plugin]) -> Pipe[GenerationRequest, GenerationResult]:
+    """The route with the plugins attached. An engine that cannot take one is bad usage; nothing is loaded to find that out."""
+    if not added:
+        return route
+    if not isinstance(route, Route):
+        refuse("goes with one engine: leave out --fallback", FLAG)
+    try:
+        return attach(route, *added)
+    except (UnsupportedPlugin, BackendFailed) as error:
+        refuse(f"{error.message}; {error.hint}", FLAG)
+
+
+def _plugin(flag: str) -> Plugin:
+    name, _, said = flag.partition(":")
+    known = makers()
+    if name not in known:
+        refuse(f"takes one of {', '.join(known)}, not {name!r}{nearest(name, known)}", FLAG)
+    parameters = inspect.signature(known[name]).parameters
+    arguments: dict[str, Any] = {}
+    for argument, value in _arguments(said, name).items():
+        if argument not in parameters:
+            takes = f"takes {', '.join(parameters)}" if parameters else "takes no arguments"
+            refuse(f"{name} {takes}, not {argument!r}{nearest(argument, parameters)}", FLAG)
+        several = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
+        arguments[argument] = [value] if several else value
+    try:
+        return known[name](**arguments)
+    except (InvalidField, TypeError) as refusal:  # a value that it does not take; an argument that it needs
+        refuse(f"{name}: {refusal}", FLAG)
+
+
+def _arguments(said: str, name: str) -> dict[str, Any]:
+    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON where they are, else text up to the next comma."""
+    arguments: dict[str, Any] = {}
+    while said:
+        argument, equals, rest = said.partition("=")
+        if not equals or not argument:
+            refuse(f"{name}: arguments are written {name}:ARGUMENT=VALUE,..., not {said!r}", FLAG)
+        if argument in arguments:
+            refuse(f"{name}: {argument} is given twice", FLAG)
+        arguments[argument], said = _value(rest)
+    return arguments
+
+
+def _value(rest: str) -> tuple[Any, str]:
+    """The value at the start, and what comes after its comma."""
+    if rest[:1] in ("[", "{", '"'):
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            if rest[end : end + 1] in ("", ","):
+                return value, rest[end + 1 :]
+    word, _, after = rest.partition(",")
+    try:
+        return strict_json.load(word), after
+    except strict_json.NotStrict:
+        return word, after
