@@ -189,7 +189,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     except ImportError:
         return []
     try:
-        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
     except TemplateError:  # then it renders nothing
         return []
     return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]
