@@ -35,7 +35,7 @@ from pipegen.records import Job, Thinking
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign
+from pipegen.stages.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
 from pipegen.stages.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
 from pipegen.tokenizer import Renderer, Tokenizer
 
@@ -140,7 +140,7 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, "\0".join(text for _, text in foreign(said, ()))])
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
     edges = marks.only(control.edges)
@@ -161,12 +161,13 @@ def _chosen(
     if not is_ok(full):
         return Failure(full.failure())
     chosen = full.unwrap()
-    answers = any(message["role"] == "assistant" for message in said.messages)
-    if answers and not hides_nothing(chosen, marks, control):  # templates take the thoughts out of earlier answers
+    clean = hides_nothing(chosen, marks, control)
+    if not clean and any(message["role"] == "assistant" for message in said.messages):  # templates take the thoughts out of earlier answers
         text = write(rewrite_foreign(said, trust | {"assistant"}, mark))
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
             chosen = text.unwrap()
-    if hides_nothing(chosen, marks, control):
+            clean = hides_nothing(chosen, marks, control)
+    if clean:
         plain = write(said)
         if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
             return Success((plain.unwrap(), Marks()))
