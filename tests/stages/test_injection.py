@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import pipegen as pg
 from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
-from pipegen.errors import InvalidRequest
+from pipegen.errors import InvalidRequest, TemplateFailed
 from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records import Job, PreparedImage, Prompt
 from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
@@ -220,9 +220,10 @@ def test_a_template_that_lets_words_choose_the_place_of_its_control_token_is_giv
     assert steering(prompt).count("<|image_pad|>") == 1
 
 
-def test_marked_words_that_the_template_refuses_fail_the_request() -> None:
+def test_a_template_that_takes_no_harmless_words_in_the_place_of_these_fails_the_request() -> None:
     template = "{{ raise_exception('no <') if '<' not in messages[0].content }}{{ messages[0].content }}"
-    assert "no <" in said(template, user("a < b")).failure().message
+    assert isinstance(said(template, user("a < b")).failure(), InvalidRequest)
+    assert isinstance(said("{{ raise_exception('never') }}", user("a < b")).failure(), TemplateFailed)
 
 
 def test_words_that_the_template_knows_keep_their_meaning_where_it_puts_tokens_together() -> None:
