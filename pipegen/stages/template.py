@@ -130,6 +130,7 @@ def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str 
 
 
 _LONG = 200
+_NONE = immutabledict[str, Any]()
 
 
 def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
@@ -138,6 +139,8 @@ def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
     immutabledict({'documents': (immutabledict({'text': 'x'}),), 'reasoning_effort': 'high'})
     """
+    if not more:
+        return _NONE  # the same each time, so that what is remembered is found at once
     return immutabledict({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
 
 
@@ -195,10 +198,14 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     except ImportError:
         return []
     try:
-        tokens = [(kind, text) for _, kind, text in Environment().lex(source)]
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
     except TemplateError:  # then it renders nothing
         return []
-    return [(kind, text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape", "replace") if kind == "string" else text) for kind, text in tokens]
+    return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]
+
+
+def _unescaped(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("unicode-escape", "replace")
 
 
 def thaw(value: Any) -> Any:

@@ -207,6 +207,7 @@ TRIED: dict[str, pg.GenerationOptions] = {
     "continue_final_message": pg.GenerationOptions(chat=pg.ChatTemplateOptions(continue_final_message=True)),
     "enable_thinking": pg.GenerationOptions(chat=pg.ChatTemplateOptions(enable_thinking=True)),
     "control_tokens": pg.GenerationOptions(chat=pg.ChatTemplateOptions(control_tokens="allow")),
+    "trust": pg.GenerationOptions(chat=pg.ChatTemplateOptions(trust=("assistant",))),
     "template": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template=BARE)),
     "template_kwargs": pg.GenerationOptions(chat=pg.ChatTemplateOptions(template_kwargs={"x": 1})),
     "min_pixels": pg.GenerationOptions(preprocess=pg.VlmPreprocessOptions(min_pixels=4096)),

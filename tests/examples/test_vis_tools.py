@@ -96,7 +96,7 @@ def test_plugins_are_off_unless_their_flags_are_given(
 
     def noted(*said: Any, **more: Any) -> Any:
         made = plugged(*said, **more)
-        seen.append([plugin.name for plugin in made.unwrap().engine.plugins])
+        seen.append([plugin.name for plugin in made.engine.plugins])
         return made
 
     monkeypatch.setattr(vis_tools, "plugged", noted)
