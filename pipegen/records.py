@@ -17,6 +17,7 @@ from returns.result import Failure, Success
 
 from pipegen.errors import GenerationError
 from pipegen.fields import boolean, mapping, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.messages import Message, plain_messages
 from pipegen.options import GenerationOptions
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Batch
@@ -180,6 +181,17 @@ class GenerationResult:
     """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
     """Of those completions that failed while others came through: which they are, counted from 0, and why."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as an assistant's message, to append to the conversation's messages.
+
+        Its words stay text there, whatever control tokens they spell, unless `ChatTemplateOptions.trust` says otherwise. What the model thought and the
+        tools that it called have their own entries, where the engine tells them apart.
+        """
+        more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
+        message = Message(role="assistant", content=self.text, extras={name: value for name, value in more.items() if value})
+        return plain_messages([message])[0]
 
     @property
     def completions(self) -> Batch[GenerationResult]:

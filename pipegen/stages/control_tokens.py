@@ -26,7 +26,7 @@ from pipegen.tokenizer import Tokenizer
 
 __all__ = ["ControlTokens", "control_tokens"]
 
-_SHAPES = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
+_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _UNUSUAL = ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\U0001fae8", "\u1400", "\ua000")
 """Characters that hardly any vocabulary holds: from private use, from old and rare scripts, an emoji."""

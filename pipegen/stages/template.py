@@ -189,10 +189,14 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     except ImportError:
         return []
     try:
-        tokens = [(kind, text) for _, kind, text in Environment().lex(source)]
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]
     except TemplateError:  # then it renders nothing
         return []
-    return [(kind, text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape", "replace") if kind == "string" else text) for kind, text in tokens]
+    return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]
+
+
+def _unescaped(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("unicode-escape", "replace")
 
 
 def thaw(value: Any) -> Any:
