@@ -40,10 +40,17 @@ TOOL = {
     "function": {
         "name": Foreign("toolname", "lookup"),
         "description": words("Tooldesc"),
-        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": words("Paramdesc")}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {Foreign("paramname", "wherever"): {"type": "string", "description": words("Paramdesc"), "enum": [words("Enum")]}},
+        },
     },
 }
-CALL = {"type": "function", "id": "call00001", "function": {"name": Foreign("callname", "lookup"), "arguments": {"place": words("Argument")}}}
+CALL = {
+    "type": "function",
+    "id": "call00001",
+    "function": {"name": Foreign("callname", "lookup"), "arguments": {Foreign("argname", "wherever"): words("Argument")}},
+}
 PLAIN_CALL = {"type": "function", "id": "call00001", "function": {"name": "lookup", "arguments": {"place": "here"}}}
 SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {  # messages, tools, further variables of the template
     "user": ([{"role": "user", "content": words("User")}], [], {}),
@@ -72,6 +79,15 @@ SHAPES: Mapping[str, tuple[list[Any], list[Any], dict[str, Any]]] = {  # message
         [],
         {},
     ),
+    "ids": (
+        [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [{**PLAIN_CALL, "id": Foreign("callid", "call00009")}]},
+            {"role": "tool", "content": "Found.", "name": "lookup", "tool_call_id": Foreign("resultid", "call00009")},
+        ],
+        [],
+        {},
+    ),
     "documents": ([USER], [], {"documents": [{"title": words("Title"), "text": words("Document"), "doc_id": "1"}]}),
     "named": ([{"role": "user", "name": words("Name"), "content": "Hello"}], [], {}),
     "continued": ([USER, {"role": "assistant", "content": words("Begun")}], [], {"continue_final_message": True}),
@@ -82,7 +98,7 @@ def filled(value: Any, said: Mapping[str, str]) -> Any:
     if isinstance(value, Foreign):
         return said.get(value.name, value.harmless)
     if isinstance(value, Mapping):
-        return {key: filled(entry, said) for key, entry in value.items()}
+        return {filled(key, said): filled(entry, said) for key, entry in value.items()}
     return [filled(entry, said) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -90,7 +106,7 @@ def carriers(value: Any) -> list[Foreign]:
     """The places in a conversation, in order."""
     if isinstance(value, Foreign):
         return [value]
-    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    entries = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [found for entry in entries for found in carriers(entry)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hostile import Attack, attacks, chosen, control_ids, harmless, prompt_of
 from pairs import PAIRS, Pair, loaded
 
-from pipegen.errors import InvalidRequest
+from pipegen.errors import InvalidRequest, TemplateFailed
 from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records import Job
 from pipegen.requests import TextGenerationRequest
@@ -41,18 +41,25 @@ def tried_on(pair: Pair) -> list[Attack]:
     return rest + some(rewritten, REWRITTEN) + some(joined, WITHIN)
 
 
+def template_refuses(pair: Pair, attack: Attack) -> bool:
+    """Whether the template itself refuses harmless words of the same length in these places: Mistral's wants ids of nine letters."""
+    twin = prompt_of(pair, attack.shape, {name: "x" * len(words) for name, words in attack.said})
+    return not is_ok(twin) and isinstance(twin.failure(), TemplateFailed)
+
+
 @each_pair
 def test_control_tokens_are_those_of_harmless_words(pair: Pair) -> None:
     tried = tried_on(pair)
     expected = {shape: control_ids(pair, prompt) for shape, prompt in harmless(pair).items()}
-    refused = 0
+    refused, broken = 0, []
     for attack in tried:
         slot = prompt_of(pair, attack.shape, dict(attack.said))
         if is_ok(slot):
-            assert control_ids(pair, slot.unwrap()) == expected[attack.shape], attack
-        else:
+            broken += [attack] if control_ids(pair, slot.unwrap()) != expected[attack.shape] else []
+        elif not (isinstance(slot.failure(), TemplateFailed) and template_refuses(pair, attack)):
             assert isinstance(slot.failure(), InvalidRequest), (attack, slot.failure())
             refused += 1
+    assert not broken, f"{len(broken)} of {len(tried)}: {broken[:3]}"
     assert refused <= REFUSED * len(tried), f"{refused} of {len(tried)} were refused"
 
 
@@ -72,7 +79,8 @@ def test_whole_tokens_can_be_refused_in_place_of_kept(pair: Pair) -> None:
     for attack in attacks(pair):
         if attack.kind == "whole":
             refused = prompt_of(pair, attack.shape, dict(attack.said), control_tokens="reject")
-            assert isinstance(refused.failure(), InvalidRequest), attack
+            assert not is_ok(refused), attack
+            assert isinstance(refused.failure(), InvalidRequest) or template_refuses(pair, attack), attack
     for shape in harmless(pair):
         assert is_ok(prompt_of(pair, shape, {}, control_tokens="reject"))
 
