@@ -53,7 +53,7 @@ class ChatTemplateOptions:
     enable_thinking: Annotated[bool | None, boolean] = None
     """The template's thinking switch, where it has one; the result says whether it was honoured."""
     control_tokens: Annotated[Literal["text", "reject", "allow"] | None, one_of("text", "reject", "allow")] = None
-    """What foreign text that looks like a control token becomes: plain text, an error, or the token. Not set: text in messages, the token in a plain prompt."""
+    """What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where it is set."""
     trust: Annotated[tuple[str, ...] | None, tuple_of(one_of("assistant", "tools", "template_kwargs"))] = None
     """What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template."""
     template: Annotated[str | None, text] = None
@@ -251,9 +251,8 @@ DEFAULTS = GenerationOptions(
     use_generation_config=False,
     stop=StopOptions(stop=(), stop_token_ids=(), ignore_eos=False),
     decode=DecodeOptions(skip_special_tokens=True, strip_whitespace=False),
-    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, trust=(), template_kwargs=immutabledict()),
+    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", trust=(), template_kwargs=immutabledict()),
     preprocess=VlmPreprocessOptions(do_resize=True),
 )
 """pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, no
-`max_prompt_tokens` that only the model's own limit counts, no `structured` that the answer is free, and no `control_tokens` that look-alikes stay text in
-messages, and count in a plain prompt, which is the caller's own."""
+`max_prompt_tokens` that only the model's own limit counts, and no `structured` that the answer is free."""

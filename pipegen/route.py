@@ -21,7 +21,7 @@ from pipegen.drive import Request, admit
 from pipegen.errors import BadImage, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.fields import InvalidField
 from pipegen.messages import ImageSource
-from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
+from pipegen.options import ChatTemplateOptions, GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
@@ -31,7 +31,7 @@ from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.decode import decode
 from pipegen.stages.preflight import check_fit, check_support
-from pipegen.stages.render import Rendered, render
+from pipegen.stages.render import Rendered, is_guarded, render
 from pipegen.stages.stop import stop
 from pipegen.stages.tokenize import encode, picture_tokens
 from pipegen.stages.trim import trim
@@ -102,6 +102,9 @@ def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:
         options = resolve(request.options, checkpoint=engine.generation_config) if asked else resolve(request.options)
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
+    chat = options.chat or ChatTemplateOptions()
+    if request.prompt is not None and chat.control_tokens == "text" and not is_guarded(request, chat):
+        options = dataclasses.replace(options, chat=dataclasses.replace(chat, control_tokens=None))  # sent again, it is as little asked for
     return Success(Job(request=request, options=options))
 
 

@@ -68,3 +68,14 @@ def test_records_take_keywords_only() -> None:
 def test_a_field_that_must_be_given_is_missed_by_its_name() -> None:
     with pytest.raises(TypeError, match="model"):
         pg.ModelLoadConfig()  # type: ignore[call-arg]
+
+
+def test_an_answer_is_appended_to_the_messages_as_it_is() -> None:
+    call = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    options = pg.GenerationOptions()
+    bare = pg.GenerationResult(text="Yes.", raw_text="Yes.<|im_end|>", finish=pg.Finish.EOS, options=options)
+    full = pg.GenerationResult(text="Yes.", raw_text="", finish=pg.Finish.EOS, options=options, reasoning="Well.", tool_calls=(call,))
+    assert bare.message == {"role": "assistant", "content": "Yes."}
+    assert full.message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Well.", "tool_calls": [call]}
+    request = pg.TextGenerationRequest(messages=[{"role": "user", "content": "Is it?"}, full.message])
+    assert (request.messages or ())[1].extras["tool_calls"][0]["id"] == "call1"

@@ -27,7 +27,7 @@ from immutabledict import immutabledict
 
 from pipegen.fields import mapping, record
 
-__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign", "rewrite_foreign"]
+__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign", "rewrite_foreign", "trusted_part"]
 
 OWN = frozenset({"system", "developer"})
 """The turns that are the caller's own."""
@@ -127,6 +127,12 @@ def foreign(said: Conversation, trust: Collection[str]) -> list[tuple[str, str]]
     return found
 
 
+def trusted_part(said: Conversation, trust: Collection[str]) -> Conversation:
+    """What of the conversation is trusted, some foreign text beside it."""
+    messages = [message for message in said.messages if message["role"] in trust]
+    return Conversation(messages, said.tools if "tools" in trust else [], said.variables if "template_kwargs" in trust else {})
+
+
 def rewrite_foreign(said: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
     """The same with every foreign string (keys too) passed through `rewrite`, which is called with the string and its place."""
     return Conversation(
@@ -155,6 +161,6 @@ def _parts(parts: list[Any], place: str, rewrite: Rewrite) -> list[Any]:
 def _rewritten(value: Any, place: str, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
         return rewrite(value, place)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {_rewritten(key, place, rewrite): _rewritten(entry, f"{place}.{key}", rewrite) for key, entry in value.items()}
     return [_rewritten(entry, f"{place}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value

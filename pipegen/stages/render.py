@@ -32,13 +32,14 @@ from pipegen.fields import record
 from pipegen.messages import plain_messages
 from pipegen.options import ChatTemplateOptions
 from pipegen.records import Job, Thinking
+from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot, is_ok
 from pipegen.stages.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign
+from pipegen.stages.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
 from pipegen.stages.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
 from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["Rendered", "hides_nothing", "render"]
+__all__ = ["Rendered", "hides_nothing", "is_guarded", "render"]
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
 _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
@@ -75,10 +76,18 @@ def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str
         return Success(Rendered(token_ids=request.prompt_token_ids))
     if request.prompt is None:
         return _render_messages(job, chat, tokenizer, renderer, written)
-    if chat.control_tokens in ("text", "reject"):
+    if is_guarded(request, chat):
         return _guarded_prompt(request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
     return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
+
+
+def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
+    """Whether control tokens in the request's words are to be kept from counting; those of a plain prompt are where the request itself says so."""
+    said = request.options.chat if request.options is not None else None
+    return chat.control_tokens == "reject" or (
+        chat.control_tokens == "text" and (request.prompt is None or (said is not None and said.control_tokens == "text"))
+    )
 
 
 def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
@@ -111,7 +120,7 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
         shaped = [shape_content(message, renderer, chat.template, probed) for message in one.messages]
         return call_template(renderer, shaped, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
 
-    if chat.control_tokens == "allow":
+    if not is_guarded(job.request, chat):
         return write(said).map(lambda text: Rendered(text=text, hidden=text, thinking=thinking))
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
@@ -131,13 +140,13 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, "\0".join(text for _, text in foreign(said, ()))])
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
     edges = marks.only(control.edges)
     known = known_words(source) if whole else frozenset[str]()
     chosen = _chosen(write, said, trust, marks, control, lambda text, _: edges.mark(text) if text in known else marks.mark(text))
-    if not (refuses and is_ok(chosen)) or hides_nothing(*chosen.unwrap(), control):
+    if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.map(lambda pair: rendered(*pair))
     found = _look_alike(words, control)
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
@@ -152,12 +161,13 @@ def _chosen(
     if not is_ok(full):
         return Failure(full.failure())
     chosen = full.unwrap()
-    answers = any(message["role"] == "assistant" for message in said.messages)
-    if answers and not hides_nothing(chosen, marks, control):  # templates take the thoughts out of earlier answers
+    clean = hides_nothing(chosen, marks, control)
+    if not clean and any(message["role"] == "assistant" for message in said.messages):  # templates take the thoughts out of earlier answers
         text = write(rewrite_foreign(said, trust | {"assistant"}, mark))
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
             chosen = text.unwrap()
-    if hides_nothing(chosen, marks, control):
+            clean = hides_nothing(chosen, marks, control)
+    if clean:
         plain = write(said)
         if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
             return Success((plain.unwrap(), Marks()))

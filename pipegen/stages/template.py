@@ -124,6 +124,7 @@ def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str 
 
 
 _LONG = 200
+_NONE = immutabledict[str, Any]()
 
 
 def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
@@ -132,6 +133,8 @@ def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
     immutabledict({'documents': (immutabledict({'text': 'x'}),), 'reasoning_effort': 'high'})
     """
+    if not more:
+        return _NONE  # the same each time, so that what is remembered is found at once
     return immutabledict({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
 
 
@@ -189,7 +192,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
     except ImportError:
         return []
     try:
-        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
     except TemplateError:  # then it renders nothing
         return []
     return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]

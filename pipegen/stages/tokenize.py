@@ -22,7 +22,7 @@ from itertools import groupby
 from returns.result import Failure, Success
 
 from pipegen.errors import InvalidRequest, UnsupportedMultimodal
-from pipegen.options import GenerationOptions, resolve
+from pipegen.options import GenerationOptions, merge, resolve
 from pipegen.records import Job, PreparedImage, Prompt
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot
@@ -61,7 +61,8 @@ def count_tokens(
 
     `options` count where the request says nothing, as in a run; `images` are the request's pictures as the engine prepared them, in order.
     """
-    job = Job(request=request, options=resolve(request.options, options))
+    said = merge(request.options, options)
+    job = Job(request=dataclasses.replace(request, options=said), options=resolve(said))
     rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=picture_tokens(images, tokenizer, image_placeholder))
     return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 

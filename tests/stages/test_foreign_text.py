@@ -39,7 +39,7 @@ def test_what_is_trusted_is_not_foreign(carrier: str, gone: set[str]) -> None:
 
 
 def test_places_say_where_the_words_are() -> None:
-    places = dict(reversed(entry) for entry in foreign(SAID, OWN))  # type: ignore[misc]  # a pair turned round is a pair
+    places = {text: place for place, text in foreign(SAID, OWN)}
     assert places["part"] == "messages[1].content[0].text"
     assert places["value"] == "messages[2].tool_calls[0].function.arguments.key"
     assert places["document"] == "template_kwargs.documents[0].text"

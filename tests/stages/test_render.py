@@ -19,6 +19,7 @@ from pipegen.records import Job
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import Slot
 from pipegen.stages.render import Rendered, render
+from pipegen.stages.template import composes
 from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
@@ -226,3 +227,13 @@ def test_rendering_loads_no_engine() -> None:  # C6
     modules = "pipegen.stages.render, pipegen.stages.tokenize, pipegen.backends.tokenizers, pipegen.testing.prompts"
     script = f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'PIL'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_source_that_is_no_jinja_puts_nothing_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = frozenset({"<think>"})
+    assert not composes("{{ '<' ~ key }", tokens)  # it renders nothing
+    assert composes("{{ '<' ~ key ~ '>' }} one", tokens)
+    assert composes("<{{- key -}}>", tokens)
+    assert not composes("{{ 'a < ' ~ key }} {{ message['role'] }}", frozenset({"[INST]"}))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert not composes("{{ '<' ~ key ~ '>' }} two", tokens)
