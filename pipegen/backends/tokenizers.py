@@ -19,6 +19,8 @@ from typing import Any
 
 from immutabledict import immutabledict
 
+from pipegen.backends.tokenizer_file import require_file_ids
+
 __all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
 
 _BLANK = " \t\n\v\f\r▁"
@@ -231,12 +233,16 @@ def _end_with(message: dict[str, Any], mark: str) -> None:
 def load_tokenizer(path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> tuple[HFTokenizer, HFRenderer]:
     """The tokenizer of a checkpoint (a folder or a hub name), and the chat template: the processor's where it has one, else the tokenizer's.
 
-    Raises `OSError` where there is no such checkpoint, `ValueError` for a tokenizer in pure Python. Loads no processor, so it needs no torchvision.
+    Raises `OSError` where there is no such checkpoint, `ValueError` for a tokenizer in pure Python, and `InvalidField` for one that splits text
+    otherwise than its own `tokenizer.json` does (see `pipegen.backends.tokenizer_file`). Loads no processor, so it needs no torchvision.
     """
     from transformers import AutoTokenizer
 
     raw = AutoTokenizer.from_pretrained(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
     tokenizer = HFTokenizer(raw)
+    file, settings = (_file(path_or_name, name, revision) for name in ("tokenizer.json", "tokenizer_config.json"))
+    if file is not None:
+        require_file_ids(raw, file, json.loads(settings.read_text(encoding="utf-8")) if settings is not None else {}, path_or_name)
     return tokenizer, HFRenderer(raw, _processor_templates(path_or_name, revision) or raw.chat_template)
 
 
@@ -245,12 +251,18 @@ def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
 
     A `chat_template.jinja` belongs to both, and the tokenizer has read it already.
     """
-    from transformers.utils.hub import cached_file
-
     for name in ("processor_config.json", "chat_template.json"):
-        found = cached_file(path_or_name, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        found = _file(path_or_name, name, revision)
         if found is not None:
-            template = json.loads(Path(found).read_text(encoding="utf-8")).get("chat_template")
+            template = json.loads(found.read_text(encoding="utf-8")).get("chat_template")
             if isinstance(template, str):
                 return template
     return None
+
+
+def _file(path_or_name: str, name: str, revision: str | None) -> Path | None:
+    """A checkpoint's file; None where it has none of that name."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(path_or_name, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
