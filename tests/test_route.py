@@ -376,4 +376,5 @@ def test_a_plugin_is_not_attached_to_a_model_that_cannot_be_read() -> None:
         def capabilities(self, value: Any) -> None:
             """The plain engine sets its own."""
 
-    assert pg.attach(pg.route(Blind("")), pg.plugins.balanced_json()).failure().message == "no such model"
+    with pytest.raises(pg.BackendFailed, match="no such model"):
+        pg.attach(pg.route(Blind("")), pg.plugins.balanced_json())

@@ -130,7 +130,8 @@ def test_counting_tokens_says_it_too(broken: Callable[[Change], Path]) -> None:
 
 def test_attaching_a_plugin_says_it_too(broken: Callable[[Change], Path]) -> None:
     route = pg.backends.hf(broken(without("config.json")))
-    assert isinstance(pg.attach(route, pg.plugins.balanced_json()).failure(), pg.BackendFailed)
+    with pytest.raises(pg.BackendFailed):
+        pg.attach(route, pg.plugins.balanced_json())
 
 
 def test_what_from_pretrained_does_not_take_is_named(whole: Path) -> None:
