@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from returns.result import Failure, Success
 
-from pipegen.border import Raised, guard
+from pipegen.border import Raised, guard, guard_slot
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
 from pipegen.stages.image_sizes import ImageSpec, fit, nearest_sides, pixel_budget
@@ -99,7 +99,7 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
         return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
 
     with _SILENCE:
-        return guard(lambda: _decoded(data, policy, index), unknown, known=BROKEN).bind(lambda decoded: decoded)
+        return guard_slot(lambda: _decoded(data, policy, index), unknown, known=BROKEN)
 
 
 def _decoded(data: bytes, policy: ImagePolicy, index: int) -> Slot[Image.Image]:
