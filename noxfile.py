@@ -29,6 +29,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
 CORE = (
     "errors",
+    "border",
+    "allowed",
     "slots",
     "fields",
     "checks",

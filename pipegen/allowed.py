@@ -62,7 +62,7 @@ def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
     yield "the number of messages", "max_messages", len(messages)
     yield "the number of content parts", "max_parts", len(parts)
     yield "the number of images", "max_images", len(request.sources)
-    texts = [request.prompt, request.tools, *(part.text for part in parts if isinstance(part, TextPart))]
+    texts: list[Any] = [request.prompt, request.tools, *(part.text for part in parts if isinstance(part, TextPart))]
     texts += [text for message in messages for text in (message.content, message.extras) if not isinstance(text, tuple)]
     yield "the prompt's size in bytes", "max_prompt_bytes", _bytes(texts) + 4 * len(request.prompt_token_ids or ())
     if options is None:

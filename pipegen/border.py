@@ -19,8 +19,9 @@ from typing import NamedTuple, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.errors import GenerationError
+from pipegen.slots import Slot
 
-__all__ = ["EXHAUSTED", "Raised", "guard", "report"]
+__all__ = ["EXHAUSTED", "Raised", "guard", "guard_slot", "report"]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=GenerationError)
@@ -74,3 +75,15 @@ def guard(
         if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
             raise
         return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+
+
+def guard_slot(
+    work: Callable[[], Slot[T]],
+    failed: Callable[[Raised], GenerationError],
+    *,
+    known: tuple[type[Exception], ...] = (),
+    only: tuple[type[Exception], ...] = (Exception,),
+) -> Slot[T]:
+    """As `guard`, for work that gives a slot itself."""
+    done = guard(work, failed, known=known, only=only)
+    return done.unwrap() if isinstance(done, Success) else Failure(done.failure())

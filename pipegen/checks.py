@@ -45,7 +45,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class _Printer(reprlib.Repr):
-    """As `reprlib` prints, with the keys of a dict in their own order."""
+    """As `reprlib` prints, with the keys of a dict in their own order, and an object that cannot be printed by its class."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return guard(lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(x).__name__)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         if not x or level <= 0:

@@ -10,7 +10,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.allowed import allowed
 from pipegen.arguments import Options, check_run, check_settings, several, slot_of_request
-from pipegen.border import Raised, guard
+from pipegen.border import Raised, guard_slot
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, altered, printed
 from pipegen.loading import load_sources
@@ -38,8 +38,7 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
-    read = guard(lambda: _request_from(values, place), lambda raised: _unreadable(place, raised))
-    return read.bind(lambda slot: slot)
+    return guard_slot(lambda: _request_from(values, place), lambda raised: _unreadable(place, raised))
 
 
 def _unreadable(place: str, raised: Raised) -> InvalidRequest:
@@ -90,11 +89,10 @@ def admit(
     allows, reads = policy or RequestPolicy(), images or ImagePolicy()
 
     def admitted(request: Request) -> Slot[GenerationRequest]:
-        return guard(lambda: _admit(request, chosen, allows), lambda raised: _unreadable("request", raised)).bind(lambda slot: slot)
+        return guard_slot(lambda: _admit(request, chosen, allows), lambda raised: _unreadable("request", raised))
 
     def loaded(place: int) -> Slot[GenerationRequest]:
-        read = guard(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: _unreadable("request: its pictures", raised))
-        return read.bind(lambda slot: slot)
+        return guard_slot(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: _unreadable("request: its pictures", raised))
 
     batch = [admitted(request) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]

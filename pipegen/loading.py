@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
-from pipegen.border import Raised, guard
+from pipegen.border import Raised, guard_slot
 from pipegen.errors import BadImage
 from pipegen.messages import ImageSource, shown
 
@@ -56,7 +56,7 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
     for index, source in enumerate(request.sources):
         if source in loaded:
             continue
-        data = guard(partial(_read_one, index, source, policy), partial(_unread, index)).bind(lambda slot: slot)
+        data = guard_slot(partial(_read_one, index, source, policy), partial(_unread, index))
         if not isinstance(data, Success):
             return Failure(data.failure())
         loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)

@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.arguments import Options
 from pipegen.backends.base import Engine
-from pipegen.border import EXHAUSTED, guard
+from pipegen.border import EXHAUSTED, guard_slot
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
 from pipegen.engine_names import shown
@@ -164,8 +164,7 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
 
 def _within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
     """`work` for one row, which may be too large or nested too deep for it."""
-    done = guard(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
-    return done.bind(lambda slot: slot)
+    return guard_slot(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
 
 
 def _encoded(rendered: Slot[tuple[Rendered, tuple[PreparedImage, ...]]], job: Job, engine: Engine) -> Slot[Prompt]:

@@ -21,7 +21,7 @@ from pipegen.errors import InternalError
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
 from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.slots import Batch, Slot
+from pipegen.slots import Batch, Slot, is_ok
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -149,9 +149,9 @@ def _isolated(items: Sequence[T], perform: Callable[[Sequence[T]], Batch[B]], ag
         return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
 
     done = guard(attempt, failed, known=(Exception,) if len(items) > 1 else ())
-    if isinstance(done, Success):
+    if is_ok(done):
         made = done.unwrap()
-        if isinstance(made, Failure):
+        if not is_ok(made):
             raise made.failure()
         return made.unwrap()
     if len(items) == 1:

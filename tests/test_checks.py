@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.checks import nearest, printed
 from pipegen.testing.fake import FakeEngine
 
 HUGE = 2**2000
@@ -114,3 +115,23 @@ def test_what_a_plugin_requires_is_frozen() -> None:
     required.add("stream")
     assert plugin.requires == {"watch"}
     assert hash(plugin) == hash(pg.Plugin(name="p", requires=frozenset({"watch"})))
+
+
+def test_a_value_is_printed_short_whatever_it_is() -> None:
+    class Raising:
+        def __repr__(self) -> str:
+            raise KeyError
+
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"b": deep, "a": 1}
+    assert printed({}) == "{}"
+    assert printed({"b": 1, "a": [2]}) == "{'b': 1, 'a': [2]}"
+    assert printed(deep) == "{'b': {'b': {'b': {'b': {...}, 'a': 1}, 'a': 1}, 'a': 1}, 'a': 1}"
+    assert printed(dict.fromkeys(range(11), 0)).endswith("9: 0, ...}")
+    assert printed(Raising()) == "Raising"
+    assert len(printed("x" * 10**6)) <= 200
+
+
+def test_a_very_long_name_is_near_to_none() -> None:
+    assert nearest("temperature" * 10, ["temperature"]) == ""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.backends.extras import MissingExtra
 from pipegen.testing.fake import FakeEngine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -120,3 +121,35 @@ def test_neither_takes_a_number_that_makes_no_sense() -> None:
         next(pg.imap(pg.route(FakeEngine("a")), asked(2), ahead=-1))
     with pytest.raises(ValueError, match="window takes a whole number of at least 1, not 0"):
         asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), window=0))
+
+
+def buggy(requests: list[str], **how: Any) -> list[str]:
+    """The texts of an `imap` over an engine that has a bug for the word `bug`, and the types of its errors."""
+
+    def script(encoded: Any) -> str:
+        if "bug" in encoded.request.prompt:
+            raise KeyError("a bug")
+        return "fine"
+
+    slots = pg.imap(pg.route(FakeEngine(script)), ({"prompt": request} for request in requests), **how)
+    return [slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in slots]
+
+
+def test_a_bug_raises_unless_it_is_isolated() -> None:
+    with pytest.raises(KeyError):
+        buggy(["a", "bug", "c"])
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_isolated_bug_fails_its_own_request(ahead: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert buggy(["a", "bug", "c", "d", "bug"], isolate_bugs=True, ahead=ahead, window=3) == ["fine", "InternalError", "fine", "fine", "InternalError"]
+    assert len(caplog.records) == 2  # one traceback for each, not one for each half
+
+
+def test_a_missing_package_is_no_bug_of_a_request() -> None:
+    def missing(encoded: Any) -> str:
+        raise MissingExtra("pip install it")
+
+    slots = pg.imap(pg.route(FakeEngine(missing)), [{"prompt": "a"}], isolate_bugs=True)
+    with pytest.raises(MissingExtra):
+        list(slots)

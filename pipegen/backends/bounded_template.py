@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, Template, TemplateRuntimeError, nodes
 from jinja2.runtime import LoopContext, Macro
@@ -121,7 +121,7 @@ def _width(text: Any, width: Any = 0, *_: Any) -> None:
 
 
 _REFUSED = ("translate", "maketrans")
-_SIZES: Mapping[str, Callable[..., None]] = {
+_SIZES: Mapping[str, Callable[..., object]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "to_bytes"), _width),
     "expandtabs": lambda text, tabs=8, *_: _fits(len(text) + text.count("\t" if isinstance(text, str) else b"\t") * max(tabs, 0)),
     "replace": lambda text, old, new, *_: _replaced(text, old, new),
@@ -152,14 +152,14 @@ _SHALLOW = frozenset(
     )
 )
 """Filters that do not look into the entries of what they are given; `string` is bounded by what is written."""
-_FILTER_SIZES: Mapping[str, Callable[..., None]] = {
+_FILTER_SIZES: Mapping[str, Callable[..., object]] = {
     "center": lambda value, width=80, *_: _width(str(value), width),
     "indent": _indented,
     "replace": lambda text, old, new, *_: _replaced(str(text), str(old), str(new)),
     "format": lambda text, *arguments, **named: _formatted(str(text), (*arguments, *named.values())),
     **dict.fromkeys(("batch", "slice", "tojson", "urlize", "wordwrap", "xmlattr"), _several),
     "sum": _numbers_only,
-    "string": lambda value: _fits(_weigh(value)) and None,
+    "string": _weigh,
 }
 _OF_CONTEXT = ("_loop_vars", "_block_vars")
 """What a compiled template hands to every call for functions that take its context."""
@@ -296,7 +296,7 @@ def _instrument(tree: nodes.Template, environment: Environment) -> None:
     for node in list(tree.find_all(nodes.Node)):
         if isinstance(node, nodes.For):
             cost = nodes.Const(1 + sum(1 for _ in node.find_all(nodes.Node)) // 16, lineno=node.lineno, environment=environment)
-            node.iter = through("counted", node.lineno, node.iter, cost)
+            node.iter = through("counted", node.lineno, cast("nodes.Expr", node.iter), cost)
         elif isinstance(node, nodes.Output):
             node.nodes = [through("shown", node.lineno, child) for child in node.nodes]
         elif isinstance(node, nodes.Concat):
@@ -320,8 +320,8 @@ def _environment(like: Environment) -> _BoundedEnvironment:
         keep_trailing_newline=like.keep_trailing_newline,
         extensions=[type(extension) for extension in like.extensions.values()],
     )
-    made.filters = {name: _bounded(name, f) for name, f in like.filters.items()}
-    made.tests = {name: _bounded(name, f, test=True) for name, f in like.tests.items()}
+    made.filters = {name: _bounded(name, cast("Callable[..., Any]", f)) for name, f in like.filters.items()}
+    made.tests = {name: _bounded(name, cast("Callable[..., Any]", f), test=True) for name, f in like.tests.items()}
     made.globals = {name: value for name, value in like.globals.items() if name != "lipsum"}
     return made
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.border import Raised, guard
+from pipegen.border import Raised, guard, guard_slot
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
 from pipegen.stages.image_files import MOST_PARTS, Counted, most_scans, parts_of
@@ -145,7 +145,7 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
         return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
 
     with _SILENCE:
-        return guard(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN).bind(lambda decoded: decoded)
+        return guard_slot(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN)
 
 
 def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:

@@ -225,3 +225,24 @@ def test_http_is_refused_unless_allowed_and_private_hosts_even_then(command: Com
     source = jsonl({"prompt": "What?", "images": ["http://127.0.0.1:9/a.png"]})
     assert "allow_http" in command("generate", source, "--model", "fake").out[0]["error"]["message"]
     assert command("generate", source, "--model", "fake", "--allow-http").out[0]["error"]["type"] == "BadImage"
+
+
+def test_flags_raise_what_a_line_may_ask_for(command: Command, jsonl: Any) -> None:
+    source = jsonl({**HI, "options": {"samples": 1025}}, HI)
+    refused = command("generate", source, "--model", "fake", "--brief")
+    assert (refused.code, refused.out[0]["error"]["message"], refused.out[1]["ok"]) == (1, "samples is 1025; the limit is 1024", True)
+    assert command("generate", source, "--model", "fake", "--brief", "--limit", "max_samples=1025").code == 0
+
+
+def test_a_line_brings_a_template_only_where_it_is_allowed(command: Command, jsonl: Any) -> None:
+    source = jsonl({"messages": [{"role": "user", "content": "Hi"}], "options": {"template": "{{ 1 }}"}})
+    refused = command("generate", source, "--model", "fake")
+    assert "--allow-templates" in refused.out[0]["error"]["hint"]
+    assert command("generate", source, "--model", "fake", "--allow-templates").code == 0
+
+
+@pytest.mark.parametrize("said", ["max_samples", "max_samples=x", "max_sample=3", "max_samples=0", "allow_templates=1"])
+def test_a_limit_that_is_none_is_bad_usage(command: Command, jsonl: Any, said: str) -> None:
+    ran = command("generate", jsonl(HI), "--model", "fake", "--limit", said)
+    assert ran.code == 2
+    assert "--limit" in ran.err
