@@ -1,4 +1,4 @@
-"""Write the tables of the documentation from the code: `python docs/tables.py`. A test sees that the pages hold them as they are."""
+"""Write the tables of the documentation, and how pipegen is installed, from the code: `python docs/tables.py`. Tests see that the pages hold them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pipegen.options
 from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import ALIASES, KEYS, TYPES
 from pipegen.config.schema import field_words, schema
+from pipegen.distribution import DISTRIBUTION, install_command
 from pipegen.options import DEFAULTS, GenerationOptions, flat_values
 
 PAGES = Path(__file__).parent
+INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 NESTED = {
     "stop": "StopOptions",
     "decode": "DecodeOptions",
@@ -62,6 +65,10 @@ def keys_table() -> str:
     rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
     rows += [f"| `{name}` | {', '.join(key.constructors)} | {key.words} |" for name, key in KEYS.items()]
     rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items())]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, dialects in passed_on().items():
+        groups.setdefault(dialects, []).append(f"`{name}`")
+    rows += ["", "| passed on as they are | |", "| --- | --- |", *(f"| {field_help(dialects)} | {', '.join(names)} |" for dialects, names in groups.items())]
     return "\n".join(rows)
 
 
@@ -76,7 +83,14 @@ def with_table(page: str, table: str) -> str:
     return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
 
 
+def with_commands(page: str) -> str:
+    """The page with every command that installs pipegen as it is now: from a clone, or from the Python package index."""
+    return INSTALLS.sub(lambda found: install_command(found[1]), page)
+
+
 if __name__ == "__main__":
+    for path in (PAGES.parent / "README.md", *PAGES.rglob("*.md")):
+        path.write_text(with_commands(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, table in TABLES.items():
         page = PAGES / name
         page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")

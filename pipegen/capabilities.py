@@ -54,7 +54,7 @@ _CHAT: frozenset[Capability] = frozenset({"images", "stream", "max_new_tokens", 
 _CHAT |= {"samples", "stop", "strip_whitespace", "watch"}
 _CHAT_MORE: frozenset[Capability] = frozenset({"top_k", "min_p", "repetition_penalty", "min_new_tokens", "stop_token_ids", "ignore_eos"})
 _CHAT_MORE |= {"skip_special_tokens", "enable_thinking", "template_kwargs", "continue_final_message", "add_generation_prompt"}
-_CHAT_MORE |= {"logprobs", "top_logprobs"}
+_CHAT_MORE |= {"logprobs", "top_logprobs"} | _STRUCTURED
 
 ENGINES: Mapping[str, frozenset[Capability]] = {
     "hf": (_OPTIONS | frozenset(FEATURES)) - _STRUCTURED,

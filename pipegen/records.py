@@ -170,6 +170,8 @@ class GenerationResult:
     thinking: Thinking | None = None
     reasoning: str | None = None
     """What the model thought before it answered, where a server tells it apart from the text."""
+    thinking_unfinished: bool = False
+    """The length ran out while the model was still thinking: there is no answer. More `max_new_tokens` leave room for one."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
     image_grid_thw: tuple[Grid | None, ...] = ()

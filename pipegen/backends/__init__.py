@@ -107,6 +107,7 @@ def openai_server(
     base_url: str | None = None,
     dialect: str = "plain",
     separate_reasoning: bool | None = None,
+    server_limit: bool = False,
     served_model_name: str | None = None,
     api_key: str | None = None,
     timeout: float = 600.0,
@@ -119,8 +120,9 @@ def openai_server(
     """A route through the chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text.
 
     `dialect` (`vllm`, `sglang` or `plain`) says which fields beyond OpenAI's own it knows (`separate_reasoning` is SGLang's), and `model` is its name
-    there. What pipegen promises of ids and prompts does not hold here, and `Capabilities` say so. The key is else that of `VLLM_API_KEY`,
-    `SGLANG_API_KEY` or `OPENAI_API_KEY`. Raises as `vllm_server` does, and `InvalidField` for another dialect.
+    there. With `server_limit=True` no length is sent where no option says one, and the server's own limit holds. What pipegen promises of ids and prompts
+    does not hold here, and `Capabilities` say so. The key is else that of `VLLM_API_KEY`, `SGLANG_API_KEY` or `OPENAI_API_KEY`. Raises as `vllm_server`
+    does, and `InvalidField` for another dialect.
 
     >>> route = openai_server("tiny", base_url="http://localhost:8000/v1", dialect="vllm")  # doctest: +SKIP
     """
@@ -128,6 +130,7 @@ def openai_server(
 
     extra = dict(extra_body or {}) | ({} if separate_reasoning is None else {"separate_reasoning": separate_reasoning})
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra}
+    said["server_limit"] = server_limit
     return pipegen.backends.online.chat_server(
         wire_of(dialect), model, base_url=base_url, api_key=api_key, headers=headers, settings={**said, "served_model_name": served_model_name}
     )

@@ -17,7 +17,9 @@ from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra, need
 from pipegen.backends.foreign import loading
-from pipegen.backends.locate import locate
+from pipegen.backends.locate import EMBEDDED, locate
+from pipegen.backends.positions import Positions, positions_of
+from pipegen.backends.stored import dtype_of, stored_dtype
 from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
@@ -164,11 +166,27 @@ class Checkpoint:
         return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
 
     @cached_property
+    def dtype(self) -> str:
+        """What the model computes in, on every engine: `float32`, `bfloat16` or `float16`.
+
+        With `dtype="auto"` that is the type that the configuration names, else that of the stored weights, else float32; the embedded model's is float32.
+        """
+        if self.load.dtype != "auto":
+            return self.load.dtype
+        if self.load.model == EMBEDDED:
+            return "float32"
+        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
+        return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
+
+    @cached_property
+    def positions(self) -> Positions:
+        """How many positions there are, and how they are scaled. Raises as `positions_of` does."""
+        return positions_of(self.config.get_text_config())
+
+    @property
     def context_length(self) -> int | None:
         """How many tokens prompt and answer may have together; None where the configuration does not say."""
-        text = self.config.get_text_config()
-        names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-        return next((int(value) for name in names if isinstance(value := getattr(text, name, None), int)), None)
+        return self.positions.context_length
 
     @cached_property
     def image_processor(self) -> Any:

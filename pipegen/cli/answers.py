@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipegen.stream import Delta, astream
 __all__ = ["Answer", "Speaker", "ask", "as_line"]
 
 Message = dict[str, Any]
+NO_ANSWER = "no answer: the tokens ran out while the model was thinking; allow more with max_new_tokens (max_tokens), or leave thinking off"
 
 
 @dataclass
@@ -61,6 +62,16 @@ class Answer:
         """The answer is whole."""
         self.slot, self.ended = slot, time.monotonic()
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer: it came whole, and did not run out of tokens while the model was thinking."""
+        return self.slot is not None and is_ok(self.slot) and not self.note
+
+    @property
+    def note(self) -> str:
+        """Why there is no answer though nothing failed; else empty."""
+        return NO_ANSWER if self.slot is not None and is_ok(self.slot) and self.slot.unwrap().thinking_unfinished else ""
+
     def parts(self) -> tuple[str, str]:
         """What the model thought, and what it answered."""
         result = self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
@@ -70,6 +81,14 @@ class Answer:
             return apart, text
         split = reasoning_of(text, opened=result is not None and (result.prompt_text or "").rstrip().endswith("<think>"))
         return split.reasoning or "", split.answer
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The calls of tools that it holds, as they are shown."""
+        if self.slot is None or not is_ok(self.slot):
+            return ()
+        functions = [call.get("function") for call in self.slot.unwrap().tool_calls]
+        return tuple(f"{one.get('name')}({one.get('arguments') or ''})" for one in functions if isinstance(one, Mapping))
 
     def facts(self) -> dict[str, Any]:
         """How long it took and how fast it came: `seconds`, `seconds_to_first`, `tokens_per_second` (of the whole time)."""
@@ -92,7 +111,7 @@ async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[An
         for answer in answers:
             group.create_task(_follow(answer, prompt, changed))
     for answer in answers:
-        if answer.slot is not None and is_ok(answer.slot):
+        if answer.answered:
             said = {"role": "assistant", "content": answer.parts()[1]}
             answer.speaker.history += [{"role": "user", "content": prompt}, said]
     return answers

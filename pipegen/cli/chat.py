@@ -20,7 +20,6 @@ from pipegen.cli.wire import dry_line
 from pipegen.config import ChatConfig, read_chat
 from pipegen.errors import CallFailed
 from pipegen.fields import InvalidField
-from pipegen.slots import is_ok
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +33,7 @@ Show = Callable[[Answer], None]
 
 
 def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
-    """Run it and give back the exit code: 0 all answered, 1 some failed, 130 interrupted."""
+    """Run it and give back the exit code: 0 all answered, 1 some failed or ran out of tokens while thinking, 130 interrupted."""
     try:
         chat = read_chat(file)
     except InvalidField as refusal:
@@ -84,7 +83,7 @@ class _Turn:
                 self.runner.run(ask(self.speakers, prompt, answers.extend, lambda answer: None))
         finally:
             self._show(prompt, answers)
-        return all(answer.slot is not None and is_ok(answer.slot) for answer in answers)
+        return all(answer.answered for answer in answers)
 
     def _show(self, prompt: str, answers: list[Answer]) -> None:
         whole = [answer for answer in answers if answer.slot is not None]

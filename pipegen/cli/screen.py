@@ -47,7 +47,8 @@ def plain(answer: Answer) -> str:
         return printable(f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n")
     reasoning, text = answer.parts()
     thought = f"[reasoning]\n{reasoning}\n[answer]\n" if reasoning else ""
-    return printable(f"{head}\n{thought}{text}\n[{under(answer)}]\n")
+    shown = "\n".join((answer.note or text, *(f"[tool call] {call}" for call in answer.calls)))
+    return printable(f"{head}\n{thought}{shown}\n[{under(answer)}]\n")
 
 
 def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> RenderableType:
@@ -91,6 +92,6 @@ def _text(answer: Answer) -> Text:
         error = answer.slot.failure()
         return Text.assemble((printable(f"{type(error).__name__}: {error.message}"), "red"), "\n", (printable(error.hint), "dim"))
     reasoning, text = answer.parts()
-    if reasoning:
-        return Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", printable(text.strip()))
-    return Text(printable(text.strip()))
+    calls = "".join(f"\n[tool call] {call}" for call in answer.calls)
+    shown = (answer.note, "red") if answer.note else printable((text.strip() + calls).lstrip())
+    return Text.assemble((printable(reasoning.strip()), "dim italic"), "\n\n", shown) if reasoning else Text.assemble(shown)

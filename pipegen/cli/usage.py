@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -17,7 +18,7 @@ from pipegen.fields import InvalidField, nearest
 from pipegen.options import GenerationOptions, merge
 from pipegen.pipe import fallback
 from pipegen.records import ModelLoadConfig
-from pipegen.requests import ImagePolicy
+from pipegen.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:
     from pipegen.pipe import Pipe
@@ -33,6 +34,7 @@ __all__ = [
     "load_of",
     "open_route",
     "open_routes",
+    "policy_of",
     "refuse",
     "run_options",
     "runs_here",
@@ -145,7 +147,10 @@ def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Se
             backend_from({"type": backend, "model": model, "base_url": said.get("base_url"), name: said.get(name)}, Place(flag))
         except InvalidField as refusal:
             refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
-    return Server(backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags")), fallback)
+    made = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
+    if made.constructor == "openai_server":  # the help of --max-new-tokens names the default that holds without a file
+        made = dataclasses.replace(made, settings={**made.settings, "server_limit": False})
+    return Server(made, fallback)
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
@@ -158,6 +163,20 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
         return ImagePolicy(root=root, allow_http=allow_http, allowed_hosts=tuple(allowed_hosts))
     except InvalidField as refusal:
         refuse(str(refusal), "--allow-host")
+
+
+def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
+    """What a request may ask for, from flags such as `--limit max_samples=5000`."""
+    said: dict[str, int] = {}
+    for limit in limits:
+        name, _, number = limit.partition("=")
+        if not number.isdecimal() or name == "allow_templates":
+            refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
+        said[name] = int(number)
+    try:
+        return RequestPolicy(allow_templates=allow_templates, **said)
+    except InvalidField as refusal:
+        refuse(str(refusal), "--limit")
 
 
 def open_route(load: ModelLoadConfig) -> Route:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
+from pipegen.config.chat_fields import field_words, fields_of, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
@@ -57,6 +58,8 @@ class BackendConfig:
         from pipegen import backends
 
         said = revealed(self.settings)
+        if "server_limit" in keys_of(self.constructor):
+            said.setdefault("server_limit", True)
         if dry and "base_url" in keys_of(self.constructor):
             said.setdefault("served_model_name", self.model)
         hidden = {name: held.reveal() if isinstance(held, Secret) else {key: one.reveal() for key, one in held} for name, held in self.secrets}
@@ -75,21 +78,19 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     model = _expanded("model", _checked("model", values["model"], text, place), place)
     constructor = _constructor(kind, values)
     known = keys_of(constructor)
-    beside, settings = dict[str, Any](), dict[str, Any]()
-    for name, value in values.items():
-        if name in ("type", "model"):
-            continue
-        if name not in known and is_option(name):
-            beside[name] = value
-        elif name not in known:
-            raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, known, values)}")
-        elif value is not None:
-            settings[name] = _checked(name, value, known[name].check, place)
+    said = {name: value for name, value in values.items() if name not in ("type", "model")}
+    settings = {name: _checked(name, value, known[name].check, place) for name, value in said.items() if name in known and value is not None}
+    beside = {name: value for name, value in said.items() if name not in known and is_option(name)}
+    others = {name: value for name, value in said.items() if name not in known and name not in beside}
     secrets = _secrets(settings, place) if "base_url" in known else ()
     if constructor == "openai_server":
         _settle_dialect(kind, settings, place)
-    options, extra = options_beside(beside, settings.get("extra_body") or {}, place, settings.get("dialect"))
-    if "extra_body" in settings:
+    for name in others:
+        if name not in fields_of(settings.get("dialect")):
+            raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}")
+    extra = with_fields(others, settings.get("extra_body") or {}, place)
+    options, extra = options_beside(beside, extra, place, settings.get("dialect"))
+    if extra or "extra_body" in settings:
         settings["extra_body"] = extra
     return BackendConfig(type=kind, model=model, constructor=constructor, settings=settings, secrets=secrets, options=options)
 
@@ -122,7 +123,7 @@ def _shown(name: str, value: Any) -> str:
     return "what stands there" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
 
 
-def _unknown(name: str, kind: str, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
     if name in KEYS and kind == "vllm":
         return "type 'vllm' takes this key " + ("only without base_url" if "base_url" in known else "only with base_url (null is the port on this machine)")
     if name in KEYS:
@@ -130,7 +131,12 @@ def _unknown(name: str, kind: str, known: Mapping[str, Any], beside: Mapping[str
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
-    return foreign(name, beside) or f"type {kind!r} takes no such key{nearest(name, ('type', 'model', *known, *option_names(), *ALIASES))}"
+    if foreign(name, beside):
+        return foreign(name, beside)
+    if field_words(name, kind, dialect):
+        return field_words(name, kind, dialect)
+    near = nearest(name, ("type", "model", *known, *option_names(), *ALIASES, *fields_of(dialect)))
+    return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
 
 
 def _secrets(settings: dict[str, Any], place: Place) -> tuple[tuple[str, Any], ...]:

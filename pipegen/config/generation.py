@@ -19,8 +19,7 @@ __all__ = ["is_option", "not_in_extra_body", "options_beside"]
 
 _OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "max_completion_tokens", "n", "stop")
 _ENGINES = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "enable_thinking")
-_OWN = ("messages", "stream", "stream_options", "rid")
-"""Fields of a chat request that pipegen says itself."""
+_GUIDED = ("guided_json", "guided_regex", "guided_choice")
 
 
 def is_option(name: str) -> bool:
@@ -38,7 +37,9 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     >>> "top_k" in not_in_extra_body(chat=True), "top_k" in not_in_extra_body(chat=False)
     (False, True)
     """
-    return _OWN if chat else (*_OWN, *_OPENAI, *_ENGINES, "chat_template_kwargs")
+    from pipegen.backends.online.chat_fields import OWN
+
+    return OWN if chat else (*OWN, *_OPENAI, *_ENGINES, "chat_template_kwargs")
 
 
 def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
@@ -48,6 +49,8 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
     place, for a value that an option does not take, and where two places contradict each other.
     """
     values = dict(_renamed(said, place))
+    if dialect is not None and isinstance(values.get("stop"), str):  # as chat servers take it
+        values["stop"] = [values["stop"]]
     variables = values.get("template_kwargs")
     if isinstance(variables, Mapping):
         values["template_kwargs"] = {name: value for name, value in variables.items() if name != "enable_thinking"}
@@ -85,10 +88,10 @@ def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, 
     """What `extra_body` says of options moves there, but for names by which pipegen would not send them."""
     left = dict(extra)
     for field in extra:
-        if field in _OWN:
+        if field in not_in_extra_body(chat=True):
             raise InvalidField(f"{place.at(field)}: pipegen says this field itself; leave it out")
         name, value = ALIASES.get(field, field), extra[field]
-        if value is None or field not in (_OPENAI if dialect == "plain" else _OPENAI + _ENGINES):
+        if value is None or field not in (_OPENAI if dialect == "plain" else _OPENAI + _ENGINES + _GUIDED):
             continue
         lifted = [value] if field == "stop" and isinstance(value, str) else _in_our_words(name, value)
         options = _with(options, name, lifted, place.at(field))

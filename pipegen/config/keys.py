@@ -32,8 +32,11 @@ ALIASES: Mapping[str, str] = {
     "min_tokens": "min_new_tokens",
     "n": "samples",
     "chat_template_kwargs": "template_kwargs",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
 }
-"""Names that servers have for generation options."""
+"""Names that servers have for generation options, or had in earlier versions."""
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(("cwd", "mcp_servers", "custom_tools", "allowed_tools", "exclude_tools", "upload_files", "permission_mode"), _TOOLS),
@@ -41,7 +44,7 @@ _FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(("enable_image_generation", "enable_audio_generation", "enable_video_generation", "enable_file_generation"), _TOOLS),
     "command_line_execution_mode": _TOOLS,
     **dict.fromkeys(("orchestrator", "timeout_settings", "memory", "display"), _TEAM),
-    **dict.fromkeys(("text", "reasoning"), "this is of OpenAI's Responses, and pipegen speaks Chat Completions (reasoning_effort goes to extra_body)"),
+    **dict.fromkeys(("text", "reasoning"), "this is of OpenAI's Responses, and pipegen speaks Chat Completions, which takes reasoning_effort"),
 }
 """Keys of the original system that have nothing here to act on, and why."""
 
@@ -111,6 +114,7 @@ KEYS: Mapping[str, Key] = {
     "batch_budget": Key(real(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),
     "served_model_name": Key(text, "The name that the server knows the model by.", _SERVERS),
     "dialect": Key(one_of("vllm", "sglang", "plain"), "Whose extensions the server takes; found by the port where it is not said.", _CHAT),
+    "server_limit": Key(boolean, "Where nothing says how long an answer may be, the server's own limit holds; with `false`, pipegen's default.", _CHAT),
     "separate_reasoning": Key(boolean, "Ask SGLang for the reasoning apart from the answer.", _CHAT),
     "extra_body": Key(mapping, "Merged into the body of each request, deeply.", _SERVERS),
 }

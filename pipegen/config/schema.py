@@ -12,10 +12,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipegen.config.chat import Agent, ChatUi
+from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
 from pipegen.fields import checks_of, schema_of
@@ -28,6 +29,7 @@ _NAMED: Mapping[str, Any] = {
     "model": {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."},
 }
 """What every backend says."""
+_ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "string", "null"]}
 
 
 def field_words(kind: type[Any]) -> dict[str, str]:
@@ -62,6 +64,7 @@ def schema() -> dict[str, Any]:
             },
             "backend": _backend(),
             **{constructor: _object(_backend_keys(constructor)) for constructor in CONSTRUCTORS},
+            **{_field(dialects): _described(_ANY, field_help(dialects)) for dialects in dict.fromkeys(passed_on().values())},
         },
     }
 
@@ -73,7 +76,13 @@ def _backend() -> dict[str, Any]:
     vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}
     served = {"if": {"required": ["base_url"]}, "then": {"$ref": "#/$defs/openai_server"}, "else": {"$ref": "#/$defs/vllm"}}
     own = [
-        {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": {"properties": {"dialect": {"enum": [name, None]}}}}
+        {
+            "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
+            "then": {
+                "properties": {"dialect": {"enum": [name, None]}},
+                "propertyNames": {"not": {"enum": [field for field, dialects in passed_on().items() if name not in dialects]}},
+            },
+        }
         for name in ("vllm", "sglang")
     ]
     return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
@@ -88,7 +97,16 @@ def _backend_keys(constructor: str) -> dict[str, Any]:
     own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(constructor).items()}
     if "extra_body" in own:
         own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=constructor == "openai_server"))}}}
-    return {**_NAMED, **own, **_options()}
+    if constructor != "openai_server":
+        return {**_NAMED, **own, **_options()}
+    options = _options()
+    options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
+    return {**_NAMED, **own, **options, **{name: {"$ref": f"#/$defs/{_field(dialects)}"} for name, dialects in passed_on().items()}}
+
+
+def _field(dialects: Iterable[str]) -> str:
+    """The name of the definition of a field that is passed on to these servers."""
+    return "_".join(("field", *dialects))
 
 
 def _options() -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from pipegen.fields import InvalidField
 from pipegen.plugins.plugin import Plugin
+from pipegen.records import Finish
 
-__all__ = ["Reasoning", "reasoning_of", "split_reasoning"]
+__all__ = ["Reasoning", "reasoning_of", "split_reasoning", "thinking_unfinished"]
 
 
 class Reasoning(NamedTuple):
@@ -54,6 +55,22 @@ def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, o
     if not written and not opened and open in inside:
         return Reasoning(None, text, closed=True)
     return Reasoning(inside.strip(), answer.lstrip(), closed=True)
+
+
+def thinking_unfinished(finish: Finish, text: str, *, reasoning: str | None = None, prompt: str | None = None) -> bool:
+    """Whether the length ran out before the model began its answer: of its `text`, or of the `reasoning` that a server told apart. `prompt` is the rendered
+    prompt, which may open the reasoning.
+
+    >>> thinking_unfinished(Finish.LENGTH, "<think>Two and"), thinking_unfinished(Finish.LENGTH, "Two", prompt="<think>\n")
+    (True, True)
+    >>> thinking_unfinished(Finish.LENGTH, "", reasoning="Two and"), thinking_unfinished(Finish.LENGTH, "4", reasoning="Two and two.")
+    (True, False)
+    """
+    if finish is not Finish.LENGTH:
+        return False
+    if reasoning:
+        return not text.strip()
+    return not reasoning_of(text, opened=(prompt or "").rstrip().endswith("<think>")).closed
 
 
 def split_reasoning(open: str = "<think>", close: str = "</think>", *, opened: bool = False) -> Plugin:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.capabilities import ENGINES, Capabilities, missing
-from pipegen.errors import GenerationError, InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
+from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job
 from pipegen.requests import GenerationRequest
-from pipegen.slots import Slot
-from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.watch import ask_plugin
 
 __all__ = ["check_fit", "check_ids", "check_support", "room"]
 
@@ -48,24 +48,20 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
             hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{capabilities.engine} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
-        refused = _refused(plugin, job.request)
-        if refused is not None:
-            return Failure(refused)
+        asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
+        if not is_ok(asked):
+            return Failure(asked.failure())
+        if asked.unwrap() is not None:
+            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {asked.unwrap()}", plugin=plugin.name))
     return Success(job)
 
 
-def _refused(plugin: Plugin, request: GenerationRequest) -> GenerationError | None:
-    if plugin.refuses is None:
-        return None
-    try:
-        reason = plugin.refuses(request)
-    except PLUGIN_ERRORS as raised:
-        return plugin_failed(plugin, raised)
-    if reason is None:
-        return None
-    if not isinstance(reason, str):
-        return PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name)
-    return UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {reason}", plugin=plugin.name)
+def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:
+    """Why the plugin does not take the request; None where it does."""
+    reason: object = plugin.refuses(request) if plugin.refuses is not None else None
+    if reason is None or isinstance(reason, str):
+        return Success(reason)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name))
 
 
 _EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})

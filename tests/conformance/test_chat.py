@@ -11,8 +11,8 @@ import pipegen as pg
 from pipegen.testing import conformance
 from pipegen.testing.faulty import FaultyServer
 
-# What that server does not do: it knows no token ids, and no least length.
-NOT_OF_THIS_SERVER = (conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds)
+# What that server does not do: it knows no token ids, no least length and no form of the answer.
+NOT_OF_THIS_SERVER = (conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked)
 CASES = [(dialect, check) for dialect in ("plain", "vllm", "sglang") for check in conformance.CHECKS if dialect == "plain" or check not in NOT_OF_THIS_SERVER]
 
 

@@ -6,6 +6,7 @@ Pure functions; a dialect says which fields beyond OpenAI's own a server knows, 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipegen.backends.online.choices import pieces, whole
 from pipegen.backends.online.errors import classified
 from pipegen.backends.online.extra_body import SERVERS, misplaced
 from pipegen.backends.online.logprobs import entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.online.reading import error_message, ids_of, malformed, merged
+from pipegen.backends.online.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, PromptTooLong, UnsupportedOption
@@ -27,11 +28,16 @@ from pipegen.slots import Slot, is_ok
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
 
 PATH = "/v1/chat/completions"
+_MANY = 2**53
+"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
-    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent."""
-    extra = dict(ask.extra_body)
+    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent.
+
+    The tools of a request win over those of `extra_body`, which are those of all requests.
+    """
+    extra = {name: value for name, value in ask.extra_body.items() if name != "tools" or not ask.tools}
     thinking = extra.pop("enable_thinking", None) if dialect != "plain" and ask.options.chat is not None else None
     own = {
         "model": ask.model,
@@ -72,10 +78,11 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
             "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
             "chat_template_kwargs": {
-                "enable_thinking": bool(chat.enable_thinking),
+                **({} if chat.enable_thinking is None else {"enable_thinking": chat.enable_thinking}),
                 **(chat.template_kwargs or {}),
                 **({} if thinking is None else {"enable_thinking": thinking}),
             },
+            **_form(options, dialect),
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
             "no_stop_trim": True if dialect == "sglang" and stops else None,
@@ -87,6 +94,16 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     return {name: value for name, value in {**own, **more}.items() if value is not None}
 
 
+def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
+    """The form of the answer, as each server has it."""
+    form = form_of(options) if dialect == "vllm" else sglang.form_of(options)
+    if dialect == "vllm":
+        return {"structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form.items()}} if form else {}
+    if "json_schema" in form:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(form["json_schema"]), "strict": True}}}
+    return form
+
+
 def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
     return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
@@ -94,13 +111,13 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
     return found.map(lambda made: made or (Completion(usage=_usage(event)),))
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
     said = answer.get("usage")
-    return {name: value for name, value in said.items() if type(value) is int} if isinstance(said, Mapping) else {}
+    return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, holder: str, place: str, seen: int) -> Slot[Completion]:

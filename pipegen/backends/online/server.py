@@ -20,6 +20,7 @@ from pipegen.backends.online.rows import Row, raw_of, touches
 from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.settings import ServerSettings
+from pipegen.backends.online.transport import Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.errors import GenerationError, MalformedResponse
@@ -68,16 +69,16 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
         return TokensMade(row=position, token_ids=brought)
 
-    def row(self, asked: Encoded, deadline: float | None) -> Awaitable[Slot[Raw]]:
+    def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
             return self.followed(asked, deadline, None)
         return self._pictured(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
 
-    async def _pictured(self, asked: Encoded, deadline: float | None) -> Slot[Raw]:
+    async def _pictured(self, asked: Encoded, deadline: float) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
         return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
 
-    async def followed(self, asked: Encoded, deadline: float | None, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
+    async def followed(self, asked: Encoded, deadline: float, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
@@ -91,12 +92,16 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
                 tell(made)
             return row.done
 
-        error = await self.sender.pieces(self.make(encoded, stream=True, features=features), take, deadline)
+        make = self.make(encoded, stream=True, features=features)
+        error = await self.sender.pieces(make, take, deadline, heavy=bool(encoded.prompt.images), ended=lambda: row.done)
         return row.slot() if error is None else Failure(error)
 
-    async def _ready(self, asked: Encoded, deadline: float | None) -> Slot[tuple[Encoded, Any]]:
+    async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
         """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
-        checked = self.checked(asked, await self.sender.directory.facts())
+        try:
+            checked = self.checked(asked, await self.sender.facts(deadline))
+        except Trouble as late:
+            return Failure(late.error)
         resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
@@ -164,6 +169,10 @@ class _Whole:
     engine: ServerEngine
     encoded: Encoded
     features: Any = None
+
+    @property
+    def heavy(self) -> bool:
+        return bool(self.encoded.prompt.images)
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         checked = self.engine.checked(self.encoded, facts)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.fields import real, record, text, whole
+from pipegen.fields import boolean, real, record, text, whole
 from pipegen.secret import secretive
 
 __all__ = ["ServerSettings"]
@@ -29,3 +29,5 @@ class ServerSettings:
     """The name that the server knows the model by; not said, it is found out from `/v1/models`."""
     extra_body: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Merged into every body, deeply; `None` takes a key away."""
+    server_limit: Annotated[bool, boolean] = False
+    """Where no option says how long an answer may be, none is sent and the server's own limit holds (chat servers)."""

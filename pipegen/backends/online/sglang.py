@@ -11,10 +11,11 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.online import reading
 from pipegen.backends.online.errors import classified, lengths_in
 from pipegen.backends.online.logprobs import entries_of_meta, logprobs_of
 from pipegen.backends.online.pictures import data_url
-from pipegen.backends.online.reading import form_of, ids_of, malformed, merged
+from pipegen.backends.online.reading import ids_of, malformed, merged
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
 from pipegen.errors import GenerationError, UnsupportedOption
@@ -59,14 +60,14 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
         "no_stop_trim": True,
         "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
         "spaces_between_special_tokens": False,
-        **_form(options),
+        **form_of(options),
     }
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _form(options: GenerationOptions) -> dict[str, Any]:
-    """The form of the answer; a choice is a regular expression of its texts."""
-    form = form_of(options)
+def form_of(options: GenerationOptions) -> dict[str, Any]:
+    """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
+    form = reading.form_of(options)
     return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
 
 
@@ -128,7 +129,7 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer: an object, or an array of them where several were asked."""
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != ask.n:
-        return malformed(f"the answer holds {len(items)} completions, and {ask.n} were asked")
+        return malformed(f"the answer holds {len(items)} completions, and {ask.n} {'was' if ask.n == 1 else 'were'} asked")
     out: list[Completion] = []
     for index, item in enumerate(items):
         read = _completion(item, ask, 0, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.extras import MissingExtra
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
+from pipegen.distribution import install_hint
 from pipegen.errors import CallFailed
 from pipegen.fields import UnknownField
 from pipegen.messages import ImageSource
@@ -37,7 +39,7 @@ def made(slots: Any) -> list[tuple[int, ...]]:
 
 def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingExtra, match=r'the vLLM engine needs the package vllm: pip install "pipegen\[vllm\]"'):
+    with pytest.raises(MissingExtra, match=re.escape(f"the vLLM engine needs the package vllm: {install_hint('vllm')}")):
         pg.backends.vllm("embedded")
 
 
