@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from pipegen.cli.app import app
     from pipegen.cli.streams import StreamClosed, standard_streams
 
-    _log_in_lines()
     standard_streams()
+    _log_in_lines()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="pipegen")
     except StreamClosed as closed:
