@@ -56,7 +56,7 @@ def test_an_adapter_that_matches_in_part_is_refused_before_vllm_starts(vllm_of: 
     file = write_adapter(tmp_path / "adapter", model_of("qwen3"), 8) / "adapter_model.safetensors"
     save_file({name: weight for name, weight in load_file(file).items() if ".layers.0." in name}, file)
     with vllm_of("qwen3", adapter=str(tmp_path / "adapter")) as fast:
-        error = pg.run(fast, [chat(PROMPTS[0])])[0].failure()
+        error = pg.run(fast, [chat(PROMPTS[0], greedy())])[0].failure()
         assert not fast.engine.loaded
     assert isinstance(error, pg.BackendFailed)
     assert "matches the model in part" in error.message

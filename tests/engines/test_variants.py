@@ -14,7 +14,7 @@ LENGTHS = (5, 20, 56, 57, 60, 64, 65, 66, 90, 110, 124, 130, 200, 300, 508)
 """Of prompts; the models' settings change at 64 (`phi3_longrope`) and 128 tokens (`llama_*`)."""
 STEPS = 8
 REFUSED: dict[str, Any] = {
-    "phi3_longrope": (pg.PromptTooLong, lambda length: length + STEPS > 64),  # vLLM's own limit is that of the short factors
+    "phi3_longrope": (pg.PromptTooLong, lambda length: 64 < length + STEPS <= 512),  # vLLM's own limit is that of the short factors
     "phi3_longrope, long": (pg.UnsupportedOption, lambda length: length <= 65),
 }
 """Rows that vLLM refuses and HF does not."""
