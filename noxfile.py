@@ -53,6 +53,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
+    "PYTHONHASHSEED": "0",  # sets keep their order from run to run, and so do the examples drawn from them
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
     "NO_MKDOCS_2_WARNING": "1",
@@ -203,7 +204,7 @@ BENCH_PEERS = ROOT / ".nox" / "bench-peers"
 def install_peer(session: nox.Session, name: str) -> None:
     """Make a peer's environment on top of the shared one; where that fails, its rows say that it is not there.
 
-    That of the servers' clients stands by itself: `pipegen[online]` brings no torch, whose objects the garbage collector would go through for it.
+    That of the servers' clients stands by itself: the extra `online` brings no torch, whose objects the garbage collector would go through for it.
     """
     folder = BENCH_PEERS / name
     python = folder / "bin" / "python"

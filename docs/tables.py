@@ -1,4 +1,4 @@
-"""Write the tables of the documentation from the code: `python docs/tables.py`. A test sees that the pages hold them as they are."""
+"""Write the tables of the documentation, and how pipegen is installed, from the code: `python docs/tables.py`. Tests see that the pages hold them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pipegen.capabilities import ENGINES, FEATURES
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import ALIASES, KEYS, TYPES
 from pipegen.config.schema import field_words, schema
+from pipegen.distribution import DISTRIBUTION, install_command
 from pipegen.options import DEFAULTS, GenerationOptions, flat_values
 
 PAGES = Path(__file__).parent
+INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 NESTED = {
     "stop": "StopOptions",
     "decode": "DecodeOptions",
@@ -81,7 +83,14 @@ def with_table(page: str, table: str) -> str:
     return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
 
 
+def with_commands(page: str) -> str:
+    """The page with every command that installs pipegen as it is now: from a clone, or from the Python package index."""
+    return INSTALLS.sub(lambda found: install_command(found[1]), page)
+
+
 if __name__ == "__main__":
+    for path in (PAGES.parent / "README.md", *PAGES.rglob("*.md")):
+        path.write_text(with_commands(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, table in TABLES.items():
         page = PAGES / name
         page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")

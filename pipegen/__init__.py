@@ -8,6 +8,7 @@ import types
 import typing
 
 if typing.TYPE_CHECKING:
+    __version__: str
     from returns.result import Failure, Success
 
     from pipegen import backends, plugins, strict_json
@@ -20,6 +21,7 @@ if typing.TYPE_CHECKING:
         CallFailed,
         ContractError,
         GenerationError,
+        InternalError,
         InvalidRequest,
         MalformedResponse,
         PluginFailed,
@@ -40,7 +42,7 @@ if typing.TYPE_CHECKING:
     from pipegen.pipe import Pipe, call, each, fallback, identity, pure
     from pipegen.plugins.plugin import Plugin
     from pipegen.records import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
-    from pipegen.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+    from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
     from pipegen.route import Route, attach, count_tokens, route
     from pipegen.samples import grid, samples
     from pipegen.slots import Batch, Slot, is_ok
@@ -71,6 +73,7 @@ __all__ = [
     "ImagePart",
     "ImagePolicy",
     "ImageSource",
+    "InternalError",
     "InvalidField",
     "InvalidRequest",
     "MalformedResponse",
@@ -82,6 +85,7 @@ __all__ = [
     "Progress",
     "PromptTooLong",
     "RateLimited",
+    "RequestPolicy",
     "Route",
     "Slot",
     "StageFailed",
@@ -138,8 +142,8 @@ _HOMES = {
         "pipegen.drive": "arun request_from run",
         "pipegen.engine": "GenerationEngine",
         "pipegen.errors": (
-            "BackendFailed BadImage CallFailed ContractError GenerationError InvalidRequest MalformedResponse PluginFailed PromptTooLong "
-            "RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
+            "BackendFailed BadImage CallFailed ContractError GenerationError InternalError InvalidRequest MalformedResponse PluginFailed "
+            "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.fields": "InvalidField UnknownField",
         "pipegen.folders": "pictures_in",
@@ -149,7 +153,7 @@ _HOMES = {
         "pipegen.pipe": "Pipe call each fallback identity pure",
         "pipegen.plugins.plugin": "Plugin",
         "pipegen.records": "Finish GenerationResult ModelLoadConfig TokenLogprob",
-        "pipegen.requests": "GenerationRequest ImagePolicy TextGenerationRequest VlmGenerationRequest",
+        "pipegen.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
         "pipegen.route": "Route attach count_tokens route",
         "pipegen.samples": "grid samples",
         "pipegen.slots": "Batch Slot is_ok",
@@ -178,6 +182,11 @@ if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would t
     def __getattr__(name: str) -> object:
         import importlib
 
+        if name == "__version__":
+            from pipegen.distribution import version
+
+            value = globals()[name] = version()
+            return value
         if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value

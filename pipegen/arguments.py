@@ -11,28 +11,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from returns.result import Result, Success
+from returns.result import Failure, Result, Success
 
+from pipegen.errors import GenerationError, InvalidRequest
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
-from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["check_run", "check_settings", "pair", "pairs", "several", "slot_of_request"]
 
 
-def check_run(route: Any, options: Any, images: Any) -> None:
+def check_run(route: Any, options: Any, images: Any, policy: Any = None) -> None:
     """Raise `TypeError` unless these are what a driver takes besides the requests."""
     if not isinstance(route, Pipe):
         raise TypeError(f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a route of an engine")
-    check_settings(options, images)
+    check_settings(options, images, policy)
 
 
-def check_settings(options: Any, images: Any) -> None:
-    """Raise `TypeError` unless these are the options of a run and its policy of pictures, or None."""
+def check_settings(options: Any, images: Any, policy: Any = None) -> None:
+    """Raise `TypeError` unless these are the options of a run, its policy of pictures and its policy of requests, or None."""
     if options is not None and not isinstance(options, GenerationOptions):
         raise TypeError(f"options are GenerationOptions, not {type(options).__name__}")
     if images is not None and not isinstance(images, ImagePolicy):
         raise TypeError(f"images is an ImagePolicy, not {type(images).__name__}")
+    if policy is not None and not isinstance(policy, RequestPolicy):
+        raise TypeError(f"policy is a RequestPolicy, not {type(policy).__name__}")
 
 
 def several(requests: Any) -> None:
@@ -60,8 +63,13 @@ def pair(item: Any) -> Any:
 
 
 def slot_of_request(slot: Result[Any, Any]) -> Result[Any, Any]:
-    """The slot. Raises `TypeError` where it holds something else than a request."""
-    if isinstance(slot, Success) and not isinstance(slot.unwrap(), GenerationRequest):
-        kind = type(slot.unwrap()).__name__
-        raise TypeError(f"a slot with a request is wanted, not one with {kind}: pipe.apply(batch) runs stages alone, over slots of anything")
-    return slot
+    """The slot; `InvalidRequest` where it holds something else than a request, or an error that is none of pipegen's.
+
+    >>> slot_of_request(Success(1)).failure().message
+    'a slot with a request is wanted, not one with int: pipe.apply(batch) runs stages alone, over slots of anything'
+    """
+    held, wanted, what = (slot.unwrap(), GenerationRequest, "request") if isinstance(slot, Success) else (slot.failure(), GenerationError, "GenerationError")
+    if isinstance(held, wanted):
+        return slot
+    words = f"a slot with a {what} is wanted, not one with {type(held).__name__}: pipe.apply(batch) runs stages alone, over slots of anything"
+    return Failure(InvalidRequest(words))

@@ -15,7 +15,7 @@ from typing import Any
 from returns.result import Failure
 
 from pipegen.drive import request_from
-from pipegen.errors import GenerationError, InvalidRequest, RateLimited, Timeout
+from pipegen.errors import GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
 from pipegen.fields import nearest
 from pipegen.io import error_to_plain
 from pipegen.options import option_names
@@ -158,7 +158,7 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
 def _status(error: GenerationError) -> int:
     if isinstance(error, RateLimited):
         return 429
-    return 504 if isinstance(error, Timeout) else 500 if error.retryable else 400
+    return 504 if isinstance(error, Timeout) else 500 if error.retryable or isinstance(error, InternalError) else 400
 
 
 def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:

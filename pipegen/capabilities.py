@@ -33,14 +33,16 @@ _OPTIONS: frozenset[Capability] = frozenset(option_names())
 
 @record
 class Capabilities:
-    """What one loaded engine honours, and its limits (in tokens; None where unknown or unlimited)."""
+    """What one loaded engine honours, and its limits (None where unknown or unlimited)."""
 
     engine: str
     honours: frozenset[Capability]
     context_length: Annotated[int | None, whole(low=1)] = None
-    """Prompt and answer together."""
+    """Prompt and answer together, in tokens."""
     max_images: Annotated[int | None, whole(low=0)] = None
     """Pictures in one request."""
+    vocab_size: Annotated[int | None, whole(low=1)] = None
+    """The ids that the model takes are those below it; None where that is not known."""
     reason: str = ""
     """Why pictures are not taken, for the error message."""
 

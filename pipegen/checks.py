@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
+from typing import Any, TypeVar
 
 from immutabledict import immutabledict
+
+from pipegen.limits import NESTING, VALUES
 
 __all__ = ["Check", "boolean", "freeze", "mapping", "nearest", "one_of", "path", "real", "schema_of", "text", "tuple_of", "whole", "with_schema"]
 
 _NOTHING: immutabledict[str, Any] = immutabledict()
+T = TypeVar("T")
 Check = Callable[[Any], Any]
 
 
@@ -139,23 +143,36 @@ def tuple_of(item: Check) -> Check:
 
 
 def freeze(value: Any) -> Any:
-    """Plain data made deeply immutable: mappings, lists, tuples, strings, bytes, numbers, booleans and None.
+    """Plain data made deeply immutable: mappings, lists, tuples, strings, bytes, numbers, booleans and None; within the limits of nesting and size.
 
     >>> freeze({"a": [1, {"b": 2}]})
     immutabledict({'a': (1, immutabledict({'b': 2}))})
     """
+    return _frozen(value, 1, count())
+
+
+def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, bool)):
         return value
+    if depth > NESTING:
+        raise ValueError(f"plain data nested at most {NESTING} deep")
     if isinstance(value, Mapping):
-        return immutabledict({_key(key): freeze(entry) for key, entry in value.items()}) if value else _NOTHING
+        return immutabledict({_key(key): _frozen(entry, depth + 1, seen) for key, entry in _few(value.items(), seen)}) if len(value) else _NOTHING
     if isinstance(value, (list, tuple)):
-        return tuple(freeze(entry) for entry in value)
+        return tuple([_frozen(entry, depth + 1, seen) for entry in _few(value, seen)])
     raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
+
+
+def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
+    for entry in entries:
+        if next(seen) >= VALUES:
+            raise ValueError(f"plain data with at most {VALUES} values")
+        yield entry
 
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"mappings with string keys, without {key!r}")
+        raise ValueError(f"mappings with string keys, without {key!r:.200}")
     return key
 
 

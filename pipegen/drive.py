@@ -8,14 +8,16 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from returns.result import Failure, Result, Success
 
+from pipegen.allowed import allowed
 from pipegen.arguments import check_run, check_settings, several, slot_of_request
+from pipegen.border import Raised, guard
 from pipegen.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.fields import InvalidField, altered
 from pipegen.loading import load_sources
 from pipegen.options import GenerationOptions, merge, options_from
 from pipegen.parallel import parallel
 from pipegen.pipe import Call, Pipe, Steps, counted
-from pipegen.requests import FIELDS, GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest, field_hint
+from pipegen.requests import FIELDS, GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest, field_hint
 from pipegen.slots import Batch, Slot, is_ok
 
 __all__ = ["Request", "admit", "arun", "request_from", "run"]
@@ -36,6 +38,15 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
+    read = guard(lambda: _request_from(values, place), lambda raised: _unreadable(place, raised))
+    return read.bind(lambda slot: slot)
+
+
+def _unreadable(place: str, raised: Raised) -> InvalidRequest:
+    return InvalidRequest(f"{place}: it cannot be read: {raised.words}", incident=raised.incident)
+
+
+def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
         return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {values!r:.200}"))
     if not _FIELDS.keys() >= values.keys():
@@ -45,7 +56,8 @@ def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[Gene
     try:
         if isinstance(said.get("options"), Mapping):
             said["options"] = options_from(said["options"])
-        pictures = bool(said.get("images")) or _holds_pictures(said.get("messages"))
+        none = isinstance(said.get("images", ()), (list, tuple)) and not said.get("images")
+        pictures = not none or _holds_pictures(said.get("messages"))
         kind = VlmGenerationRequest if pictures else TextGenerationRequest
         if not pictures:
             said.pop("images", None)
@@ -66,28 +78,43 @@ def _holds_pictures(messages: Any) -> bool:
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
-def admit(requests: Iterable[Request], options: GenerationOptions | None = None, images: ImagePolicy | None = None) -> Batch[GenerationRequest]:
-    """Make the batch that a route starts from: records made of plain data, the run's options merged in, pictures read.
+def admit(
+    requests: Iterable[Request], options: GenerationOptions | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+) -> Batch[GenerationRequest]:
+    """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, pictures read.
 
     A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
     """
     several(requests)
-    check_settings(options, images)
-    batch = [_admit(request, options) for request in requests]
+    check_settings(options, images, policy)
+    allows, reads = policy or RequestPolicy(), images or ImagePolicy()
+
+    def admitted(request: Request) -> Slot[GenerationRequest]:
+        return guard(lambda: _admit(request, options, allows), lambda raised: _unreadable("request", raised)).bind(lambda slot: slot)
+
+    def loaded(place: int) -> Slot[GenerationRequest]:
+        read = guard(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: _unreadable("request: its pictures", raised))
+        return read.bind(lambda slot: slot)
+
+    batch = [admitted(request) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
-    policy = images or ImagePolicy()
-    for place, loaded in zip(sourced, parallel(lambda place: load_sources(batch[place].unwrap(), policy), sourced), strict=True):
-        batch[place] = loaded
+    for place, slot in zip(sourced, parallel(loaded, sourced), strict=True):
+        batch[place] = slot
     return tuple(batch)
 
 
-def _admit(request: Request, options: GenerationOptions | None) -> Slot[GenerationRequest]:
+def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
     given = Success(request) if isinstance(request, GenerationRequest) else request
     made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
-    if options is None or not is_ok(made):
-        return made
+    own = made.unwrap().options if is_ok(made) else None
+    return made.bind(lambda record: _with_options(record, options)).bind(lambda record: allowed(record, policy, own))
+
+
+def _with_options(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
+    if options is None:
+        return Success(request)
     try:
-        return Success(altered(made.unwrap(), options=_merged(made.unwrap().options, options)))
+        return Success(altered(request, options=_merged(request.options, options)))
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
 
@@ -179,26 +206,36 @@ async def adrive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:
 
 
 def run(
-    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
 
-    `images` says which picture sources may be read. An empty batch calls no engine and loads nothing.
+    `images` says which picture sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
 
     >>> from pipegen.pipe import pure
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
-    check_run(route, options, images)
-    return drive(route, admit(requests, options, images))
+    check_run(route, options, images, policy)
+    return drive(route, admit(requests, options, images, policy))
 
 
 async def arun(
-    route: Pipe[GenerationRequest, B], requests: Iterable[Request], options: GenerationOptions | None = None, *, images: ImagePolicy | None = None
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request],
+    options: GenerationOptions | None = None,
+    *,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
     import asyncio
 
-    check_run(route, options, images)
+    check_run(route, options, images, policy)
     several(requests)
-    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images))
+    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), options, images, policy))

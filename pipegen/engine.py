@@ -9,7 +9,7 @@ from pipegen.drive import Request, run
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
 from pipegen.records import GenerationResult, ModelLoadConfig
-from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.slots import Batch
 
 __all__ = ["GenerationEngine"]
@@ -23,20 +23,22 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     (<Success: Hi>,)
     """
 
-    def __init__(self, route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig, *, images: ImagePolicy | None = None) -> None:
+    def __init__(
+        self, route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    ) -> None:
         if isinstance(route, ModelLoadConfig):
             from pipegen.backends import load
 
             route = load(route)
-        self.route, self.images = route, images
+        self.route, self.images, self.policy = route, images, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
         """Generate for requests without pictures."""
-        return run(self.route, requests, options, images=self.images)
+        return run(self.route, requests, options, images=self.images, policy=self.policy)
 
     def generate_vlm_batch(self, requests: Iterable[Request], options: GenerationOptions | None = None) -> Batch[GenerationResult]:
         """Generate for requests with pictures."""
-        return run(self.route, requests, options, images=self.images)
+        return run(self.route, requests, options, images=self.images, policy=self.policy)
 
     def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)

@@ -20,6 +20,7 @@ __all__ = [
     "CallFailed",
     "ContractError",
     "GenerationError",
+    "InternalError",
     "InvalidRequest",
     "MalformedResponse",
     "PluginFailed",
@@ -38,12 +39,14 @@ __all__ = [
 class GenerationError:
     """Why one request got no result.
 
-    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first.
+    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first. `incident` is the id
+    under which the log of the logger `pipegen` holds the traceback; empty where nothing was logged. Two errors that differ in it alone are equal.
     """
 
     message: str = ""
     hint: str = field(default="", kw_only=True)
     earlier: tuple[GenerationError, ...] = field(default=(), kw_only=True)
+    incident: str = field(default="", kw_only=True, compare=False)
 
     retryable: ClassVar[bool] = False
     """Whether the same request may succeed when it is sent again."""
@@ -53,7 +56,8 @@ class GenerationError:
         if not self.message:
             object.__setattr__(self, "message", self._describe())
         if not self.hint:
-            object.__setattr__(self, "hint", self._advise())
+            traced = "; the log has the traceback, under the incident" if self.incident and "incident" not in self.default_hint else ""
+            object.__setattr__(self, "hint", self._advise() + traced)
 
     def _describe(self) -> str:
         return type(self).__name__
@@ -146,7 +150,6 @@ class BackendFailed(GenerationError):
 
     backend: str = field(default="", kw_only=True)
     scope: str = field(default="batch", kw_only=True)
-    incident: str = field(default="", kw_only=True)
     retryable: ClassVar[bool] = True
     default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
 
@@ -177,7 +180,7 @@ class MalformedResponse(GenerationError):
 
 @dataclass(frozen=True, slots=True)
 class PluginFailed(GenerationError):
-    """A plugin raised, or returned something other than text."""
+    """A plugin raised, or returned something that it may not."""
 
     plugin: str = field(default="", kw_only=True)
     default_hint: ClassVar[str] = "mend the plugin, or detach it"
@@ -185,10 +188,17 @@ class PluginFailed(GenerationError):
 
 @dataclass(frozen=True, slots=True)
 class StageFailed(GenerationError):
-    """A stage raised an exception that `each(..., catch=...)` lists."""
+    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth."""
 
     stage: str = field(default="", kw_only=True)
     default_hint: ClassVar[str] = "the stage refused this request; see the message"
+
+
+@dataclass(frozen=True, slots=True)
+class InternalError(GenerationError):
+    """A bug of pipegen's. Only a job makes it, where one row must not end the others; elsewhere the bug's own exception raises."""
+
+    default_hint: ClassVar[str] = "report it, with the traceback that the log has under the incident"
 
 
 class CallFailed(Exception):

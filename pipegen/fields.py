@@ -23,7 +23,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+from pipegen.border import guard
 from pipegen.checks import Check, boolean, freeze, mapping, nearest, one_of, path, real, schema_of, text, tuple_of, whole, with_schema
+from pipegen.errors import InvalidRequest
 
 __all__ = [
     "Check",
@@ -76,10 +78,9 @@ def checks_of(cls: type) -> Mapping[str, Check]:
 
 
 def _printed(value: object) -> str:
-    try:
-        return f"{value!r:.200}"
-    except ValueError:  # Python prints no number of more than some thousand digits
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
         return f"{type(value).__name__} of too many digits"
+    return guard(lambda: f"{value!r:.200}", lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(f"{type(value).__name__}")
 
 
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:

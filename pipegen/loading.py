@@ -15,11 +15,13 @@ import base64
 import os
 import stat
 import string
+from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
 
+from pipegen.border import Raised, guard
 from pipegen.errors import BadImage
 from pipegen.messages import ImageSource, shown
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from pipegen.slots import Slot
 
 __all__ = ["Refused", "load_sources"]
+
+
+_WHITESPACE = string.whitespace.encode()
+_PIECE = 2**16
+"""Characters of a data URL that are decoded at a time."""
 
 
 class Refused(Exception):
@@ -49,14 +56,24 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
     for index, source in enumerate(request.sources):
         if source in loaded:
             continue
-        try:
-            data = source.data if source.data is not None else _read(source, policy)
-            loaded[source] = ImageSource(data=data, max_pixels=policy.max_source_pixels)
-        except Refused as refused:
-            return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
-        except UnicodeError:
-            return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+        data = guard(partial(_read_one, index, source, policy), partial(_unread, index)).bind(lambda slot: slot)
+        if not isinstance(data, Success):
+            return Failure(data.failure())
+        loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)
     return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
+
+
+def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
+    try:
+        return Success(source.data if source.data is not None else _read(source, policy))
+    except Refused as refused:
+        return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
+    except UnicodeError:
+        return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+
+
+def _unread(index: int, raised: Raised) -> BadImage:
+    return BadImage(index, message=f"picture {index} cannot be read: {raised.words}", incident=raised.incident)
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
@@ -99,17 +116,34 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
             raise _too_large("a data URL", policy)
-        return unquote_to_bytes(body)
+        return _unquoted(body)
     digits = len(body) - 2 * body.count("%") - sum(map(body.count, string.whitespace))
     if digits // 4 * 3 - 3 > policy.max_bytes:
         raise _too_large("a data URL", policy)
     try:
-        data = base64.b64decode("".join((unquote(body) if "%" in body else body).split()), validate=True)
+        data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
         raise Refused(f"a data URL holds bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
     if len(data) > policy.max_bytes:
         raise _too_large("a data URL", policy)
     return data
+
+
+def _unquoted(text: str) -> bytes:
+    """The bytes of a text with `%41` and the like, a piece at a time: the standard library makes an object of each of them.
+
+    >>> _unquoted("a%20%zz%2"), _unquoted("é" * 3 + "%C3%A9") == ("é" * 4).encode()
+    (b'a %zz%2', True)
+    """
+    if "%" not in text:
+        return text.encode()
+    made, start = bytearray(), 0
+    while start < len(text):
+        end = start + _PIECE
+        end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)  # an escape stays whole
+        made += unquote_to_bytes(text[start:end])
+        start = end
+    return bytes(made)
 
 
 def _too_large(what: str, policy: ImagePolicy) -> Refused:

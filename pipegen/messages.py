@@ -17,7 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 from immutabledict import immutabledict
+from returns.result import Failure
 
+from pipegen.border import guard
+from pipegen.errors import InvalidRequest
 from pipegen.fields import InvalidField, freeze, mapping, record
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
@@ -78,17 +81,19 @@ class ImageSource:
 
 def _losslessly(image: Any, place: str) -> bytes:
     """A PIL image as the bytes of a file, upright."""
+    made = guard(lambda: _tiff(image), lambda raised: InvalidRequest(raised.words), known=(Exception,))
+    if isinstance(made, Failure):
+        raise InvalidField(f"{place}: the PIL image cannot be read: {made.failure().message}"[:300])
+    return made.unwrap()
+
+
+def _tiff(image: Any) -> bytes:
     from PIL import Image, ImageOps
 
-    from pipegen.stages.images import BROKEN
-
     buffer = io.BytesIO()
-    try:
-        upright = ImageOps.exif_transpose(cast("Image.Image", image))
-        # TIFF has no transparent palette entry or level: alpha keeps them.
-        (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
-    except BROKEN as raised:
-        raise InvalidField(f"{place}: the PIL image cannot be read: {type(raised).__name__}: {raised}"[:300]) from raised
+    upright = ImageOps.exif_transpose(cast("Image.Image", image))
+    # TIFF has no transparent palette entry or level: alpha keeps them.
+    (upright.convert("RGBA") if "transparency" in upright.info else upright).save(buffer, "TIFF")
     return buffer.getvalue()
 
 

@@ -53,7 +53,9 @@ class ChatTemplateOptions:
     enable_thinking: Annotated[bool | None, boolean] = None
     """The template's thinking switch, where it has one; the result says whether it was honoured."""
     control_tokens: Annotated[Literal["text", "reject", "allow"] | None, one_of("text", "reject", "allow")] = None
-    """What text in user and tool content that looks like a control token becomes: plain text, an error, or the token."""
+    """What foreign text that looks like a control token becomes: plain text, an error, or the token. Not set: text in messages, the token in a plain prompt."""
+    trust: Annotated[tuple[str, ...] | None, tuple_of(one_of("assistant", "tools", "template_kwargs"))] = None
+    """What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template."""
     template: Annotated[str | None, text] = None
     """A chat template (Jinja) to use instead of the checkpoint's own."""
     template_kwargs: Annotated[Mapping[str, Any] | None, mapping] = None
@@ -82,13 +84,21 @@ class VlmPreprocessOptions:
 
 def _schema(value: Any) -> str:
     """A JSON object, as JSON text: in a schema the order of the properties counts, as it does not between mappings."""
+    if not isinstance(value, (str, Mapping)):
+        raise ValueError("a JSON Schema as a mapping or as JSON text")
     try:
-        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=dict))
-    except strict_json.NotStrict as refusal:
+        schema = strict_json.load(value if isinstance(value, str) else json.dumps(freeze(value), default=_jsonable))
+    except ValueError as refusal:  # strict_json.NotStrict is one
         raise ValueError(f"a JSON Schema as a mapping or as JSON text ({refusal})") from None
     if not isinstance(schema, dict):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
     return strict_json.dump(schema)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ValueError(f"JSON holds no {type(value).__name__}")
 
 
 def _choices(value: Any) -> Any:
@@ -135,9 +145,9 @@ def _nested(kind: type[Any], also: str = "") -> Any:
     def check(value: Any) -> Any:
         if isinstance(value, kind):
             return value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
             return kind(**value)
-        raise ValueError(f"a {kind.__name__}{also}")
+        raise ValueError(f"a {kind.__name__}{also}, or a mapping with its fields' names")
 
     return check
 
@@ -249,8 +259,9 @@ DEFAULTS = GenerationOptions(
     use_generation_config=False,
     stop=StopOptions(stop=(), stop_token_ids=(), ignore_eos=False),
     decode=DecodeOptions(skip_special_tokens=True, strip_whitespace=False),
-    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", template_kwargs=immutabledict()),
+    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, trust=(), template_kwargs=immutabledict()),
     preprocess=VlmPreprocessOptions(do_resize=True),
 )
 """pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, no
-`max_prompt_tokens` that only the model's own limit counts, and no `structured` that the answer is free."""
+`max_prompt_tokens` that only the model's own limit counts, no `structured` that the answer is free, and no `control_tokens` that look-alikes stay text in
+messages, and count in a plain prompt, which is the caller's own."""

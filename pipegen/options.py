@@ -121,6 +121,9 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         if name in GROUPS and isinstance(value, Mapping):
+            unnamed = next((key for key in value if not isinstance(key, str)), None)
+            if unnamed is not None:
+                raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {unnamed!r:.200}")
             groups.setdefault(name, {}).update(value)
         elif name in _PLAIN:
             plain[name] = value

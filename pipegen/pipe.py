@@ -11,7 +11,7 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 >>> pipe.name
 'halve >> show'
 >>> pipe.apply((Success(4), Success(3)))
-(<Success: 2>, <Failure: InvalidRequest(message='3 is odd', hint='correct the request at the place that the message names', earlier=())>)
+(<Success: 2>, <Failure: InvalidRequest(message='3 is odd', hint='correct the request at the place that the message names', earlier=(), incident='')>)
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_che
 
 from returns.result import Failure, Success
 
+from pipegen.border import EXHAUSTED, Raised, guard
 from pipegen.errors import ContractError, GenerationError, StageFailed
-from pipegen.slots import Batch, Slot, live, live_rows, refill
+from pipegen.slots import Batch, Slot, is_ok, live, live_rows, refill
 
 __all__ = ["Backend", "Call", "Pipe", "Row", "Steps", "call", "each", "fallback", "identity", "pure"]
 
@@ -126,7 +127,8 @@ def identity() -> Pipe[A, A]:
 def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[A, B]:
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot; every other exception is a bug and raises. Raises `ContractError` when the
+    The exceptions listed in `catch` become `StageFailed` in that slot, and so does one row that is too large or nested too deep for the stage (a
+    `MemoryError` or `RecursionError`); every other exception is a bug and raises. Raises `ContractError` when the
     stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
@@ -136,11 +138,14 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
     if not isinstance(catch, tuple) or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in catch):
         raise TypeError(f"catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), not {catch!r:.200}")
 
+    def failed(raised: Raised) -> StageFailed:
+        return StageFailed(raised.words, stage=name, incident=raised.incident)
+
     def lifted(value: A) -> Slot[B]:
-        try:
-            slot = stage(value)
-        except catch as raised:
-            return Failure(StageFailed(f"{type(raised).__name__}: {raised}", stage=name))
+        done = guard(lambda: stage(value), failed, known=catch, only=EXHAUSTED)
+        if not is_ok(done):
+            return Failure(done.failure())
+        slot = done.unwrap()
         if not isinstance(slot, (Success, Failure)):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
         if isinstance(slot, Failure) and not isinstance(slot.failure(), GenerationError):

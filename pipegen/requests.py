@@ -16,12 +16,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pipegen import limits
 from pipegen.fields import InvalidField, boolean, mapping, nearest, path, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.option_names import OTHER_NAMES
 from pipegen.options import GROUPS, GenerationOptions, option_names
 
-__all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint"]
+__all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "RequestPolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint"]
 
 
 def _messages(value: Any) -> Any:
@@ -231,3 +232,24 @@ class ImagePolicy:
     """Width times height that a picture may announce before it is decoded against decompression bombs; a picture takes 3 to 12 bytes of memory for each."""
     timeout: Annotated[float, real(above=0)] = 30.0
     """Seconds for one download."""
+
+
+@record
+class RequestPolicy:
+    """What a request may ask for: more fails it with `InvalidRequest`, which names the setting here. The numbers stand in `pipegen.limits`."""
+
+    allow_templates: Annotated[bool, boolean] = False
+    """Whether a request may bring a chat template of its own (`options.chat.template`); the options of the run may in any case."""
+    max_samples: Annotated[int, whole(low=1)] = limits.SAMPLES
+    max_messages: Annotated[int, whole(low=1)] = limits.MESSAGES
+    max_parts: Annotated[int, whole(low=1)] = limits.PARTS
+    """Parts of content, of all messages together."""
+    max_images: Annotated[int, whole(low=0)] = limits.IMAGES
+    max_stops: Annotated[int, whole(low=0)] = limits.STOPS
+    """Stop strings and stop token ids together."""
+    max_choices: Annotated[int, whole(low=1)] = limits.CHOICES
+    """Texts of the option `choice`."""
+    max_prompt_bytes: Annotated[int, whole(low=1)] = limits.PROMPT_BYTES
+    """Text of the prompt, the messages and the tools in UTF-8, before it is tokenised; four bytes for each given token id."""
+    max_option_bytes: Annotated[int, whole(low=1)] = limits.OPTION_BYTES
+    """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices together."""

@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from functools import partial
+from typing import Self, TypeVar, cast
 
 from returns.result import Failure, Success
 
 from pipegen.backends.base import Engine
+from pipegen.border import EXHAUSTED, guard
 from pipegen.capabilities import missing
 from pipegen.drive import Request, admit
 from pipegen.engine_names import shown
@@ -26,11 +28,12 @@ from pipegen.options import GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.parallel import parallel
 from pipegen.pipe import Pipe, Steps, call, each
 from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Raw
-from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.records import Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.samples import samples
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.decode import decode
+from pipegen.stages.length import check_length
 from pipegen.stages.preflight import check_fit, check_support
 from pipegen.stages.render import Rendered, render
 from pipegen.stages.stop import stop
@@ -38,6 +41,8 @@ from pipegen.stages.tokenize import encode, picture_tokens
 from pipegen.stages.trim import trim
 
 __all__ = ["Route", "attach", "count_tokens", "route"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,9 @@ def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
     return each("resolve, support", supported) >> _encode_once(engine)
 
 
-def count_tokens(of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None) -> Slot[int]:
+def count_tokens(
+    of: Route, request: Request, options: GenerationOptions | None = None, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+) -> Slot[int]:
     """How many tokens the request's prompt has on this route, pictures included, or why it has none. Calls no engine.
 
     >>> from pipegen.testing.fake import FakeEngine
@@ -94,7 +101,7 @@ def count_tokens(of: Route, request: Request, options: GenerationOptions | None 
     _one_engine(of)
     if "token_ids" not in of.engine.capabilities.honours:
         return Failure(UnsupportedOption(f"{shown(of.engine.name)} does not tell how many tokens a prompt has", option="token_ids"))
-    return _prepare(of.engine).apply(admit([request], options, images))[0].map(lambda encoded: len(encoded.prompt.token_ids))
+    return _prepare(of.engine).apply(admit([request], options, images, policy))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 
 def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:
@@ -114,9 +121,9 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
         pictures = _pictures(jobs, engine)
         first: dict[Hashable, int] = {}
         same = [first.setdefault(_key(job), place) for place, job in enumerate(jobs)]  # for each job, the first with its prompt; hashed once
-        rendered = {place: _rendered(jobs[place], engine, pictures) for place in first.values()}
+        rendered = {place: _within(partial(_rendered, jobs[place], engine, pictures), "the prompt") for place in first.values()}
         # All are rendered before the first is encoded: taken in turn, templates and tokenizer push each other out of the processor's caches.
-        prompts = {place: made.bind(lambda pair: encode(*pair, engine.tokenizer, engine.image_placeholder)) for place, made in rendered.items()}
+        prompts = {place: _within(partial(_encoded, made, jobs[place], engine), "the prompt") for place, made in rendered.items()}
         places = iter(same)
 
         def encoded(job: Job) -> Slot[Encoded]:
@@ -129,10 +136,26 @@ def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
     return Pipe("encode", steps)
 
 
+def _within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
+    """`work` for one row, which may be too large or nested too deep for it."""
+    done = guard(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
+    return done.bind(lambda slot: slot)
+
+
+def _encoded(rendered: Slot[tuple[Rendered, tuple[PreparedImage, ...]]], job: Job, engine: Engine) -> Slot[Prompt]:
+    """The prompt's ids, unless its text is known to be too long before it is tokenised."""
+    if not is_ok(rendered):
+        return Failure(rendered.failure())
+    text, images = rendered.unwrap()
+    limits = [limit for limit in (engine.capabilities.context_length, job.options.max_prompt_tokens) if limit is not None]
+    refusal = check_length(text.hidden or "", engine.tokenizer, min(limits, default=None))
+    return Failure(refusal) if refusal is not None else encode(text, images, engine.tokenizer, engine.image_placeholder)
+
+
 def _key(job: Job) -> Hashable:
-    """What a prompt is made of."""
+    """What a prompt is made of, and how long it may be."""
     request, options = job.request, job.options
-    return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess
+    return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess, options.max_prompt_tokens
 
 
 _Picture = tuple[ImageSource, VlmPreprocessOptions]
@@ -144,7 +167,12 @@ def _pictures(jobs: Sequence[Job], engine: Engine) -> dict[_Picture, Slot[Prepar
     for job in jobs:
         for index, source in enumerate(job.request.sources):
             wanted.setdefault((source, _preprocess(job)), index)
-    return dict(zip(wanted, parallel(lambda item: engine.prepare_image(*item[0], item[1]), [*wanted.items()]), strict=True))
+
+    def prepared(item: tuple[_Picture, int]) -> Slot[PreparedImage]:
+        (source, options), index = item
+        return _within(lambda: engine.prepare_image(source, options, index), f"picture {index}")
+
+    return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
 
 
 def _preprocess(job: Job) -> VlmPreprocessOptions:

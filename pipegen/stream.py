@@ -17,7 +17,7 @@ from pipegen.fields import record
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Call, Pipe, Row, counted
 from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.slots import Batch, Slot, is_ok
 from pipegen.stages.follow import Follower
 
@@ -120,14 +120,15 @@ def stream(
     options: GenerationOptions | None = None,
     *,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> Iterator[Delta | Done]:
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
 
     A fallback within the route takes a request over only before its first delta. `Done` comes for all requests of the batch once the engine has
     finished the last of them: to have each as soon as it ends, stream them one by one.
     """
-    check_run(route, options, images)
-    batch = admit(requests, options, images)
+    check_run(route, options, images, policy)
+    batch = admit(requests, options, images, policy)
     deltas = _Deltas(route.keeps_text)
     at_work = counted(route, batch)
     try:
@@ -163,13 +164,14 @@ async def astream(
     options: GenerationOptions | None = None,
     *,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
     import asyncio
 
-    check_run(route, options, images)
+    check_run(route, options, images, policy)
     several(requests)
-    batch = await asyncio.to_thread(admit, tuple(requests), options, images)
+    batch = await asyncio.to_thread(admit, tuple(requests), options, images, policy)
     deltas = _Deltas(route.keeps_text)
     at_work = counted(route, batch)
     try:

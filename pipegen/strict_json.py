@@ -17,9 +17,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from pipegen.limits import NESTING
+
 __all__ = ["MAX_DEPTH", "NotStrict", "check_plain", "dump", "load", "plain"]
 
-MAX_DEPTH = 64
+MAX_DEPTH = NESTING
 """How deep lists and mappings may be nested."""
 
 _LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})

@@ -6,16 +6,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from returns.result import Failure, Result, Success
 
 from pipegen.arguments import check_run, pair, pairs, several
+from pipegen.backends.extras import MissingExtra
+from pipegen.border import Raised, guard
 from pipegen.drive import Begun, Request, admit, afinish, begin, finish
+from pipegen.errors import InternalError
 from pipegen.options import GenerationOptions
 from pipegen.pipe import Pipe
-from pipegen.requests import GenerationRequest, ImagePolicy
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.slots import Batch, Slot
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["aimap", "aimap_keyed", "imap", "imap_keyed"]
 
@@ -32,11 +41,16 @@ def imap(
     window: int = 64,
     ahead: int = 0,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
     """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
 
     With `ahead`, so many windows more are taken and prepared (pictures read and resized, prompts rendered and encoded) while the engine works on this
     one; as many more requests are held. Engine calls stay one at a time, and in order.
+
+    With `isolate_bugs`, as a job wants it, a bug does not raise: a window in which one does is run again in halves, down to the request that raises it,
+    which alone fails, with `InternalError`.
 
     >>> from pipegen.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))
@@ -44,7 +58,9 @@ def imap(
     <Success: 0>
     """
     several(requests)
-    for _, slot in imap_keyed(route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images):
+    for _, slot in imap_keyed(
+        route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=isolate_bugs
+    ):
         yield slot
 
 
@@ -56,6 +72,8 @@ def imap_keyed(
     window: int = 64,
     ahead: int = 0,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    isolate_bugs: bool = False,
 ) -> Iterator[tuple[K, Slot[B]]]:
     """As `imap`, for pairs of a key and a request: gives pairs of that key and the slot, failed ones too.
 
@@ -69,33 +87,77 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    check_run(route, options, images)
+    check_run(route, options, images, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     source = map(pair, requests)
     chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
+
+    def answered(chunk: Sequence[tuple[K, Request]]) -> Batch[B]:
+        return finish(_begun(route, chunk, options, images, policy))
+
+    def slots(chunk: Sequence[tuple[K, Request]], perform: Callable[[Sequence[tuple[K, Request]]], Batch[B]]) -> Batch[B]:
+        return _isolated(chunk, perform, answered) if isolate_bugs else perform(chunk)
+
     if not ahead:
         for chunk in chunks:
-            yield from _keyed(chunk, finish(_begun(route, chunk, options, images)))
+            yield from _keyed(chunk, slots(chunk, answered))
         return
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
     waiting: deque[tuple[tuple[tuple[K, Request], ...], Future[Begun]]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
         try:
             while True:
-                waiting.extend((chunk, pool.submit(_begun, route, chunk, options, images)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
+                waiting.extend((chunk, pool.submit(_begun, route, chunk, options, images, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
                 if not waiting:
                     return
                 chunk, prepared = waiting.popleft()
-                yield from _keyed(chunk, finish(prepared.result()))
+                yield from _keyed(chunk, slots(chunk, partial(_finished, prepared)))
         finally:
             for _, prepared in waiting:
                 prepared.cancel()
 
 
-def _begun(route: Pipe[GenerationRequest, Any], chunk: Sequence[tuple[Any, Request]], options: GenerationOptions | None, images: ImagePolicy | None) -> Begun:
-    return begin(route, admit([request for _, request in chunk], options, images))
+def _begun(
+    route: Pipe[GenerationRequest, Any],
+    chunk: Sequence[tuple[Any, Request]],
+    options: GenerationOptions | None,
+    images: ImagePolicy | None,
+    policy: RequestPolicy | None,
+) -> Begun:
+    return begin(route, admit([request for _, request in chunk], options, images, policy))
+
+
+def _finished(prepared: Future[Begun], chunk: Sequence[Any]) -> Batch[Any]:
+    return finish(prepared.result())
+
+
+def _isolated(items: Sequence[T], perform: Callable[[Sequence[T]], Batch[B]], again: Callable[[Sequence[T]], Batch[B]]) -> Batch[B]:
+    """What `perform` gives for the items. Where a bug raises, `again` is tried with each half, down to the item that raises it, which alone fails.
+
+    A package that is missing is no bug of an item: that comes through.
+    """
+
+    def attempt() -> Result[Batch[B], MissingExtra]:
+        try:
+            return Success(perform(items))
+        except MissingExtra as missing:
+            return Failure(missing)
+
+    def failed(raised: Raised) -> InternalError:
+        return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
+
+    done = guard(attempt, failed, known=(Exception,) if len(items) > 1 else ())
+    if isinstance(done, Success):
+        made = done.unwrap()
+        if isinstance(made, Failure):
+            raise made.failure()
+        return made.unwrap()
+    if len(items) == 1:
+        return (Failure(done.failure()),)
+    half = len(items) // 2
+    return _isolated(items[:half], again, again) + _isolated(items[half:], again, again)
 
 
 def _keyed(chunk: Sequence[tuple[K, Request]], slots: Batch[Any]) -> Iterator[tuple[K, Slot[Any]]]:
@@ -110,6 +172,7 @@ async def aimap(
     window: int = 64,
     ahead: int = 0,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
 
@@ -119,7 +182,7 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, images=images):
+    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, images=images, policy=policy):
         yield slot
 
 
@@ -131,11 +194,12 @@ async def aimap_keyed(
     window: int = 64,
     ahead: int = 0,
     images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
 ) -> AsyncIterator[tuple[K, Slot[B]]]:
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    check_run(route, options, images)
+    check_run(route, options, images, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Begun]]] = deque()
@@ -146,7 +210,7 @@ async def aimap_keyed(
 
     try:
         async for chunk in _chunks(requests, window):
-            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, options, images))))
+            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, options, images, policy))))
             if len(waiting) > ahead:
                 for answer in await next_ones():
                     yield answer

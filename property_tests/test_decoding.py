@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from pipegen.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.plugins.plugin import Plugin
@@ -174,15 +174,24 @@ def test_text_and_raw_text_are_decodes_of_what_was_kept(row: Generation) -> None
     row.judged().map(holds)
 
 
+def _ending_with(stop: str, *token_ids: int) -> Generation:
+    """A row whose last token is the end token 257, and completes a stop string as well."""
+    return Generation(ToyTokenizer(), resolve(GenerationOptions(max_new_tokens=9, stop=(stop,))), (257,), token_ids, ())
+
+
 @given(generations())
+@example(_ending_with("a<|im_end|>", 97, 257))
+@example(_ending_with(REPLACEMENT, 0xC3, 257))
 def test_nothing_ends_a_row_before_its_min_new_tokens(row: Generation) -> None:  # A19
     def holds(decoded: Decoded) -> None:
         first = row.options.min_new_tokens or 0
         assert len(decoded.raw.token_ids) > first or decoded.finish in (Finish.LENGTH, Finish.ABORTED)
-        blocked = ending_ids(row.options, row.tokenizer, row.eos_token_ids)
-        ends_by_id = decoded.finish in (Finish.EOS, Finish.STOP_TOKEN)
-        assert not set(decoded.raw.token_ids[first : -1 if ends_by_id else None]) & set(blocked)
-        assert not ends_by_id or decoded.raw.token_ids[-1] in blocked
+        blocked, counted = set(ending_ids(row.options, row.tokenizer, row.eos_token_ids)), decoded.raw.token_ids[first:]
+        assert not set(counted[:-1]) & blocked
+        # The last one may be such an id. The row then ends by it, or by a stop string or a plugin that is complete with this same token.
+        ends_at_id = bool(set(counted[-1:]) & blocked)
+        assert ends_at_id or decoded.finish not in (Finish.EOS, Finish.STOP_TOKEN)
+        assert not ends_at_id or decoded.finish not in (Finish.LENGTH, Finish.ABORTED)
 
     row.judged().map(holds)
 

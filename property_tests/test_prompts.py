@@ -16,7 +16,8 @@ from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records import Job, PreparedImage, Prompt
 from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import is_ok
-from pipegen.stages.control_tokens import ControlTokens, choose_marks
+from pipegen.stages.control_tokens import ControlTokens
+from pipegen.stages.foreign_text import choose_marks
 from pipegen.stages.render import render
 from pipegen.stages.tokenize import count_tokens, encode, picture_tokens
 from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
@@ -42,7 +43,7 @@ def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
 def control(raw: Any) -> dict[str, int]:
     """The tokens that steer this family's models."""
     unknown = (raw.unk_token,) if raw.unk_token and raw.backend_tokenizer.model.__class__.__name__ == "Unigram" else ()
-    steering = (token for token in HFTokenizer(raw).control_tokens if token not in ("\n\n", "\n\n\n", "<b>", "</b>", "<|fim_prefix|>", *unknown))
+    steering = (token for token in HFTokenizer(raw).control_tokens if token not in ("\n\n", "\n\n\n", "<b>", "</b>", *unknown))
     return {token: HFTokenizer(raw).control_tokens[token] for token in steering}
 
 
@@ -128,14 +129,15 @@ def test_rejecting_refuses_exactly_what_holds_a_look_alike(make: Make, data: st.
     tokens=st.lists(st.text(alphabet="<s>|", min_size=1, max_size=5), min_size=1, max_size=5, unique=True),
     parts=st.lists(st.text(alphabet="<s>| ", max_size=12), max_size=4),
 )
-def test_hiding_leaves_no_token_keeps_the_length_and_can_be_undone(tokens: list[str], parts: list[str]) -> None:
+def test_marked_text_holds_no_token_keeps_its_length_and_can_be_undone(tokens: list[str], parts: list[str]) -> None:
     known = ControlTokens(ids={token: number for number, token in enumerate(tokens)})
-    marks = choose_marks(known, avoid="".join(parts))
-    hidden = known.hide_parts(parts, marks)
-    assert known.found_in("".join(hidden)) is None
-    assert known.found_in("".join(part.strip() for part in hidden)) is None
-    assert [len(part) for part in hidden] == [len(part) for part in parts]
-    assert [marks.put_back(part) for part in hidden] == parts
+    marks = choose_marks(known.edges, avoid="".join(parts))
+    assert marks is not None
+    marked = [marks.mark(part) for part in parts]
+    assert known.found_in("".join(marked)) is None
+    assert known.found_in("".join(part.strip() for part in marked)) is None
+    assert [len(part) for part in marked] == [len(part) for part in parts]
+    assert [marks.put_back(part) for part in marked] == parts
 
 
 # Pictures that take frames, marks and line ends.

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 import pipegen
 from pipegen.cli import main
@@ -43,18 +42,7 @@ def reader(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.fixture
-def unhurried() -> Iterator[None]:
-    """A page's property tests on a busy machine: a slow example is not a wrong one."""
-    settings.register_profile("before", settings.default)
-    settings.register_profile("pages", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
-    settings.load_profile("pages")
-    yield
-    settings.load_profile("before")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-@pytest.mark.usefixtures("unhurried")
 def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(page: Path, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a page's code prints stands in its text blocks."""
     pytest.importorskip("torch")
@@ -121,6 +109,12 @@ def test_the_tables_are_those_of_the_code(name: str) -> None:
     made: Any = tables()
     page = (DOCS / name).read_text(encoding="utf-8")
     assert page == made.with_table(page, made.TABLES[name]()), "the page is out of date: python docs/tables.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_the_commands_that_install_pipegen_are_those_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == tables().with_commands(text), "the page is out of date: python docs/tables.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

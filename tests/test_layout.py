@@ -105,11 +105,11 @@ def test_no_file_is_much_longer_than_250_lines(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_catches_every_exception(name: str) -> None:
-    """But where it raises again, and where a plugin, which is the caller's own code, fails its row (A11)."""
+    """But where it raises again, and at the border with foreign code and data, which is one file."""
     handlers = [node for node in ast.walk(tree_of(name)) if isinstance(node, ast.ExceptHandler)]
     broad = [node for node in handlers if node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")]
     for node in broad:
-        assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)) or "PluginFailed" in ast.unparse(node), f"line {node.lineno}"
+        assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)) or name == "border.py", f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -123,11 +123,9 @@ def test_what_is_not_code_is_shipped_too() -> None:
 
 
 def test_the_version_of_the_package_is_the_newest_of_the_changelog() -> None:
-    from importlib.metadata import version
-
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (HERE / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
-    assert newest.group(1) == version("pipegen")
+    assert newest.group(1) == pipegen.__version__
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nox") is None, reason="nox is not installed here")

@@ -30,7 +30,7 @@ def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.Gene
 
 def test_the_set_of_errors_is_closed() -> None:
     assert sorted(kind.__name__ for kind in ALL) == [
-        "BackendFailed", "BadImage", "GenerationError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
+        "BackendFailed", "BadImage", "GenerationError", "InternalError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
         "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
     ]  # fmt: skip
     assert {kind.__name__ for kind in ALL if kind.retryable} == {"BackendFailed", "RateLimited", "Timeout"}

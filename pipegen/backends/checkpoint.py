@@ -16,7 +16,9 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra, need
-from pipegen.backends.locate import locate
+from pipegen.backends.locate import EMBEDDED, locate
+from pipegen.backends.positions import Positions, positions_of
+from pipegen.backends.stored import dtype_of, stored_dtype
 from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField, mapping
 from pipegen.messages import ImageSource
@@ -127,12 +129,25 @@ class Checkpoint:
         return self.tokenizer.raw
 
     @cached_property
+    def vocab_size(self) -> int | None:
+        """How many ids the model takes: the rows of its embedding, as its configuration says; None where it does not. The tokenizer may have more.
+
+        An image token counts, too: some models put the image's features in the place of an id that the embedding does not have.
+        """
+        sizes = (getattr(config, "vocab_size", None) for config in (self.config.get_text_config(), self.config))
+        size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        if size is None:
+            return None
+        size += getattr(self.config, "additional_vocab_size", 0) or 0
+        return size if self.image_token_id is None else max(size, self.image_token_id + 1)
+
+    @cached_property
     def pad_token_id(self) -> int:
-        """What rows are padded with: the pad token, else an end token. Raises `ValueError` where there is neither."""
-        if self.raw_tokenizer.pad_token_id is not None:
-            return int(self.raw_tokenizer.pad_token_id)
-        if self.eos_token_ids:
-            return self.eos_token_ids[0]
+        """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
+        size = self.vocab_size
+        for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
+            if token_id is not None and token_id >= 0 and (size is None or token_id < size):
+                return int(token_id)
         raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
 
     @cached_property
@@ -143,11 +158,27 @@ class Checkpoint:
         return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
 
     @cached_property
+    def dtype(self) -> str:
+        """What the model computes in, on every engine: `float32`, `bfloat16` or `float16`.
+
+        With `dtype="auto"` that is the type that the configuration names, else that of the stored weights, else float32; the embedded model's is float32.
+        """
+        if self.load.dtype != "auto":
+            return self.load.dtype
+        if self.load.model == EMBEDDED:
+            return "float32"
+        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
+        return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
+
+    @cached_property
+    def positions(self) -> Positions:
+        """How many positions there are, and how they are scaled. Raises as `positions_of` does."""
+        return positions_of(self.config.get_text_config())
+
+    @property
     def context_length(self) -> int | None:
         """How many tokens prompt and answer may have together; None where the configuration does not say."""
-        text = self.config.get_text_config()
-        names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-        return next((int(value) for name in names if isinstance(value := getattr(text, name, None), int)), None)
+        return self.positions.context_length
 
     @cached_property
     def image_processor(self) -> Any:

@@ -33,6 +33,18 @@ class CheckpointEngine(OnModel, ABC):
         self._checkpoint = Checkpoint(load)
         self._plugins: tuple[Plugin, ...] = ()
 
+    def __repr__(self) -> str:
+        try:
+            dtype = self.dtype
+        except (ImportError, OSError, ValueError):  # the checkpoint cannot be read: its first use says why
+            dtype = self._checkpoint.load.dtype
+        return f"{type(self).__name__}({self._checkpoint.load.model!r}, dtype={dtype!r})"
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
+        return self._checkpoint.dtype
+
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         return self._plugins

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from pipegen.distribution import install_hint
+
 __all__ = ["MissingExtra", "need"]
 
 
@@ -18,7 +20,7 @@ def need(package: str, extra: str, purpose: str) -> None:
     >>> need("no_such_package", "peft", "a LoRA adapter")
     Traceback (most recent call last):
     ...
-    pipegen.backends.extras.MissingExtra: a LoRA adapter needs the package no_such_package: pip install "pipegen[peft]"
+    pipegen.backends.extras.MissingExtra: a LoRA adapter needs the package no_such_package: pip install ".[peft]" (in your clone of pipegen)
     """
     if importlib.util.find_spec(package) is None:
-        raise MissingExtra(f'{purpose} needs the package {package}: pip install "pipegen[{extra}]"', name=package)
+        raise MissingExtra(f"{purpose} needs the package {package}: {install_hint(extra)}", name=package)

@@ -38,6 +38,9 @@ class LightModel(Protocol):
     def image_token_id(self) -> int | None: ...
 
     @property
+    def vocab_size(self) -> int | None: ...
+
+    @property
     def generation_config(self) -> immutabledict[str, Any]: ...
 
     @property

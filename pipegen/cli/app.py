@@ -61,8 +61,8 @@ be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
 
-Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed, or
-ran out of tokens while thinking, 2 bad usage.
+Options of a line win over flags, flags over --options, and that over the options of --config. Exit code: 0 all good, 1 some requests failed or ran out of
+tokens while thinking, 2 bad usage, 3 a bug of pipegen's failed a request (the others were answered).
 """
 
 EXAMPLES = """\b
@@ -77,9 +77,9 @@ Examples:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from pipegen import __version__
 
-        typer.echo(f"pipegen {version('pipegen')}")
+        typer.echo(f"pipegen {__version__}")
         raise typer.Exit
 
 
@@ -114,6 +114,12 @@ def generate(
     allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch pictures from http and https URLs.", rich_help_panel=FILES)] = False,
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host though its address is private.", rich_help_panel=FILES)
+    ] = None,
+    allow_templates: Annotated[
+        bool, typer.Option("--allow-templates", help="Let requests bring chat templates of their own, in a sandbox.", rich_help_panel=FILES)
+    ] = False,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each picture.", rich_help_panel=FOLDER)] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
@@ -153,7 +159,7 @@ def generate(
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.plugins import plugins_of
-    from pipegen.cli.usage import images_of, load_of, run_options
+    from pipegen.cli.usage import images_of, load_of, policy_of, run_options
 
     files = Files(
         source=source,
@@ -173,8 +179,9 @@ def generate(
     local |= {"device": device, "device_map": device_map, "compile": compile_steps}
     local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
     there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
+    policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, there, local)
-    raise typer.Exit(run_generate(files, load, run_options(flags, options, load), images_of(image_root, allow_http, allow_host or ())))
+    raise typer.Exit(run_generate(files, load, run_options(flags, options, load), images_of(image_root, allow_http, allow_host or ()), policy))
 
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")
@@ -192,14 +199,17 @@ def demo(
 
 
 @app.command(short_help="What is installed, and what each engine honours.")
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also tell what engines make of this model: its dtype and its length.")] = None,
+) -> None:
     """What is installed, which engines can run here, what each honours, and what to install for the rest.
 
     Exit code: 0 when an engine can run here, else 1.
     """
     from pipegen.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json=as_json))
+    raise typer.Exit(run_doctor(model, as_json=as_json))
 
 
 @app.command(short_help="Where two files of results part.")

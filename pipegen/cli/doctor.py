@@ -10,6 +10,7 @@ from typing import Any
 
 from pipegen import strict_json
 from pipegen.capabilities import ENGINES, FEATURES
+from pipegen.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.engine_names import shown
 from pipegen.options import option_names
 
@@ -17,7 +18,7 @@ __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
 
 _SERVERS = ("vllm_server", "sglang_server", "vllm_chat", "sglang_chat", "openai_chat")
 ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm", **dict.fromkeys(_SERVERS, "online")}
-"""The extra that each engine comes with: `pip install "pipegen[hf]"`."""
+"""The extra that each engine comes with."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
@@ -25,11 +26,14 @@ PACKAGES = (
 """Whose versions are told, in this order."""
 
 
-def examine() -> dict[str, Any]:
-    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices."""
+def examine(model: str | None = None) -> dict[str, Any]:
+    """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices.
+
+    With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError` or `MissingExtra` where it cannot be read.
+    """
     engines = {name: _engine(extra) for name, extra in ENGINE_EXTRAS.items()}
     return {
-        "pipegen": _version("pipegen"),
+        "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -38,6 +42,23 @@ def examine() -> dict[str, Any]:
         "extras": {name: _missing(name) for name in ("hf", "peft", "online") if _missing(name)},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
+    } | ({} if model is None else {"model": _model(model)})
+
+
+def _model(name: str) -> dict[str, Any]:
+    """What every engine in this process makes of a checkpoint where nothing else is asked; reads no weights."""
+    from pipegen.backends.checkpoint import Checkpoint
+    from pipegen.records import ModelLoadConfig
+
+    checkpoint = Checkpoint(ModelLoadConfig(model=name))
+    positions = checkpoint.positions
+    return {
+        "name": name,
+        "type": checkpoint.config.model_type,
+        "dtype": checkpoint.dtype,
+        "context_length": positions.context_length,
+        "long_rope_after": positions.long_after,
+        "images": checkpoint.takes_images,
     }
 
 
@@ -51,7 +72,7 @@ def _version(package: str) -> str | None:
 def _needs(extra: str) -> tuple[str, ...]:
     """What an extra of pipegen requires, such as `torch>=2.6`, by pipegen's own metadata."""
     try:
-        requirements = metadata.requires("pipegen") or ()
+        requirements = metadata.requires(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
         return ()
     return tuple(one.split(";")[0].strip() for one in requirements if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", one))
@@ -64,7 +85,7 @@ def _missing(extra: str) -> list[str]:
     for requirement in requirements:
         found = re.match(r"([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*)", requirement)
         name, versions = (found[1], found[3]) if found else (requirement, "")
-        if name.lower() == "pipegen":
+        if name.lower() == DISTRIBUTION:
             continue
         version = _version(name)
         if version is None:
@@ -84,7 +105,7 @@ def _takes(versions: str, version: str) -> bool:
 
 def _engine(extra: str) -> dict[str, Any]:
     missing = _missing(extra)
-    return {"runs": not missing, "missing": missing, "install": f'pip install "pipegen[{extra}]"' if missing else None}
+    return {"runs": not missing, "missing": missing, "install": install_command(extra) if missing else None}
 
 
 def _devices() -> list[str]:
@@ -99,9 +120,13 @@ def _devices() -> list[str]:
     return [*devices, f"cpu ({torch.get_num_threads()} threads)"]
 
 
-def run_doctor(*, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here, else 1."""
-    seen = examine()
+def run_doctor(model: str | None, *, as_json: bool) -> int:
+    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read), else 1."""
+    try:
+        seen = examine(model)
+    except (ImportError, OSError, ValueError) as error:  # of the model alone
+        print(f"pipegen doctor: {error}", file=sys.stderr)
+        return 1
     if as_json:
         print(strict_json.dump(seen))
     else:
@@ -111,6 +136,7 @@ def run_doctor(*, as_json: bool) -> int:
 
 def _show(seen: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(file=sys.stdout, highlight=False)
@@ -127,7 +153,10 @@ def _show(seen: dict[str, Any]) -> None:
         + ("comes with pipegen, on Hugging Face transformers" if seen["engines"]["hf"]["runs"] else "comes with pipegen, and needs Hugging Face transformers")
     )
     for extra, problems in seen["extras"].items():
-        console.print(f'To get {extra}: [bold]pip install "pipegen\\[{extra}]"[/]  ({"; ".join(problems)})', soft_wrap=True)
+        console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
+    if "model" in seen:
+        told = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
+        console.print(f"[bold]{escape(seen['model']['name'])}[/]  {told}", soft_wrap=True)
     table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for engine in ENGINES:

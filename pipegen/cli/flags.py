@@ -61,6 +61,7 @@ HELP: Mapping[str, tuple[str, str]] = {
     "continue_final_message": (CHAT, "Continue the last assistant turn instead."),
     "enable_thinking": (CHAT, "The chat template's thinking switch, where it has one."),
     "control_tokens": (CHAT, "What text that looks like a control token becomes: plain text, an error, or the token."),
+    "trust": (CHAT, "What may hold control tokens besides system turns: assistant, tools or template_kwargs; may be given several times."),
     "template": (CHAT, "A chat template (Jinja) instead of the checkpoint's own."),
     "template_kwargs": (CHAT, "Further variables for the template, as a JSON object."),
     "min_pixels": (PICTURES, "Enlarge smaller pictures to this many pixels (an area)."),

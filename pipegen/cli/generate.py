@@ -9,25 +9,32 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra
+from pipegen.border import guard
 from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
-from pipegen.cli.outputs import Tally, say, write_line, write_sidecar
+from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
 from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
+from pipegen.errors import InternalError
 from pipegen.fields import record
 from pipegen.folders import SUFFIXES, pictures_in
 from pipegen.options import GenerationOptions
 from pipegen.plugins import Plugin
-from pipegen.requests import GenerationRequest, ImagePolicy
-from pipegen.slots import Slot
+from pipegen.records import GenerationResult
+from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.slots import Slot, is_ok
 from pipegen.watched import watched
 from pipegen.windows import imap_keyed
 
 __all__ = ["Files", "run_generate"]
 
+BUG = 3
+"""The exit code where a bug of pipegen's failed a request."""
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 
@@ -57,13 +64,16 @@ class Files:
         return Path(self.source) if self.source != "-" and os.path.isdir(self.source) else None
 
 
-def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy) -> int:
-    """Run it and give back the exit code: 0 all good, 1 requests or samples failed, had no answer or could not be written; 130 and 141 as shells have it."""
+def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy) -> int:
+    """Run it and give back the exit code.
+
+    0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
+    """
     _check(files, options)
     began = time.monotonic()
     tally = Tally()
     try:
-        code = _generate(files, load, options, images, tally)
+        code = _generate(files, load, options, images, policy, tally)
     except KeyboardInterrupt:
         say("interrupted; what was written is kept")
         code = INTERRUPTED
@@ -72,7 +82,7 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     return code
 
 
-def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, tally: Tally) -> int:
+def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
         if isinstance(load, Server) and load.system is not None:
@@ -85,19 +95,36 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         if is_shown(not files.quiet):
             route = watched(route, tells(moved, tally, under_way, window))
         try:
-            for place, slot in imap_keyed(route, _noted(items, under_way), options, window=window, ahead=_ahead(files, load), images=images):
+            asked = _noted(items, under_way)
+            settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "images": images, "policy": policy, "isolate_bugs": True}
+            for place, slot in imap_keyed(route, asked, options, **settings):
                 under_way.popleft()
-                kept = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
+                kept, line = _finished(slot, place, load, files)
                 tally.count(kept, place.id)
                 if out is not None:
                     try:
-                        write_line(out, kept, place, load.model, brief=files.brief)
+                        out.write(line)
+                        out.flush()
                     except OSError as refusal:
                         return _unwritable(out, refusal, files)
                 moved(place.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
-    return 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
+    return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
+
+
+def _finished(slot: Slot[GenerationResult], place: Place, load: Load, files: Files) -> tuple[Slot[GenerationResult], bytes]:
+    """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
+
+    def kept() -> tuple[Slot[GenerationResult], bytes]:
+        told = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
+        return told, line_of(told, place, load.model, brief=files.brief)
+
+    made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
+    if is_ok(made):
+        return made.unwrap()
+    failed: Slot[GenerationResult] = Failure(made.failure())
+    return failed, line_of(failed, place, load.model, brief=files.brief)
 
 
 def _ahead(files: Files, load: Load) -> int:

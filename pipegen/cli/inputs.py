@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from returns.result import Failure, Success
 
 from pipegen.batch_file import CHAT, ENDPOINTS, is_batch, request_from_batch
+from pipegen.border import Raised, guard
 from pipegen.errors import InvalidRequest
 from pipegen.folders import pictures_in
 from pipegen.io import Line, LineId, lines_of, request_from_line, values_of_line
@@ -43,8 +45,17 @@ class Item(NamedTuple):
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
     """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative picture paths start at `folder` (None: as the policy has it)."""
     for line in lines_of(stream):
-        item = _from_batch(line) or _from_line(line)
-        yield item if folder is None else item._replace(slot=item.slot.map(lambda request: _based(request, folder)))
+        read = guard(partial(_item, line, folder), partial(_unread, line))
+        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Place(str(line.number), line.end))
+
+
+def _unread(line: Line, raised: Raised) -> InvalidRequest:
+    return InvalidRequest(f"line {line.number}: it cannot be read: {raised.words}", incident=raised.incident)
+
+
+def _item(line: Line, folder: Path | None) -> Item:
+    item = _from_batch(line) or _from_line(line)
+    return item if folder is None else item._replace(slot=item.slot.map(lambda request: _based(request, folder)))
 
 
 def _from_line(line: Line) -> Item:

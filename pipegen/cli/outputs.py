@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 from unicodedata import category
 
 from returns.result import Failure
@@ -14,12 +13,12 @@ from returns.result import Failure
 from pipegen import strict_json
 from pipegen.batch_file import batch_line
 from pipegen.cli.inputs import Place
-from pipegen.errors import InvalidRequest
+from pipegen.errors import InternalError, InvalidRequest
 from pipegen.io import LineId, to_plain
 from pipegen.records import GenerationResult
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Tally", "printable", "say", "write_line", "write_sidecar"]
+__all__ = ["Tally", "line_of", "printable", "say", "write_sidecar"]
 
 TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that show the text after them in another direction."""
@@ -39,11 +38,10 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def write_line(out: BinaryIO, slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> None:
-    """One line, in the form that the request had, written through at once."""
+def line_of(slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> bytes:
+    """One line, in the form that the request had."""
     line = to_plain(slot, place.id, brief=brief) if place.batch is None else batch_line(slot, str(place.id), model, place.batch)
-    out.write(strict_json.dump(line).encode() + b"\n")
-    out.flush()
+    return strict_json.dump(line).encode() + b"\n"
 
 
 def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
@@ -86,6 +84,11 @@ class Tally:
         """How many failed."""
         return self.errors.total()
 
+    @property
+    def bugs(self) -> int:
+        """How many failed by a bug of pipegen's."""
+        return self.errors[InternalError.__name__]
+
     def count(self, slot: Slot[GenerationResult], name: LineId) -> None:
         """Count one request."""
         if is_ok(slot):
@@ -124,5 +127,7 @@ class Tally:
         if self.unanswered:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
+        if self.bugs:
+            lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback that stands above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
         return "\n".join(lines)

@@ -12,12 +12,12 @@ import base64
 import html
 import mimetypes
 from collections.abc import Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegen import strict_json
 from pipegen.cli import pictures
 from pipegen.cli.outputs import printable
+from pipegen.distribution import version
 from pipegen.records import GenerationResult
 from pipegen.slots import is_ok
 
@@ -73,7 +73,7 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
     )
     chips = "".join(f"<li>{_text(fact)}</li>" for fact in facts)
     cards = "\n".join(_card(outcome) for outcome in outcomes)
-    return PAGE.format(style=STYLE, chips=chips, cards=cards, version=_text(metadata.version("pipegen")))
+    return PAGE.format(style=STYLE, chips=chips, cards=cards, version=_text(version()))
 
 
 def _card(outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ from pipegen.fields import InvalidField, nearest
 from pipegen.options import GenerationOptions, merge
 from pipegen.pipe import fallback
 from pipegen.records import ModelLoadConfig
-from pipegen.requests import ImagePolicy
+from pipegen.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:
     from pipegen.pipe import Pipe
@@ -34,6 +34,7 @@ __all__ = [
     "load_of",
     "open_route",
     "open_routes",
+    "policy_of",
     "refuse",
     "run_options",
     "runs_here",
@@ -162,6 +163,20 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
         return ImagePolicy(root=root, allow_http=allow_http, allowed_hosts=tuple(allowed_hosts))
     except InvalidField as refusal:
         refuse(str(refusal), "--allow-host")
+
+
+def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
+    """What a request may ask for, from flags such as `--limit max_samples=5000`."""
+    said: dict[str, int] = {}
+    for limit in limits:
+        name, _, number = limit.partition("=")
+        if not number.isdecimal() or name == "allow_templates":
+            refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
+        said[name] = int(number)
+    try:
+        return RequestPolicy(allow_templates=allow_templates, **said)
+    except InvalidField as refusal:
+        refuse(str(refusal), "--limit")
 
 
 def open_route(load: ModelLoadConfig) -> Route:

@@ -13,12 +13,14 @@ import struct
 import threading
 import warnings
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.border import Raised, guard
 from pipegen.errors import BadImage, UnsupportedOption
 from pipegen.records import PreparedImage
+from pipegen.stages.image_files import MOST_PARTS, Parts, most_scans, parts_of
 from pipegen.stages.image_sizes import ImageSpec, fit, nearest_sides, pixel_budget
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from pipegen.requests import ImagePolicy
     from pipegen.slots import Slot
 
-__all__ = ["FORMATS", "ImageSpec", "digest", "open_picture", "prepare"]
+__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_picture", "prepare"]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """The file formats that are read, as Pillow names them. Those that run an interpreter (EPS, PDF) or embed other files are left out."""
@@ -47,9 +49,12 @@ BROKEN = (
     RuntimeError,  # the AVIF decoder
     MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole picture at once
 )
-"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`."""
+"""What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """EXIF orientation -> `PIL.Image.Transpose`: what brings the picture upright."""
+_SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
+"""The formats that everybody reads alike, and what they are called on the wire."""
+_SAVE_AGAIN = "save it again with a usual program"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _BAND = 2**20
 """Pixels hashed at a time, so that no second copy of a large picture is made."""
@@ -93,28 +98,96 @@ def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image
     >>> open_picture(b"no picture", ImagePolicy()).failure().message
     'picture 0 (10 bytes) is not a picture in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
-    from PIL import Image, UnidentifiedImageError
+    return _opened(data, policy, index).map(lambda opened: opened.image)
+
+
+class FileToSend(NamedTuple):
+    """An image file for others: the kind, as in `image/png`, and its bytes."""
+
+    kind: str
+    data: bytes
+
+
+def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileToSend]:
+    """An image file that any reader sees the same pixels in as `open_picture`. Fails as that does.
+
+    A JPEG or PNG stays as it is, metadata and all, where its pixels are taken as they are: upright, opaque, of 8 bits. Else it is a PNG.
+
+    >>> from pipegen.requests import ImagePolicy
+    >>> from pipegen.testing.pictures import picture
+    >>> [file_to_send(data, ImagePolicy()).unwrap().data == data for data in (picture("JPEG"), picture("JPEG", orientation=6))]
+    [True, False]
+    """
+
+    def file_of(opened: _Opened) -> FileToSend:
+        if opened.kind:
+            return FileToSend(opened.kind, data)
+        buffer = io.BytesIO()
+        opened.image.save(buffer, "PNG", compress_level=1)
+        return FileToSend("png", buffer.getvalue())
+
+    return _opened(data, policy, index).map(file_of)
+
+
+class _Opened(NamedTuple):
+    """A decoded image, and the kind of its file where that may be sent as it is."""
+
+    image: Image.Image
+    kind: str
+
+
+def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
+    def unknown(raised: Raised) -> BadImage:
+        return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
+
+    parts = parts_of(data)
+    if parts.count > MOST_PARTS:
+        return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
 
     with _SILENCE:
-        try:
-            with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
-                width, height = image.size
-                if width * height > policy.max_source_pixels:
-                    message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
-                    return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
-                image.load()
-                upright = _turn(_rgb(image), _orientation(image))
-        except UnidentifiedImageError:
-            if not data:
-                return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
-            message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
-            return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
-        except Image.DecompressionBombError as raised:
-            hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-            return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
-        except BROKEN as raised:
-            return Failure(BadImage(index, message=f"picture {index} cannot be decoded: {type(raised).__name__}: {raised}"[:300]))
-    return Success(upright)
+        return guard(lambda: _decoded(data, policy, index, parts), unknown, known=BROKEN).bind(lambda decoded: decoded)
+
+
+def _decoded(data: bytes, policy: ImagePolicy, index: int, parts: Parts) -> Slot[_Opened]:
+    """The image, or what is wrong with the file. Decoders raise whatever they like."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+            width, height = image.size
+            if width * height > policy.max_source_pixels:
+                message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
+                return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
+            scans, most = _scans(image, data, parts), most_scans(width * height)
+            if scans > most:
+                message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
+            image.load()
+            orientation = _orientation(image)
+            kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
+            upright = _turn(_rgb(image), orientation)
+    except UnidentifiedImageError:
+        if not data:
+            return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
+        message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
+        return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
+    except Image.DecompressionBombError as raised:
+        hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
+        return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
+    return Success(_Opened(upright, kind))
+
+
+def _scans(image: Image.Image, data: bytes, parts: Parts) -> int:
+    """How often the decoder goes over the pixels. A TIFF may be made of JPEGs, one for each of its tiles."""
+    if image.format == "TIFF" and image.info.get("compression") == "jpeg":
+        return -(-data.count(b"\xff\xda") // max(1, len(getattr(image, "tile", ()))))
+    return parts.scans
+
+
+def _is_plain(image: Image.Image, orientation: int) -> bool:
+    """Whether the pixels are taken as the file has them."""
+    one = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
+    return image.mode in ("RGB", "L") and orientation not in _TURNS and not image.has_transparency_data and one
 
 
 def _known_formats() -> list[str]:
@@ -126,11 +199,8 @@ def _known_formats() -> list[str]:
 
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8. EXIF that cannot be read turns nothing: the pixels themselves are whole."""
-    try:
-        # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
-        found = image.getexif().get(0x0112, 1)
-    except BROKEN:
-        return 1
+    # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
+    found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
     return found if isinstance(found, int) else 1
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.capabilities import ENGINES, Capabilities, missing
 from pipegen.engine_names import shown
-from pipegen.errors import GenerationError, InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
+from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.options import GenerationOptions, flat_values, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job
 from pipegen.requests import GenerationRequest
-from pipegen.slots import Slot
-from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.watch import ask_plugin
 
-__all__ = ["check_fit", "check_support", "room"]
+__all__ = ["check_fit", "check_ids", "check_support", "room"]
 
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
 
@@ -49,24 +49,20 @@ def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, .
             hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
-        refused = _refused(plugin, job.request)
-        if refused is not None:
-            return Failure(refused)
+        asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
+        if not is_ok(asked):
+            return Failure(asked.failure())
+        if asked.unwrap() is not None:
+            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {asked.unwrap()}", plugin=plugin.name))
     return Success(job)
 
 
-def _refused(plugin: Plugin, request: GenerationRequest) -> GenerationError | None:
-    if plugin.refuses is None:
-        return None
-    try:
-        reason = plugin.refuses(request)
-    except PLUGIN_ERRORS as raised:
-        return plugin_failed(plugin, raised)
-    if reason is None:
-        return None
-    if not isinstance(reason, str):
-        return PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name)
-    return UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {reason}", plugin=plugin.name)
+def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:
+    """Why the plugin does not take the request; None where it does."""
+    reason: object = plugin.refuses(request) if plugin.refuses is not None else None
+    if reason is None or isinstance(reason, str):
+        return Success(reason)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name))
 
 
 _EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
@@ -88,15 +84,35 @@ def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
 
 
+def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
+    """The error where the prompt or `stop_token_ids` hold an id that the model does not have; None where they do not, or its vocabulary is not known.
+
+    A tokenizer may have more ids than the model's embedding has rows. One such id would end the call for every row.
+    """
+    if vocab_size is None:
+        return None
+    prompt, stop = encoded.prompt, encoded.options.stop
+    told = () if stop is None else stop.stop_token_ids or ()
+    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), ("stop_token_ids holds", told)):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
+            words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"
+            return InvalidRequest(words, hint="leave the token out; where the tokenizer has more tokens than the model, resize the model's embedding")
+    return None
+
+
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     """Whether the prompt keeps to `max_prompt_tokens`, and prompt and answer fit the model; `on_overflow="clip"` lowers `max_new_tokens` until they do.
 
     Gives `PromptTooLong` with the prompt's tokens and the limit that it broke (the lower one, where it broke both), or `InvalidRequest` for an
-    empty prompt, which would crash some engines.
+    empty prompt and for ids that the model does not have (see `check_ids`), which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
         return Failure(InvalidRequest("the prompt is empty: an engine needs at least one token"))
+    unknown = check_ids(encoded, capabilities.vocab_size)
+    if unknown is not None:
+        return Failure(unknown)
     asked = encoded.options.max_prompt_tokens
     if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))

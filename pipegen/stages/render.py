@@ -1,7 +1,11 @@
-"""Render: the request's messages to prompt text, by its chat template, once.
+"""Render: the request's messages to prompt text, by its chat template.
 
-Plain prompts and given token ids pass without a template. Look-alikes of control tokens in user and tool content are hidden from the tokenizer (see
-`pipegen.stages.control_tokens`), refused or allowed, as the options say.
+The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. Foreign
+text (see `pipegen.stages.foreign_text`) that holds a character which can begin or end a control token is rendered with marks in the place of these
+characters: that is the conversation with harmless words. All other requests are rendered once, as they are.
+
+Some templates look into the words: they split an answer at `</think>`, or escape `<`. What they make of the unmarked words is taken where its control
+tokens are those of the marked render.
 
 >>> from pipegen.options import GenerationOptions, resolve
 >>> from pipegen.requests import TextGenerationRequest
@@ -15,8 +19,9 @@ Plain prompts and given token ids pass without a template. Look-alikes of contro
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate, groupby
 from typing import Any
 
 from immutabledict import immutabledict
@@ -27,14 +32,16 @@ from pipegen.fields import record
 from pipegen.messages import plain_messages
 from pipegen.options import ChatTemplateOptions
 from pipegen.records import Job, Thinking
-from pipegen.slots import Slot
-from pipegen.stages.control_tokens import ControlTokens, Marks, choose_marks, control_tokens, rewrite_untrusted
-from pipegen.stages.template import call_template, honours_thinking, shape_content, thaw, written_by
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.control_tokens import ControlTokens, control_tokens
+from pipegen.stages.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign
+from pipegen.stages.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
 from pipegen.tokenizer import Renderer, Tokenizer
 
-__all__ = ["Rendered", "render"]
+__all__ = ["Rendered", "hides_nothing", "render"]
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
+_ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
 
 
 @record
@@ -59,52 +66,116 @@ class Rendered:
 def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
-    Messages go through the chat template, which is called once for them; `written` holds the added tokens that stand for the request's pictures, which
-    are control tokens too. A plain prompt stands as it is written (control tokens included), with
-    `bos_token` in front unless it is there already. Token ids stand as they are.
+    Messages go through the chat template; `written` holds the added tokens that stand for the request's images, which are control tokens too. A plain
+    prompt is taken as it is written, with `bos_token` in front unless it is there already; its control tokens count, unless `control_tokens` asks for
+    "text" or "reject". Token ids are taken as they are.
     """
-    request, chat = job.request, job.options.chat
+    request, chat = job.request, job.options.chat or ChatTemplateOptions()
     if request.prompt_token_ids is not None:
         return Success(Rendered(token_ids=request.prompt_token_ids))
-    if request.prompt is not None:
-        bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
-        return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
-    return _render_messages(job, chat or ChatTemplateOptions(), tokenizer, renderer, written)
+    if request.prompt is None:
+        return _render_messages(job, chat, tokenizer, renderer, written)
+    if chat.control_tokens in ("text", "reject"):
+        return _guarded_prompt(request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
+    bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
+    return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
+
+
+def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
+    found = control.found_in(prompt)
+    refuses = chat.control_tokens == "reject"
+    if found and refuses:
+        return Failure(_refused("prompt", found[1]))
+    marks = choose_marks(control.edges.intersection(prompt), avoid=[prompt]) if found else Marks()
+    if marks is None:
+        return Failure(_no_marks())
+    return Success(Rendered(text=bos + prompt, hidden=bos + marks.mark(prompt), bos=bos, marks=marks, control=control, refuses=refuses))
 
 
 def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
-    messages = plain_messages(job.request.messages or ())
     more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
-    refusal = _refusal(messages, chat, more, renderer)
+    said = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
+    refusal = _refusal(said.messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
-    tools = [thaw(tool) for tool in job.request.tools]
-    honoured = honours_thinking(renderer, chat.template, more)
-    control, marks = None, Marks()
-    if chat.control_tokens != "allow":
-        control = control_tokens(tokenizer, written_by(renderer, chat.template, more), written)  # remembered, both: the same string each time
-        found = _look_alikes(messages, control)
-        if found and chat.control_tokens == "reject":
-            place, token = found[0]
-            return Failure(
-                InvalidRequest(f"{place} holds the control token {token!r}", hint='take it out, or set control_tokens="text" to keep it as plain text')
-            )
-        if found:
-            marks = choose_marks(control, avoid=json.dumps([messages, tools, thaw(more), chat.template, renderer.template], ensure_ascii=False))
-            messages = _hidden(messages, control, marks)
-    variables = {
+    probed = probe_variables(more)
+    honoured = honours_thinking(renderer, chat.template, probed)
+    thinking: Thinking = "honoured" if honoured else "unsupported"
+    switches = {
         "add_generation_prompt": bool(chat.add_generation_prompt),
         "continue_final_message": bool(chat.continue_final_message),
         **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
-        **thaw(more),
     }
-    shaped = [shape_content(message, renderer, chat.template, more) for message in messages]
 
-    def rendered(hidden: str) -> Rendered:
-        thinking: Thinking = "honoured" if honoured else "unsupported"
-        return Rendered(text=marks.put_back(hidden), hidden=hidden, marks=marks, control=control, refuses=chat.control_tokens == "reject", thinking=thinking)
+    def write(one: Conversation) -> Slot[str]:
+        shaped = [shape_content(message, renderer, chat.template, probed) for message in one.messages]
+        return call_template(renderer, shaped, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
 
-    return call_template(renderer, shaped, tools=tools, template=chat.template, variables=variables).map(rendered)
+    if chat.control_tokens == "allow":
+        return write(said).map(lambda text: Rendered(text=text, hidden=text, thinking=thinking))
+    # Both are remembered: what is found out about a template is the same string each time.
+    control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
+    source = "\n".join(text for text in (chat.template, renderer.template) if text)
+    whole = composes(source, control.ids)
+    guarded = control.letters if whole else control.edges
+    trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
+    words = foreign(said, trust)
+    joined = "\0".join(text for _, text in words)
+    present = {character for character in guarded if character in joined}
+
+    def rendered(hidden: str, marks: Marks) -> Rendered:
+        return Rendered(text=marks.put_back(hidden), hidden=hidden, marks=marks, control=control, refuses=refuses, thinking=thinking)
+
+    if not present:
+        return write(said).map(lambda text: rendered(text, Marks()))
+    found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
+    if found:
+        return Failure(_refused(*found))
+    marks = choose_marks(present, avoid=[source, "\0".join(text for _, text in foreign(said, ()))])
+    if marks is None:
+        return Failure(_no_marks())
+    edges = marks.only(control.edges)
+    known = known_words(source) if whole else frozenset[str]()
+    chosen = _chosen(write, said, trust, marks, control, lambda text, _: edges.mark(text) if text in known else marks.mark(text))
+    if not (refuses and is_ok(chosen)) or hides_nothing(*chosen.unwrap(), control):
+        return chosen.map(lambda pair: rendered(*pair))
+    found = _look_alike(words, control)
+    return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
+
+
+def _chosen(
+    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
+) -> Slot[tuple[str, Marks]]:
+    """The render whose control tokens count, with its marks: the first of three whose control tokens are those of the marked conversation."""
+
+    full = write(rewrite_foreign(said, trust, mark))
+    if not is_ok(full):
+        return Failure(full.failure())
+    chosen = full.unwrap()
+    answers = any(message["role"] == "assistant" for message in said.messages)
+    if answers and not hides_nothing(chosen, marks, control):  # templates take the thoughts out of earlier answers
+        text = write(rewrite_foreign(said, trust | {"assistant"}, mark))
+        if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
+            chosen = text.unwrap()
+    if hides_nothing(chosen, marks, control):
+        plain = write(said)
+        if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
+            return Success((plain.unwrap(), Marks()))
+    return Success((chosen, marks))
+
+
+def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
+    """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
+    if not marks.originals:
+        return True
+    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
+    return len(shown) == len(own) and all(one == marks.put_back(two) for one, two in zip(shown, own, strict=True))
+
+
+def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:
+    """Whether the render of the words themselves has the control tokens of the marked one, and differs from it in nothing but stretches with marks."""
+    own, other = control.pieces(plain), control.pieces(hidden)
+    return len(own) == len(other) and all(one == two or (row % 2 == 0 and marks.in_text(two)) for row, (one, two) in enumerate(zip(own, other, strict=True)))
 
 
 def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Mapping[str, Any], renderer: Renderer) -> InvalidRequest | TemplateFailed | None:
@@ -119,24 +190,22 @@ def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Ma
     return None
 
 
-def _look_alikes(messages: list[dict[str, Any]], control: ControlTokens) -> list[tuple[str, str]]:
-    """The places of look-alikes in user and tool content, each with the token."""
-    found: list[tuple[str, str]] = []
-
-    def look(texts: list[str], places: list[str]) -> list[str]:
-        stripped = [text.strip() for text in texts]
-        for parts in (texts, stripped) if texts != stripped else (texts,):
-            seen = control.found_in("".join(parts))
-            if seen:
-                ends = [sum(map(len, parts[: row + 1])) for row in range(len(parts))]
-                row = next(row for row, end in enumerate(ends) if seen[0] < end)
-                found.append((places[row], seen[1]))
-                break
-        return texts
-
-    rewrite_untrusted(messages, look)
-    return found
+def _refused(place: str, token: str) -> InvalidRequest:
+    return InvalidRequest(f"{place} holds the control token {token!r}", hint=_ADVICE)
 
 
-def _hidden(messages: list[dict[str, Any]], control: ControlTokens, marks: Marks) -> list[dict[str, Any]]:
-    return rewrite_untrusted(messages, lambda texts, _: control.hide_parts(texts, marks))
+def _no_marks() -> InvalidRequest:
+    words = "the request holds text that looks like control tokens, and so many private-use characters that none is left to mark it with"
+    return InvalidRequest(words, hint="take either of them out")
+
+
+def _look_alike(words: Collection[tuple[str, str]], control: ControlTokens) -> tuple[str, str] | None:
+    """The place of the first text that looks like a control token, and the token; text parts of one message may make it together."""
+    for _, group in groupby(words, key=lambda entry: entry[0].partition(".content[")[0] if ".content[" in entry[0] else entry[0]):
+        parts = list(group)
+        for form in (str, str.strip):
+            written = [form(text) for _, text in parts]
+            found = control.found_in("".join(written))
+            if found:
+                return parts[bisect_right(list(accumulate(map(len, written))), found[0])][0], found[1]
+    return None

@@ -119,15 +119,18 @@ def endings(options: GenerationOptions, plan: StopPlan, eos_token_ids: Sequence[
     return ids
 
 
-def ending_ids(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+def ending_ids(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int | None = None) -> tuple[int, ...]:
     """The ids that end a row, sorted: what an engine stops at, and must not draw as one of the first `min_new_tokens` tokens.
+
+    Ids from `vocab_size` on, which the model cannot generate, are left out.
 
     >>> from pipegen.options import resolve
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> ending_ids(resolve(GenerationOptions(stop=("<|im_end|>", "END"))), ToyTokenizer(), (0, 258))
     (0, 257, 258)
     """
-    return tuple(sorted(endings(options, plan_stops(options, tokenizer), eos_token_ids)))
+    ids = endings(options, plan_stops(options, tokenizer), eos_token_ids)
+    return tuple(sorted(number for number in ids if vocab_size is None or number < vocab_size))
 
 
 def text_offset(raw_offset: int, text_ends: Sequence[int], raw_ends: Sequence[int]) -> int:

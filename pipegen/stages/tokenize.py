@@ -1,7 +1,8 @@
 """Tokenise: prompt text to token ids, once, and the record that every engine gets.
 
-A prompt without hidden look-alikes takes one plain call of the tokenizer, so its ids are the plain ones by construction. In a prompt with some, each
-stretch between two control tokens that holds none keeps its plain ids, and the others are encoded by a tokenizer that knows no control tokens.
+A prompt whose foreign text holds nothing that looks like a control token takes one plain call of the tokenizer, so its ids are the plain ones by
+construction. In another one, the stretches between two control tokens that hold nothing of the kind keep their plain ids, and the others are encoded by a
+tokenizer that knows no control tokens.
 
 >>> from pipegen.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import groupby
 
 from returns.result import Failure, Success
 
@@ -25,7 +27,8 @@ from pipegen.records import Job, PreparedImage, Prompt
 from pipegen.requests import GenerationRequest
 from pipegen.slots import Slot
 from pipegen.stages.control_tokens import ControlTokens
-from pipegen.stages.render import Rendered, render
+from pipegen.stages.foreign_text import Marks
+from pipegen.stages.render import Rendered, hides_nothing, render
 from pipegen.tokenizer import Renderer, Tokenizer
 
 __all__ = ["count_tokens", "encode", "picture_tokens"]
@@ -115,45 +118,92 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
             if number >= tokenizer.vocab_size:
                 return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {number}, and the vocabulary has {tokenizer.vocab_size} ids"))
         return Success(rendered.token_ids)
-    text = rendered.hidden or ""
+    hidden = rendered.hidden or ""
+    text = rendered.marks.put_back(hidden)
     try:
         text.encode()
     except UnicodeEncodeError as refusal:
         words = f"the prompt holds half a surrogate pair at character {refusal.start}"
         return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    bos = tokenizer.encode(rendered.bos) if rendered.bos else ()
     if rendered.control is None:
-        bos = tokenizer.encode(rendered.bos) if rendered.bos else ()
         return Success(bos + tokenizer.encode(text[len(rendered.bos) :]))
-    return _guarded_ids(text, rendered, rendered.control, tokenizer)
+    guarded = _guarded_ids(hidden[len(rendered.bos) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
+    return guarded.map(lambda ids: bos + ids)
 
 
-def _guarded_ids(text: str, rendered: Rendered, control: ControlTokens, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
-    """Ids in which every control id comes from a control token that stands in the text with look-alikes hidden.
+def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: Tokenizer, *, refuses: bool) -> Slot[tuple[int, ...]]:
+    """Ids in which every control id comes from a control token that is in the text while its marks are.
 
-    A tokenizer may see further control tokens where it normalises text, or where its vocabulary holds them as words. Then no plain ids are used.
+    They are the plain ids where these have just those control ids. A tokenizer may see others: of what the marks stand for, where it normalises text, or
+    where its vocabulary holds control tokens as words.
     """
-    plain = tokenizer.encode(text)
-    known = control.known
-    pieces = control.pieces(text)
-    written, seen = [control.ids[token] for token in pieces[1::2]], list(filter(known.__contains__, plain))
-    if not rendered.marks.originals and _is_within(seen, written):
-        return Success(plain)
-    if rendered.refuses:
+    pieces = control.pieces(hidden)
+    if hides_nothing(hidden, marks, control):
+        plain = tokenizer.encode(marks.put_back(hidden))
+        seen = [number for number in plain if number in control.known]
+        written = [control.ids[token] for token in pieces[1::2]]
+        if seen == written or seen == [control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)]:
+            return Success(plain)
+    if refuses:
         return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
-    groups = _split_at(plain, known) if seen == written else None
     out: list[int] = []
-    for row, piece in enumerate(pieces[0::2]):
-        before, after = pieces[2 * row - 1] if row else "", pieces[2 * row + 1] if 2 * row + 1 < len(pieces) else ""
-        if groups is not None and not rendered.marks.in_text(piece):
-            out += groups[row]
-        else:
-            ids = _plain_ids(rendered.marks.put_back(piece), before, after, control, tokenizer, first=not row)
-            if not known.isdisjoint(ids):
-                words = "the content holds text that the tokenizer can only write as a control token"
-                return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
-            out += ids
-        out += [control.ids[after]] if after else []
+    for run in _runs(pieces, marks, control):
+        ids = _ids_of_run(run, control, tokenizer)
+        if ids is None:
+            words = "the content holds text that the tokenizer can only write as a control token"
+            return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
+        out += ids
     return Success(tuple(out))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Stretches of text with the control tokens between, before and after them ("" at the ends of the prompt). The token before is not its own."""
+
+    texts: list[str]
+    tokens: list[str]
+    plain: bool
+    """Whether the texts hold nothing that looks like a control token."""
+
+
+def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_Run]:
+    """The prompt cut into runs, each as long as can be of plain texts, or of one text that is not."""
+    tokens = ["", *pieces[1::2], ""]
+    texts = [marks.put_back(piece) for piece in pieces[0::2]]
+
+    def is_plain(row: int) -> bool:
+        """Whether no control token begins in the text, or ends in it."""
+        before, after = tokens[row], tokens[row + 1]
+        beside = [*(["", before] if before else []), texts[row], *([after, ""] if after else [])]
+        return texts[row] == pieces[2 * row] or control.pieces("".join(beside)) == beside
+
+    for plain, rows in groupby(range(len(texts)), key=is_plain):
+        group = list(rows)
+        for first, last in [(group[0], group[-1])] if plain else [(row, row) for row in group]:
+            yield _Run(texts[first : last + 1], tokens[first : last + 2], plain)
+
+
+def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
+    """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
+    written = [control.ids[token] for token in run.tokens if token]
+    if run.plain:
+        ids = tokenizer.encode(run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
+        if [number for number in ids if number in control.known] == written and _holds_ends(ids, run, control):
+            return list(ids[1:] if run.tokens[0] else ids)
+    out: list[int] = []
+    for row, text in enumerate(run.texts):
+        before, after = run.tokens[row], run.tokens[row + 1]
+        ids_of_text = _plain_ids(text, before, after, control, tokenizer, first=not before)
+        if not control.known.isdisjoint(ids_of_text):
+            return None
+        out += [*ids_of_text, *([control.ids[after]] if after else [])]
+    return out
+
+
+def _holds_ends(ids: tuple[int, ...], run: _Run, control: ControlTokens) -> bool:
+    before, after = run.tokens[0], run.tokens[-1]
+    return (not before or ids[0] == control.ids[before]) and (not after or ids[-1] == control.ids[after])
 
 
 def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, tokenizer: Tokenizer, *, first: bool) -> list[int]:
@@ -176,17 +226,7 @@ def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
     return tokenizer.encode(" \n" + token) == alone, tokenizer.encode(token + " \n") == alone
 
 
-def _split_at(ids: Iterable[int], known: frozenset[int]) -> list[list[int]]:
-    groups: list[list[int]] = [[]]
-    for number in ids:
-        if number in known:
-            groups.append([])
-        else:
-            groups[-1].append(number)
-    return groups
-
-
-def _is_within(seen: list[int], written: list[int]) -> bool:
-    """Whether `seen` is `written` with some left out."""
-    left = iter(written)
-    return all(number in left for number in seen)
+@functools.lru_cache(maxsize=4096)
+def _is_seen(tokenizer: Tokenizer, token: str) -> bool:
+    """Whether the tokenizer sees the token inside a word; some are seen only as whole words."""
+    return tokenizer.control_tokens[token] in tokenizer.encode(f"x{token}x")

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.errors import PluginFailed
 from pipegen.options import GenerationOptions
@@ -16,7 +17,7 @@ from pipegen.plugins.plugin import Plugin
 from pipegen.plugins.reasoning import thinking_unfinished
 from pipegen.records import Decoded, GenerationResult
 from pipegen.slots import Slot, is_ok
-from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+from pipegen.stages.watch import ask_plugin
 
 __all__ = ["Stripper", "strip", "trim", "trimmed"]
 
@@ -53,19 +54,23 @@ class Stripper:
 
 
 def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
-    """The text of the result. A plugin whose trim raises one of `PLUGIN_ERRORS`, or gives back something other than text, makes `PluginFailed`."""
+    """The text of the result. A plugin whose trim raises, or gives back something other than text, makes `PluginFailed`."""
     text = strip(text, options.decode is not None and options.decode.strip_whitespace)
     for plugin in plugins:
         if plugin.trim is None:
             continue
-        try:
-            told = plugin.trim(text)
-        except PLUGIN_ERRORS as raised:
-            return Failure(plugin_failed(plugin, raised))
-        if not isinstance(told, str):
-            return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
-        text = told
+        told = ask_plugin(plugin, partial(_told, plugin, plugin.trim, text))
+        if not is_ok(told):
+            return Failure(told.failure())
+        text = told.unwrap()
     return Success(text)
+
+
+def _told(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, PluginFailed]:
+    told: object = trim(text)
+    if isinstance(told, str):
+        return Success(told)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
 
 
 def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:

@@ -12,16 +12,20 @@ Halt(plugin='brace', kept=2)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+from returns.result import Failure, Result, Success
+
+from pipegen.border import guard
 from pipegen.errors import PluginFailed
 from pipegen.plugins.plugin import Plugin
+from pipegen.slots import is_ok
 
-__all__ = ["PLUGIN_ERRORS", "Halt", "Watch", "not_fed", "plugin_failed"]
+__all__ = ["Halt", "Watch", "ask_plugin", "not_fed"]
 
-PLUGIN_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, OSError, RuntimeError, TypeError, ValueError)
-"""What a plugin may raise to fail its own row; a plugin is the caller's code, and its bugs are data here. Anything else comes through."""
+T = TypeVar("T")
 
 
 class Halt(NamedTuple):
@@ -31,13 +35,14 @@ class Halt(NamedTuple):
     kept: int
 
 
-def plugin_failed(plugin: Plugin, raised: BaseException) -> PluginFailed:
-    """The error for a plugin that raised.
+def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]) -> Result[T, PluginFailed]:
+    """What `work` makes of an answer of the plugin. What the plugin raises, and what its answer raises when it is read, is `PluginFailed`.
 
-    >>> plugin_failed(Plugin(name="p"), ValueError("no")).message
-    "plugin 'p' raised ValueError: no"
+    >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
+    "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    return PluginFailed(f"plugin {plugin.name!r} raised {type(raised).__name__}: {raised}", plugin=plugin.name)
+    asked = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
+    return asked.unwrap() if is_ok(asked) else Failure(asked.failure())
 
 
 def not_fed(answer: object) -> str:
@@ -66,18 +71,25 @@ class Watch:
         halt: Halt | None = None
         states = self._states or [None] * len(self._plugins)
         for place, plugin in enumerate(self._plugins):
-            try:
-                if self._states is None and plugin.start is not None:
-                    states[place] = plugin.start()
-                answer: Any = plugin.feed(states[place], text) if plugin.feed is not None else (None, None)
-            except PLUGIN_ERRORS as raised:
-                return plugin_failed(plugin, raised)
-            if not isinstance(answer, tuple) or len(answer) != 2:
-                return PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name)
-            states[place], kept = answer
-            if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
-                return PluginFailed(f"plugin {plugin.name!r} kept {kept!r}; feed takes None or 0 to {len(text)} characters of the new text", plugin=plugin.name)
+            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[place], begins=self._states is None))
+            if not is_ok(fed):
+                return fed.failure()
+            states[place], kept = fed.unwrap()
             if kept is not None and halt is None:
                 halt = Halt(plugin.name, kept)
         self._states = states
         return halt
+
+
+def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple[Any, int | None], PluginFailed]:
+    """Show the text to one plugin, which starts first where the row begins."""
+    if begins and plugin.start is not None:
+        state = plugin.start()
+    answer: Any = plugin.feed(state, text) if plugin.feed is not None else (None, None)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
+    kept = answer[1]
+    if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
+        words = f"plugin {plugin.name!r} kept {kept!r:.200}; feed takes None or 0 to {len(text)} characters of the new text"
+        return Failure(PluginFailed(words, plugin=plugin.name))
+    return Success((answer[0], kept))

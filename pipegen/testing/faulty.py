@@ -18,7 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-__all__ = ["FAULTS", "SAFE", "FaultyServer"]
+from pipegen.testing.hostile import HOSTILE, respond
+
+__all__ = ["FAULTS", "HOSTILE", "SAFE", "FaultyServer"]
 
 FAULTS = ("reset", "stall", "slow", "429", "500", "503", "cut", "short", "choices", "garbage", "noise")
 """How a call may fail: a reset, silence, a slow first byte, a status, JSON or a stream that is cut off, a body shorter than announced, a wrong number of
@@ -31,7 +33,7 @@ EOS = 257
 class FaultyServer:
     """The server; as a context manager it runs in a thread of its own. `url` is its address.
 
-    `share` of the calls fail, in one of the ways of `kinds`. `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
+    `share` of the calls fail, in one of the ways of `kinds` (see `FAULTS` and `HOSTILE`). `asked` counts calls by prompt, `answered` whole answers sent by prompt, `failed` the
     faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were aborted.
     `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is False;
     `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
@@ -165,6 +167,11 @@ class FaultyServer:
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16
         made = list(self.reply(prompt))
         ids, finish = (made[:most], "length") if len(made) > most else (made, "stop")
+        if fault in HOSTILE:
+            last = None if fault == "flood" else finish
+            events = [_event(path, ids[:count], last if count == len(ids) else None) for count in range(1, len(ids) + 1)]
+            await respond(fault, events, _answer(path, ids, finish, wrong=False), writer, stream=bool(body.get("stream")))
+            return False
         if body.get("stream"):
             return await self._stream(fault, path, ids, finish, prompt, writer)
         whole = json.dumps(_answer(path, ids, finish, wrong=fault == "choices")).encode()

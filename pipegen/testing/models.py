@@ -17,7 +17,7 @@ from pipegen.requests import TextGenerationRequest
 from pipegen.testing.prompts import chatml_tokenizer, instruct_tokenizer
 from pipegen.testing.vision_models import PICTURE_FAMILIES
 
-__all__ = ["FAMILIES", "HYBRIDS", "encoded", "write_model"]
+__all__ = ["FAMILIES", "HYBRIDS", "VARIANTS", "encoded", "write_model"]
 
 
 def _hf() -> Any:
@@ -85,6 +85,29 @@ def _falcon_h1(head_dim: int) -> tuple[Any, Any]:
     return tokenizer, _hf().FalconH1ForCausalLM(_hf().FalconH1Config(**_text_sizes(tokenizer, head_dim), **mamba))
 
 
+def _phi3_longrope(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    sizes = {**_text_sizes(tokenizer, head_dim), "hidden_size": 4 * head_dim, "pad_token_id": tokenizer.eos_token_id}
+    factors = [1.0 + number / 4 for number in range(head_dim // 2)]
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": [3 * factor for factor in factors]}
+    return tokenizer, _hf().Phi3ForCausalLM(_hf().Phi3Config(**sizes, rope_parameters=rope, original_max_position_embeddings=64))
+
+
+def _gemma2(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    config = _hf().Gemma2Config(**_text_sizes(tokenizer, head_dim), sliding_window=8, attn_logit_softcapping=1.0, query_pre_attn_scalar=1)
+    return tokenizer, _hf().Gemma2ForCausalLM(config)
+
+
+def _llama_scaled(rope: Mapping[str, Any]) -> Callable[[int], tuple[Any, Any]]:
+    def made(head_dim: int) -> tuple[Any, Any]:
+        tokenizer = instruct_tokenizer()
+        sizes = {**_text_sizes(tokenizer, head_dim), "max_position_embeddings": 128}
+        return tokenizer, _hf().LlamaForCausalLM(_hf().LlamaConfig(**sizes, rope_parameters={"rope_theta": 10000.0, **rope}))
+
+    return made
+
+
 def _qwen3_vl(head_dim: int) -> tuple[Any, Any]:
     tokenizer = chatml_tokenizer()
     ids = tokenizer.get_vocab()
@@ -137,15 +160,27 @@ _ATTENTION: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "qwen3_vl": _qwen3_vl,
 }
 _HYBRID: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"lfm2": _lfm2, "qwen3_next": _qwen3_next, "falcon_h1": _falcon_h1}
-_MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID}
+_VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
+    "phi3_longrope": _phi3_longrope,
+    "gemma2": _gemma2,
+    "llama_linear": _llama_scaled({"rope_type": "linear", "factor": 4.0}),
+    "llama_dynamic": _llama_scaled({"rope_type": "dynamic", "factor": 4.0}),
+    "llama_yarn": _llama_scaled({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
+}
+_MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID, **_VARIANT}
 FAMILIES = tuple(_ATTENTION)
 """`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes pictures."""
 HYBRIDS = tuple(_HYBRID)
 """Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`)."""
 
 
+VARIANTS = tuple(_VARIANT)
+"""Models whose texts depend on their settings: `phi3_longrope` takes other rotary factors from 65 tokens on, `gemma2` caps its attention scores, and the
+positions of `llama_linear` (128 times 4), `llama_dynamic` and `llama_yarn` (128 each) are scaled."""
+
+
 def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:
-    """Write a model of that family (of `FAMILIES`, `HYBRIDS` or `PICTURE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
+    """Write a model of that family (of `FAMILIES`, `HYBRIDS`, `VARIANTS` or `PICTURE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
 
     `head_dim` is the size of an attention head: kernels of some engines take none below 32.
     With `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that its answers are valid UTF-8.

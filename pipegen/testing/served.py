@@ -24,6 +24,7 @@ class ToyModel:
 
     def __init__(self, *, sees: bool = True) -> None:
         self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
+        self.vocab_size: int | None = self.tokenizer.vocab_size
         self.eos_token_ids = (self.tokenizer.special_tokens["<|im_end|>"],)
         self.bos_token: str | None = None
         self.image_placeholder: str | None = "<|image_pad|>" if sees else None

@@ -44,6 +44,7 @@ def _chat_options() -> st.SearchStrategy[ChatTemplateOptions]:
         ChatTemplateOptions,
         enable_thinking=_maybe(st.booleans()),
         control_tokens=_maybe(st.sampled_from(("text", "reject", "allow"))),
+        trust=_maybe(st.lists(st.sampled_from(("assistant", "tools", "template_kwargs")), max_size=2, unique=True).map(tuple)),
         template_kwargs=_maybe(st.dictionaries(st.sampled_from("xyz"), st.integers() | _WORDS | st.lists(st.booleans(), max_size=2), max_size=2)),
     )
     return st.builds(lambda options, said: dataclasses.replace(options, **said), built, switches)

@@ -161,17 +161,20 @@ async def renderers_generate(url: str) -> Any:
 async def pipegen_transport(url: str) -> Any:
     from pipegen.backends.online.access import access_to
     from pipegen.backends.online.reading import json_of
+    from pipegen.backends.online.settings import ServerSettings
     from pipegen.backends.online.transport import Transport
     from pipegen.backends.online.wire import WireRequest
 
     access = access_to(url, default=url, variable="VLLM_API_KEY", api_key=None, headers=None)
-    transport = Transport(access, timeout=600.0, max_in_flight=1_024, retries=3)
+    transport = Transport(access, ServerSettings(max_in_flight=1_024))
 
     async def one() -> None:
-        async def attempt(_: int) -> Any:
-            return json_of((await transport.once(WireRequest(path="/v1/chat/completions", body=BODY))).body).unwrap()
+        deadline = transport.ends()
 
-        await transport.again(attempt)
+        async def attempt(_: int) -> Any:
+            return json_of((await transport.once(WireRequest(path="/v1/chat/completions", body=BODY), deadline)).body).unwrap()
+
+        await transport.again(attempt, deadline)
 
     async def close() -> None:
         transport.close()

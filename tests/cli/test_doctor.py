@@ -10,6 +10,7 @@ import pytest
 from pipegen.capabilities import ENGINES, FEATURES
 from pipegen.cli import main
 from pipegen.cli.doctor import ENGINE_EXTRAS, examine
+from pipegen.distribution import DISTRIBUTION, install_command, install_hint
 from pipegen.options import option_names
 
 
@@ -25,7 +26,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
 
     def version(package: str) -> str:
-        if package != "pipegen":
+        if package != DISTRIBUTION:
             raise metadata.PackageNotFoundError(package)
         return real(package)
 
@@ -46,7 +47,7 @@ def test_the_table_of_what_each_engine_honours_is_printed_whole(capsys: pytest.C
 def test_a_bare_machine_is_told_what_to_install(capsys: pytest.CaptureFixture[str], bare: None) -> None:
     code, shown = doctor(capsys)
     assert code == 1
-    assert 'pip install "pipegen[hf]"' in shown
+    assert install_hint("hf") in shown
     assert "torch is not installed" in shown
 
 
@@ -55,7 +56,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], bare: None) -> N
     seen = json.loads(shown)
     assert code == 1
     assert seen == examine()
-    assert seen["engines"]["hf"] == {"runs": False, "missing": seen["extras"]["hf"], "install": 'pip install "pipegen[hf]"'}
+    assert seen["engines"]["hf"] == {"runs": False, "missing": seen["extras"]["hf"], "install": install_command("hf")}
     assert seen["devices"] == []
     assert seen["options"]["no_repeat_ngram_size"] == ["hf"]
 
@@ -74,3 +75,20 @@ def test_with_torch_an_engine_runs_here_and_a_device_is_named() -> None:
     seen = examine()
     assert seen["engines"]["hf"] == {"runs": True, "missing": [], "install": None}
     assert seen["devices"][-1].startswith("cpu")
+
+
+def test_a_model_is_told_with_the_dtype_that_every_engine_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    seen = examine("embedded")["model"]
+    assert (seen["name"], seen["dtype"], seen["images"], seen["long_rope_after"]) == ("embedded", "float32", True, None)
+    code, shown = doctor(capsys, "--model", "embedded")
+    assert code == 0
+    assert f"embedded  type {seen['type']}, dtype float32, context_length {seen['context_length']}, images True" in shown
+
+
+def test_a_model_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["doctor", "--model", "/no/such/model"])
+    assert leaving.value.code == 1
+    assert "no checkpoint folder '/no/such/model'" in capsys.readouterr().err

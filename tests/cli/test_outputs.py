@@ -126,13 +126,42 @@ def test_an_interrupt_keeps_the_lines_so_far(command: Command, engine: FakeEngin
     assert engine.closed == 1
 
 
-def test_a_bug_raises_and_is_no_line(engine: FakeEngine, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.cli import main
+def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+    def script(encoded: Any) -> str:
+        if "bad" in (encoded.request.prompt or ""):
+            raise KeyError("a bug")
+        return "good"
 
+    engine.script = script
+    ran = command("generate", jsonl(*({"prompt": "bad" if n in (3, 70) else "Hi"} for n in range(100))), "--model", "fake")
+    failed = [line for line in ran.out if not line["ok"]]
+    assert [line["id"] for line in ran.out] == [str(n + 1) for n in range(100)]
+    assert [line["id"] for line in failed] == ["4", "71"]
+    assert {line["error"]["type"] for line in failed} == {"InternalError"}
+    assert all(line["error"]["incident"] for line in failed)
+    assert ran.code == 3
+    assert "pipegen has a bug, which failed 2 of them" in ran.err
+
+
+def test_a_result_that_cannot_be_written_fails_its_line_alone(command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.cli import outputs
+
+    plain = outputs.to_plain
+
+    def broken(slot: Any, id: Any, *, brief: bool) -> dict[str, Any]:
+        return {"bad": object()} if id == "2" and pg.is_ok(slot) else plain(slot, id, brief=brief)
+
+    monkeypatch.setattr(outputs, "to_plain", broken)
+    ran = command("generate", jsonl(HI, HI, HI), "--model", "fake")
+    assert [line["ok"] for line in ran.out] == [True, False, True]
+    assert (ran.out[1]["error"]["type"], ran.code) == ("InternalError", 3)
+
+
+def test_with_bugs_everywhere_every_line_is_answered(command: Command, engine: FakeEngine, jsonl: Any) -> None:
     engine.answers = 3
-    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
-    with pytest.raises(pg.ContractError):
-        main(["generate", str(jsonl(HI)), "--model", "fake"])
+    ran = command("generate", jsonl(HI, HI), "--model", "fake")
+    assert [line["error"]["type"] for line in ran.out] == ["InternalError"] * 2
+    assert ran.code == 3
 
 
 def test_a_failed_call_fails_its_lines(command: Command, engine: FakeEngine, jsonl: Any) -> None:

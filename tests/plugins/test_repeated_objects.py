@@ -153,7 +153,7 @@ def test_the_prompt_and_other_rows_do_not_count() -> None:
 
 def test_a_row_without_repeats_keeps_its_very_scores() -> None:
     row = RowUnderTest(forbid_repeated_objects(min_match=0))
-    scores = torch.rand(1, TOY.vocab_size)
+    scores = torch.rand(1, TOY.vocab_size, generator=torch.Generator().manual_seed(0))
     row.writes(TOY.encode('[{"a": 1}, '))
     assert row.processor(torch.tensor([[*PROMPT, *row.ids]]), scores) is scores
     row.writes(TOY.encode('{"a": 1'))

@@ -9,12 +9,12 @@ import pytest
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.engine_names import shown
 from pipegen.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
-from pipegen.options import GenerationOptions, StructuredOptions, resolve
+from pipegen.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.plugins.plugin import Plugin
 from pipegen.records import Encoded, Job, Prompt
 from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.slots import Slot, is_ok
-from pipegen.stages.preflight import check_fit, check_support, room
+from pipegen.stages.preflight import check_fit, check_ids, check_support, room
 
 REQUEST = TextGenerationRequest(prompt="a")
 
@@ -123,3 +123,19 @@ def test_an_option_is_refused_with_who_can(engine: str, option: dict[str, Any], 
 def test_an_option_that_nobody_honours_has_the_plain_hint() -> None:
     error = support(Capabilities(engine="hf", honours=frozenset()), no_repeat_ngram_size=2).failure()
     assert error == UnsupportedOption("Hugging Face transformers does not honour no_repeat_ngram_size=2", option="no_repeat_ngram_size")
+
+
+@pytest.mark.parametrize(("ids", "stops"), [((1, 8), ()), ((8, 1), ()), ((-1,), ()), ((1,), (8,)), ((1,), (3, 9))])
+def test_an_id_that_the_model_does_not_have_is_refused(ids: tuple[int, ...], stops: tuple[int, ...]) -> None:
+    options = resolve(GenerationOptions(stop=StopOptions(stop_token_ids=stops)))
+    encoded = Encoded(request=REQUEST, options=options, prompt=Prompt(token_ids=ids, compact_token_ids=ids))
+    small = Capabilities(engine="toy", honours=ENGINES["hf"], vocab_size=8)
+    error = check_fit(encoded, small).failure()
+    assert isinstance(error, InvalidRequest)
+    assert error.message.endswith("and the model has ids from 0 to 7")
+    assert is_ok(check_fit(encoded, engine(None)))  # where the vocabulary is not known
+
+
+def test_every_id_below_the_vocabulary_is_taken() -> None:
+    encoded = Encoded(request=REQUEST, options=GenerationOptions(), prompt=Prompt(token_ids=(0, 7), compact_token_ids=(0, 7)))
+    assert check_ids(encoded, 8) is None

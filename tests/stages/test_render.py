@@ -107,11 +107,30 @@ def test_a_template_that_is_not_jinja_fails_the_request_where_jinja_is_not_insta
     assert isinstance(render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure(), TemplateFailed)
 
 
-def test_any_other_exception_is_a_bug_and_comes_through() -> None:
+@pytest.mark.parametrize("kind", [MemoryError, RecursionError, StopIteration, type("Own", (Exception,), {})])
+def test_whatever_a_template_raises_fails_its_row(kind: type[Exception]) -> None:
     def write(messages: Any, variables: Any) -> str:
-        raise MemoryError
+        raise kind
 
-    with pytest.raises(MemoryError):
+    error = render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure()
+    assert isinstance(error, TemplateFailed)
+    assert kind.__name__ in error.message
+    assert error.incident
+
+
+def test_a_template_that_refuses_in_its_own_words_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:
+    refusing = HFRenderer(chatml_tokenizer(), "{{ raise_exception('no system turn') }}")
+    error = render(job(USER), HFTokenizer(chatml_tokenizer()), refusing).failure()
+    assert isinstance(error, TemplateFailed)
+    assert (error.incident, caplog.records) == ("", [])
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_program_comes_through_a_template(kind: type[BaseException]) -> None:
+    def write(messages: Any, variables: Any) -> str:
+        raise kind
+
+    with pytest.raises(kind):
         render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write))
 
 

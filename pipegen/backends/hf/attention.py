@@ -13,7 +13,9 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-__all__ = ["NAME", "grouped_mask", "grouped_sdpa", "use_grouped"]
+from pipegen.fields import InvalidField
+
+__all__ = ["NAME", "fitting_attention", "grouped_mask", "grouped_sdpa", "use_grouped"]
 
 NAME = "pipegen_grouped_sdpa"
 """What transformers calls it in `attn_implementation`."""
@@ -75,6 +77,23 @@ def grouped_mask(
 
 _hf.AttentionInterface.register(NAME, grouped_sdpa)
 _hf.AttentionMaskInterface.register(NAME, grouped_mask)
+
+
+def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | None:
+    """What transformers is told as `attn_implementation`: what is asked, or `eager` where the model caps its attention scores (Gemma 2), which `sdpa` does not.
+
+    Raises `InvalidField` where `sdpa` is asked of such a model: it would ignore the cap without a word.
+    """
+    text = config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) is None:
+        return asked
+    if asked == "sdpa":
+        words = f"ModelLoadConfig.attn_implementation: 'sdpa' ignores the attn_logit_softcapping of {config.model_type}"
+        raise InvalidField(f"{words}; leave it out, or take 'eager', 'flex_attention' or 'flash_attention_2'")
+    if asked is not None:
+        return asked
+    part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
+    return "eager" if part is None else {part: "eager"}
 
 
 def use_grouped(model: Any) -> None:

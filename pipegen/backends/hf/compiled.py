@@ -16,6 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.growing import GrowingLayer
+from pipegen.backends.positions import positions_of
 from pipegen.fields import InvalidField
 
 __all__ = ["CompileFailed", "Compiled", "Whole", "check_compilable"]
@@ -36,6 +37,8 @@ def check_compilable(model: Any) -> None:
         raise InvalidField(f"{field} is for models that transformers can compile as a whole; {kind} is none of them: leave it out")
     if text._attn_implementation not in (NAME, "sdpa", "eager"):
         raise InvalidField(f"{field} goes with attn_implementation sdpa or eager, not {text._attn_implementation!r}")
+    if positions_of(text).long_after is not None:
+        raise InvalidField(f"{field} is for models whose rotary factors stay as they are; those of {kind} depend on the length (LongRoPE): leave it out")
     if len({parameter.device for parameter in model.parameters()}) > 1:
         raise InvalidField(f"{field} is for a model that lies on one device: leave it or device_map out")
 

@@ -25,6 +25,7 @@ from pipegen.messages import ImageSource
 from pipegen.options import VlmPreprocessOptions
 from pipegen.records import Encoded, ModelLoadConfig, PreparedImage
 from pipegen.slots import Slot
+from pipegen.stages.preflight import check_ids
 
 __all__ = ["HFEngine"]
 
@@ -63,7 +64,8 @@ class HFEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        return Capabilities(engine=self.name, honours=honours, context_length=checkpoint.context_length, reason=checkpoint.no_images_because)
+        limits = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours, reason=checkpoint.no_images_because, **limits)
 
     @property
     def loaded(self) -> bool:
@@ -91,7 +93,7 @@ class HFEngine(CheckpointEngine):
         """
         rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
         for row in rows:
-            row.error = row.error or self._checkpoint.misplaced(row.encoded.prompt)
+            row.error = row.error or check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.misplaced(row.encoded.prompt)
         yield from _newly_done(rows)
         live = [row for row in rows if not row.done]
         if not live:

@@ -12,10 +12,10 @@ import transformers
 
 from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.extras import need
-from pipegen.backends.hf.attention import use_grouped
+from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.memory import release
-from pipegen.backends.locate import EMBEDDED
+from pipegen.backends.hf.rope import use_own_factors
 
 __all__ = ["Weights", "load_model", "pick_device"]
 
@@ -36,7 +36,7 @@ def pick_device(asked: str | None) -> torch.device:
 def load_model(checkpoint: Checkpoint) -> Any:
     """The checkpoint's model with its weights, ready to generate.
 
-    With `dtype="auto"` the weights keep the dtype that they are stored in; the embedded model, a few megabytes, becomes float32. Raises `MissingExtra`
+    Its dtype is `Checkpoint.dtype`. Raises `MissingExtra`
     where `device_map` or an adapter needs a package that is not there, and `ValueError` where weights are missing from the checkpoint, the model is an
     encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad with; what transformers raises comes through.
     """
@@ -49,9 +49,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if load.adapter is not None:
         need("peft", "peft", "a LoRA adapter")
     asked: dict[str, Any] = {
-        "dtype": "float32" if load.model == EMBEDDED and load.dtype == "auto" else load.dtype,
+        "dtype": checkpoint.dtype,
         "device_map": load.device_map,
-        "attn_implementation": load.attn_implementation,
+        "attn_implementation": fitting_attention(checkpoint.config, load.attn_implementation),
         "revision": load.revision,
         "trust_remote_code": load.trust_remote_code,
     }
@@ -69,6 +69,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
             use_grouped(model)
+        if checkpoint.positions.long_after is not None:
+            use_own_factors(model, checkpoint.positions.long_after)
     if load.compile:
         check_compilable(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in

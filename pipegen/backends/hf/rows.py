@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from returns.result import Failure, Success
+from returns.result import Failure, Result, Success
 
 from pipegen.backends.hf.plan import Cost
 from pipegen.errors import GenerationError, PluginFailed
 from pipegen.plugins.plugin import Plugin, RowContext
 from pipegen.records import Encoded, Finish, Raw, TokenLogprob
-from pipegen.slots import Slot
+from pipegen.slots import Slot, is_ok
 from pipegen.stages.follow import Follower, ending_ids
-from pipegen.stages.watch import PLUGIN_ERRORS, plugin_failed
+from pipegen.stages.watch import ask_plugin
 from pipegen.tokenizer import Tokenizer
 
 __all__ = ["Row"]
@@ -53,10 +54,9 @@ class Row:
         self._criteria: list[tuple[Plugin, Any]] = []
         context = RowContext(prompt_length=len(self.prompt_ids), tokenizer=tokenizer)
         for plugin in plugins:
-            if plugin.logits_processor is not None:
-                self._processors.append((plugin, self._ask(plugin, plugin.logits_processor, context)))
-            if plugin.stopping_criteria is not None:
-                self._criteria.append((plugin, self._ask(plugin, plugin.stopping_criteria, context)))
+            for make, made in ((plugin.logits_processor, self._processors), (plugin.stopping_criteria, self._criteria)):
+                if make is not None:
+                    made.append((plugin, self._ask(plugin, partial(_made, make, context))))
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -104,18 +104,10 @@ class Row:
     def process(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores (1, vocabulary) after the plugins' logits processors, which see this row's ids without padding."""
         for plugin, processor in self._processors:
-            answer = self._ask(plugin, processor, self.ids(scores.device), scores)
-            if self.error is not None:
+            answer = self._ask(plugin, partial(_processed, plugin, processor, self.ids(scores.device), scores))
+            if answer is None:
                 return scores
-            if not isinstance(answer, torch.Tensor) or answer.shape != scores.shape:
-                seen = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
-                words = f"plugin {plugin.name!r}: its logits processor must return scores of shape {tuple(scores.shape)}, not {seen}"
-                self.error = PluginFailed(words, plugin=plugin.name)
-                return scores
-            scores = answer.to(scores.dtype)
-            if not bool((scores > -torch.inf).any()):
-                self.error = PluginFailed(f"plugin {plugin.name!r}: its logits processor left no token to choose", plugin=plugin.name)
-                return scores
+            scores = answer
         return scores
 
     def ids(self, device: torch.device) -> torch.Tensor:
@@ -141,26 +133,21 @@ class Row:
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
-            answer = self._ask(plugin, criterion, ids, None)
-            if self.error is not None:
-                return
-            halts = _truth(answer)
+            halts = self._ask(plugin, partial(_halts, plugin, criterion, ids))
             if halts is None:
-                words = f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
-                self.error = PluginFailed(words, plugin=plugin.name)
                 return
             if halts and len(self.token_ids) > (self.options.min_new_tokens or 0):
                 self.halted = self.halted or plugin.name
 
-    def _ask(self, plugin: Plugin, hook: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a plugin's hook. What it raises is this row's failure and no other's."""
+    def _ask(self, plugin: Plugin, hook: Callable[[], Result[T, PluginFailed]]) -> T | None:
+        """Call a plugin's hook. What it raises is this row's failure and no other's; then it gives None."""
         if self.error is not None:
             return None
-        try:
-            return hook(*arguments)
-        except PLUGIN_ERRORS as error:
-            self.error = plugin_failed(plugin, error)
+        answer = ask_plugin(plugin, hook)
+        if not is_ok(answer):
+            self.error = answer.failure()
             return None
+        return answer.unwrap()
 
     def slot(self) -> Slot[Raw]:
         """The finished row's answer."""
@@ -168,6 +155,33 @@ class Row:
             return Failure(self.error)
         logprobs = tuple(self.logprobs) if self.options.logprobs else None
         return Success(Raw(encoded=self.encoded, token_ids=tuple(self.token_ids), logprobs=logprobs, halted=self.halted))
+
+
+def _made(make: Callable[[RowContext], Any], context: RowContext) -> Result[Any, PluginFailed]:
+    return Success(make(context))
+
+
+def _processed(plugin: Plugin, processor: Any, ids: torch.Tensor, scores: torch.Tensor) -> Result[torch.Tensor, PluginFailed]:
+    """The scores after one logits processor."""
+    answer = processor(ids, scores)
+    if not isinstance(answer, torch.Tensor) or answer.shape != scores.shape:
+        seen = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
+        words = f"plugin {plugin.name!r}: its logits processor must return scores of shape {tuple(scores.shape)}, not {seen}"
+        return Failure(PluginFailed(words, plugin=plugin.name))
+    made = answer.to(scores.dtype)
+    if not bool((made > -torch.inf).any()):
+        return Failure(PluginFailed(f"plugin {plugin.name!r}: its logits processor left no token to choose", plugin=plugin.name))
+    return Success(made)
+
+
+def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, PluginFailed]:
+    """Whether a stopping criterion ends the row."""
+    answer = criterion(ids, None)
+    halts = _truth(answer)
+    if halts is not None:
+        return Success(halts)
+    words = f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
+    return Failure(PluginFailed(words, plugin=plugin.name))
 
 
 def _truth(answer: object) -> bool | None:

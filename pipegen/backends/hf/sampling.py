@@ -152,7 +152,8 @@ class Sampler:
         scores = logits
         if self._seen is not None and self._counts is not None:
             scores = penalise(scores, self._seen, self._counts, self._options)
-        blocked = [(at, token) for at in self._least if self._rows[at].must_go_on for token in self._rows[at].ending_ids]
+        waiting = [at for at in self._least if self._rows[at].must_go_on]
+        blocked = [(at, token) for at in waiting for token in self._rows[at].ending_ids if token < self._vocabulary]
         special = [at for at in self._special if not self._rows[at].done]
         if scores is logits and (blocked or special):
             scores = scores.clone()

@@ -213,9 +213,24 @@ class Schedule:
         self._lane.put(places, lane)
         self._sampler.use(self._live)
 
+    def _read_anew(self) -> None:
+        """Let rows wait again that have just become long for LongRoPE: their keys were made with the short factors, and now all of them need the long ones."""
+        limit = self._checkpoint.positions.long_after
+        crossing = {at for at, row in enumerate(self._live) if limit is not None and not row.done and row.length == limit + 1}
+        if crossing and isinstance(self._lane, FixedLane):
+            crossing = {at for at, row in enumerate(self._live) if not row.done}
+        self._waiting.extendleft((self._live[at],) for at in sorted(crossing, reverse=True))
+        if len(crossing) == self._active:
+            self._live, self._lane, self._sampler = [], None, None
+        elif crossing:
+            self._keep([at for at in range(len(self._live)) if at not in crossing])
+
     def _leave(self) -> None:
         """Let rows that are done go."""
-        kept = [at for at, row in enumerate(self._live) if not row.done]
+        self._keep([at for at, row in enumerate(self._live) if not row.done])
+
+    def _keep(self, kept: list[int]) -> None:
+        """Let all rows go but these."""
         if len(kept) == len(self._live) or isinstance(self._lane, FixedLane) or self._lane is None or self._sampler is None:
             return
         self._lane.keep(kept)
@@ -225,6 +240,7 @@ class Schedule:
 
     def _decode(self) -> list[Row]:
         """One pass for all rows that are under way."""
+        self._read_anew()
         self._leave()
         going = [row for row in self._live if not row.done]
         if self._lane is None or self._sampler is None or not going:

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import dataclasses
 import functools
-import io
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,7 @@ from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.engine_names import shown
 from pipegen.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.fields import InvalidField
-from pipegen.messages import ImagePart, Message, TextPart, plain_messages
+from pipegen.messages import ImagePart, Message, plain_messages
 from pipegen.options import resolve
 from pipegen.pipe import call, each
 from pipegen.records import GenerationResult, Job
@@ -31,7 +30,7 @@ from pipegen.requests import GenerationRequest, ImagePolicy
 from pipegen.route import Route
 from pipegen.samples import samples
 from pipegen.slots import Slot, is_ok
-from pipegen.stages.images import open_picture
+from pipegen.stages.images import file_to_send
 from pipegen.stages.preflight import check_support
 
 __all__ = ["ChatEngine", "chat_route"]
@@ -51,13 +50,13 @@ class ChatEngine(Served[Job, Said]):
     def events(self, position: int, brought: Made) -> TextMade:
         return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
 
-    def row(self, asked: Job, deadline: float | None) -> Awaitable[Slot[Said]]:
+    def row(self, asked: Job, deadline: float) -> Awaitable[Slot[Said]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
             return self.followed(asked, deadline, None)
         return self.sender.whole(_Whole(self, asked), deadline)
 
-    async def followed(self, asked: Job, deadline: float | None, tell: Callable[[Made], None] | None) -> Slot[Said]:
+    async def followed(self, asked: Job, deadline: float, tell: Callable[[Made], None] | None) -> Slot[Said]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
@@ -66,7 +65,8 @@ class ChatEngine(Served[Job, Said]):
                 tell(made)
             return row.cut_short
 
-        error = await self.sender.pieces(self.make(asked, stream=True), take, deadline, ended=lambda: row.ended)
+        make = self.make(asked, stream=True)
+        error = await self.sender.pieces(make, take, deadline, heavy=bool(asked.request.sources), ended=lambda: row.ended, bounded=True)
         return row.slot() if error is None else Failure(error)
 
     @property
@@ -111,6 +111,10 @@ class _Whole(NamedTuple):
     engine: ChatEngine
     job: Job
 
+    @property
+    def heavy(self) -> bool:
+        return bool(self.job.request.sources)
+
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         return self.engine.ask(self.job, False, facts, model, rid)
 
@@ -128,38 +132,34 @@ def _stops(job: Job) -> tuple[str, ...]:
 
 
 def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
-    """The messages as the server takes them, pictures as data URLs (of the upright RGB picture, losslessly); a plain prompt is one user turn."""
+    """The messages as the server takes them; a plain prompt is one user turn.
+
+    Images go as data URLs: the file itself where its pixels are taken as they are (see `file_to_send`), else the upright RGB image as a PNG.
+    """
     if request.prompt_token_ids is not None:
         return Failure(InvalidRequest("a chat server takes messages, not token ids", hint="use vllm_server or sglang_server"))
     messages = request.messages or (Message(role="user", content=request.prompt or ""),)
-    out: list[Mapping[str, Any]] = []
-    for message, plain in zip(messages, plain_messages(messages), strict=True):
-        parts = [_part(part) for part in message.content] if isinstance(message.content, tuple) else []
-        for made in parts:
-            if not is_ok(made):
-                return Failure(made.failure())
-        out.append({**plain, "content": [made.unwrap() for made in parts]} if parts else plain)
+    plain = plain_messages(messages)
     try:
-        encoded([out, request.tools])
+        encoded([plain, request.tools])
     except UnicodeEncodeError:
         return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
-    return Success(tuple(out))
+    for message, written in zip(messages, plain, strict=True):
+        for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
+            if isinstance(part, ImagePart):
+                url = _data_url(part)
+                if not is_ok(url):
+                    return Failure(url.failure())
+                written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
+    return Success(tuple(plain))
 
 
-def _part(part: TextPart | ImagePart) -> Slot[dict[str, Any]]:
-    if isinstance(part, TextPart):
-        return Success({"type": "text", "text": part.text})
+def _data_url(part: ImagePart) -> Slot[str]:
     source = part.source
     if source is None or source.data is None:
-        return Failure(InvalidRequest("a picture of the messages was not loaded"))
+        return Failure(InvalidRequest("an image of the messages was not loaded"))
     policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-
-    def written(picture: Any) -> dict[str, Any]:
-        buffer = io.BytesIO()
-        picture.save(buffer, "PNG", compress_level=1)
-        return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")}}
-
-    return open_picture(source.data, policy).map(written)
+    return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
 
 
 def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:

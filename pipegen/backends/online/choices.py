@@ -21,15 +21,17 @@ Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
 """Reads one choice, given its place for messages."""
 
 
-def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
-    """What the choices of an answer, or of one event of a stream, bring.
+def pieces(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
+    """What the choices of an answer, or of one event of a stream, bring: no more of them than were asked, and of no others.
 
-    >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
+    >>> pieces({"choices": [7]}, 1, lambda choice, place: Success(Completion())).failure().message
     'choices[0] is int, not an object'
     """
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
+    if len(choices) > asked:
+        return malformed(f"the answer holds {len(choices)} choices, and {asked} {'was' if asked == 1 else 'were'} asked")
     out: list[Completion] = []
     for position, choice in enumerate(choices):
         if not isinstance(choice, Mapping):
@@ -37,13 +39,15 @@ def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
         made = read(choice, f"choices[{position}]")
         if not is_ok(made):
             return Failure(made.failure())
+        if not 0 <= made.unwrap().index < asked:
+            return malformed(f"choices[{position}].index is {made.unwrap().index!r:.40}, and {asked} {'was' if asked == 1 else 'were'} asked")
         out.append(made.unwrap())
     return Success(tuple(out))
 
 
 def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer in the order of their indices: as many as were asked, and all of them ended."""
-    found = pieces(answer, read)
+    found = pieces(answer, asked, read)
     if not is_ok(found):
         return found
     ordered = tuple(sorted(found.unwrap(), key=lambda completion: completion.index))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from pipegen.backends.online.wire import WireReply
+__all__ = ["Broken", "Client", "Opened", "TooLong", "Upload"]
 
-__all__ = ["Broken", "Client", "Opened"]
-
-MAX_BODY = 2**28
-"""The longest answer that is read, in bytes."""
 LARGE = 2**18
-"""Bytes of a body that is sent by pieces: pictures make some that long."""
+"""Bytes of a body that is sent by pieces: images make some that long."""
+REFUSAL = 2**18
+"""Bytes that are read of an answer with another status than 200: its message is at the beginning."""
 CONNECT_SECONDS = 15.0
 
 
@@ -22,18 +19,61 @@ class Broken(Exception):
     """The connection could not be made, or broke before the answer was whole; the words name no key and no query."""
 
 
+class TooLong(Exception):
+    """An answer holds more bytes than one to such a request may have."""
+
+
+class Upload:
+    """The body of a request that is sent by pieces, and let go of as soon as it is sent: many may wait for their answers. Then `gone` has its size."""
+
+    def __init__(self, data: bytes, gone: Callable[[int], None]) -> None:
+        self.data: bytes | None = data
+        self.size = len(data)
+        self._gone = gone
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body, once."""
+        for start in range(0, self.size, LARGE):
+            if self.data is None:
+                return
+            yield self.data[start : start + LARGE]
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the body, sent or not."""
+        if self.data is not None:
+            self.data = None
+            self._gone(self.size)
+
+
 class Opened:
-    """An answer whose body is still coming."""
+    """An answer whose head has come, and whose body is still coming."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers  # whatever the case of the names
+        self._came: list[bytes] = []
 
-    async def body(self) -> bytes:
-        """The whole body. Raises `Broken`."""
+    async def body(self, most: int) -> bytes:
+        """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has more than `most` bytes."""
+        most = most if self.status == 200 else min(most, REFUSAL)
+        content, length = self._response.content, 0
         with _TRANSLATED:
-            return await _whole(self._response)
+            while piece := await content.readany():
+                self._came.append(piece)
+                length += len(piece)
+                if length > most and self.status == 200:
+                    raise TooLong(f"an answer of more than {most} bytes")
+                if length > most:
+                    break
+        return self.came()
+
+    def came(self) -> bytes:
+        """What has come of the body."""
+        if len(self._came) > 1:
+            self._came = [b"".join(self._came)]
+        return self._came[0] if self._came else b""
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
@@ -41,19 +81,12 @@ class Opened:
             async for piece in self._response.content.iter_any():
                 yield piece
 
-
-async def _whole(response: Any) -> bytes:
-    size = response.content_length
-    if size is not None and size <= MAX_BODY:
-        whole: bytes = await response.read()
-        return whole
-    pieces, length = [], 0
-    async for piece in response.content.iter_any():
-        pieces.append(piece)
-        length += len(piece)
-        if length > MAX_BODY:
-            raise Broken(f"the answer is longer than {MAX_BODY} bytes")
-    return b"".join(pieces)
+    def close(self) -> None:
+        """Give the connection back, or close it where the body has not ended: it is of no use then."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
 
 
 class _Translated:
@@ -65,8 +98,9 @@ class _Translated:
         if error is None:
             return
         import aiohttp
+        from aiohttp.http_exceptions import HttpProcessingError
 
-        if isinstance(error, (aiohttp.ClientError, ConnectionError)) and not isinstance(error, aiohttp.InvalidURL):
+        if isinstance(error, (aiohttp.ClientError, HttpProcessingError, ConnectionError)) and not isinstance(error, aiohttp.InvalidURL):
             raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
 
 
@@ -88,34 +122,19 @@ class Client:
             connector=connector, timeout=timeout, headers={"Accept-Encoding": "identity", **headers}, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
 
-    @contextlib.asynccontextmanager
-    async def open(self, method: str, url: str, body: bytes | None) -> AsyncIterator[Opened]:
-        """Send a request; leaving the block before the body has ended closes the connection. Raises `Broken`."""
+    async def open(self, method: str, url: str, body: bytes | Upload | None) -> Opened:
+        """Send a request, and wait for the head of its answer, which the caller closes. Raises `Broken`."""
+        data, headers = self._data(body)
         with _TRANSLATED:
-            response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
-        try:
-            yield Opened(response)
-        finally:
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+            return Opened(await self._session.request(method, url, data=data, headers=headers, allow_redirects=False))
 
-    async def ask(self, method: str, url: str, body: bytes | None) -> WireReply:
-        """Send a request and read its whole answer. Raises `Broken`."""
-        with _TRANSLATED:
-            response = await self._session.request(method, url, data=self._data(body), allow_redirects=False)
-            try:
-                return WireReply(status=response.status, headers=response.headers, body=await _whole(response))
-            finally:
-                if not response.content.at_eof():
-                    response.close()  # a connection whose body was not read to its end is of no use
-
-    def _data(self, body: bytes | None) -> Any:
+    def _data(self, body: bytes | Upload | None) -> tuple[Any, Mapping[str, str] | None]:
         """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
+        if isinstance(body, Upload):
+            return body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body whose length is not said
         if body is None or len(body) > LARGE:
-            return body and io.BytesIO(body)
-        return self._payload(body)
+            return body and io.BytesIO(body), None
+        return self._payload(body), None
 
     async def close(self) -> None:
         """Close all connections."""

@@ -145,13 +145,22 @@ class ChatRow:
             return
         held = self._calls.setdefault(index, {})
         for name, value in call.items():
-            if name == "function" and isinstance(value, Mapping):
-                before = held.setdefault("function", {})
-                before.update({key: entry for key, entry in value.items() if key != "arguments" and entry is not None})
-                if isinstance(value.get("arguments"), str):
-                    before["arguments"] = before.get("arguments", "") + value["arguments"]
+            if name == "function" and value is not None:
+                self._add_function(held.setdefault("function", {}), value, f"tool_calls[{place}].function")
             elif name != "index" and value is not None:
                 held[name] = value
+
+    def _add_function(self, before: dict[str, Any], value: Any, place: str) -> None:
+        if not isinstance(value, Mapping):
+            self._error = MalformedResponse(f"{place} is {type(value).__name__}, not an object")
+            return
+        for name in ("name", "arguments"):
+            if not isinstance(value.get(name), (str, type(None))):
+                self._error = MalformedResponse(f"{place}.{name} is {type(value[name]).__name__}, not a string")
+                return
+        before.update({key: entry for key, entry in value.items() if key != "arguments" and entry is not None})
+        if value.get("arguments") is not None:
+            before["arguments"] = before.get("arguments", "") + value["arguments"]
 
     def slot(self) -> Slot[Said]:
         """The finished row's answer."""
@@ -195,6 +204,9 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
     what was asked.
     """
     made, asked = said.usage.get("completion_tokens", len(said.token_ids)), said.job.options.max_new_tokens or 0
+    wrong = _miscounted(said, made, route)
+    if wrong is not None:
+        return Failure(wrong)
     clipped = said.finish is Finish.LENGTH and 0 < made < asked
     options = dataclasses.replace(said.job.options, max_new_tokens=made) if clipped else said.job.options
     text = trimmed(said.text, options, plugins)
@@ -220,3 +232,16 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
             clipped_from=asked if clipped else None,
         )
     )
+
+
+def _miscounted(said: Said, made: int, route: str) -> MalformedResponse | None:
+    """What is wrong where the server ended the row before it may end, or after it must: it did not do as it was asked.
+
+    A plain server may count in tokens of another kind, so its count is not held against it.
+    """
+    least, most = said.job.options.min_new_tokens or 0, said.job.options.max_new_tokens
+    if said.finish in (Finish.EOS, Finish.STOP_TOKEN, Finish.LENGTH) and 0 < made < least:
+        return MalformedResponse(f"{route} ended the row after {made} tokens, of at least {least}")
+    if most is not None and made > most and route != "openai_chat":
+        return MalformedResponse(f"{route} generated {made} tokens, of at most {most}")
+    return None

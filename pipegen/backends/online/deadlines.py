@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Deadlines", "Late"]
+__all__ = ["Block", "Deadlines", "Late"]
 
 
 class Late(Exception):
@@ -30,19 +30,19 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._blocks: set[_Block] = set()
+        self._blocks: set[Block] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def by(self, ends: float) -> _Block:
+    def by(self, ends: float) -> Block:
         """A block that has until `ends`, by the loop's clock."""
-        return _Block(self, ends)
+        return Block(self, ends)
 
-    def enter(self, block: _Block) -> None:
+    def enter(self, block: Block) -> None:
         self._blocks.add(block)
         if self._timer is None or block.ends < self._timer.when():
             self._set(block.ends)
 
-    def leave(self, block: _Block) -> None:
+    def leave(self, block: Block) -> None:
         self._blocks.discard(block)
 
     def _set(self, when: float) -> None:
@@ -66,7 +66,7 @@ class Deadlines:
             self._timer = None
 
 
-class _Block:
+class Block:
     """See `Deadlines.by`. It tells its own cancellation from others as `asyncio.Timeout` does, by counting them."""
 
     __slots__ = ("_asked", "_deadlines", "_late", "_task", "ends")

@@ -17,6 +17,8 @@ __all__ = ["AGAIN", "classified", "lengths_in", "refusal_of", "retry_after", "un
 
 AGAIN = frozenset({429, 502, 503, 504})
 """The statuses after which a request is sent again: the server did not begin, or a gateway lost it."""
+_DIGITS = 18
+"""Digits of a number of tokens, at most."""
 WRONG = frozenset({400, 404, 405, 409, 411, 413, 414, 415, 422, 431})
 """The statuses that blame the request."""
 
@@ -33,7 +35,7 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(said).timestamp() - (time.time() if now is None else now)
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, LookupError):
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
@@ -61,7 +63,9 @@ def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, 
     (300, 256)
     """
     found = next((match for match in (wording.search(message) for wording in wordings) if match), None)
-    return None if found is None else (int(found["prompt"]), int(found["limit"]))
+    if found is None or max(len(found["prompt"]), len(found["limit"])) > _DIGITS:
+        return None
+    return int(found["prompt"]), int(found["limit"])
 
 
 def classified(server: str, reply: WireReply, ask: Ask, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:

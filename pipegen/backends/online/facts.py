@@ -20,6 +20,7 @@ KEPT_SECONDS = 300.0
 PAUSE_SECONDS = 2.0
 """How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
 LOOK_UP_SECONDS = 10.0
+_LONGEST_NAME = 4096
 ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len", "has_image_understanding")
 """What is kept of a server's page of facts, which may hold more than it should."""
 
@@ -31,8 +32,13 @@ def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
     {'tiny': 256, 'other': None}
     """
     listed = answer.get("data")
-    entries = [entry for entry in listed if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)] if isinstance(listed, list) else []
+    entries = [entry for entry in listed if isinstance(entry, Mapping) and _is_name(entry.get("id"))] if isinstance(listed, list) else []
     return {entry["id"]: length if type(length := entry.get("max_model_len")) is int and length > 0 else None for entry in entries}
+
+
+def _is_name(value: Any) -> bool:
+    """Whether requests can ask for a model by this."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 class Directory:
@@ -82,7 +88,7 @@ class Directory:
     async def _look_up(self) -> None:
         models = await self._get("/v1/models")
         about = await self._get(self._about) if self._about is not None and models is not None else None
-        kept = {name: about[name] for name in ABOUT if name in about} if about else {}
+        kept = {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))} if about else {}
         self._facts = None if models is None else Facts(models=models_of(models), about=kept)
         self._known, self._stale_at = None, time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS)
 

@@ -1,11 +1,11 @@
-"""How many requests may be at a server at once: fewer when it asks for patience, more with each round of answers that comes well."""
+"""How many requests may be at a server at once: fewer when it asks for patience, more with each round of answers that comes well. And how many bytes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "Room"]
 
 
 class Gate:
@@ -69,6 +69,10 @@ class Gate:
             self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
 
+    def closed_for(self, now: float) -> float:
+        """How many seconds more it is closed."""
+        return max(0.0, self._closed_until - now)
+
     def _room(self, now: float) -> bool:
         return self.busy < int(self.width) and now >= self._closed_until
 
@@ -85,3 +89,55 @@ class Gate:
     def _reopen(self) -> None:
         self._timer = None
         self._admit()
+
+
+class Room:
+    """Room for `most` bytes at a time, all of one event loop, first come first served. What is larger than that is held alone.
+
+    >>> async def work() -> list[str]:
+    ...     room, done = Room(10), list[str]()
+    ...     async def hold(name: str, size: int) -> None:
+    ...         await room.enter(size)
+    ...         done.append(name)
+    ...         await asyncio.sleep(0)
+    ...         room.leave(size)
+    ...     await asyncio.gather(hold("a", 6), hold("b", 20), hold("c", 4))
+    ...     return done
+    >>> asyncio.run(work())
+    ['a', 'b', 'c']
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def enter(self, size: int) -> None:
+        """Wait for room for so many bytes, and take it."""
+        if not self._waiting and self._fits(size):
+            self.held += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(size)
+            else:
+                self._admit()  # whoever waits behind may fit
+            raise
+
+    def leave(self, size: int) -> None:
+        """Give the room back."""
+        self.held -= size
+        self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return not self.held or self.held + size <= self.most
+
+    def _admit(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self.held += size
+                turn.set_result(None)

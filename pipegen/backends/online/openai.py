@@ -29,6 +29,8 @@ from pipegen.slots import Slot, is_ok
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
 
 PATH = "/v1/chat/completions"
+_MANY = 2**53
+"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
@@ -110,13 +112,13 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
     return found.map(lambda made: made or (Completion(usage=_usage(event)),))
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
     said = answer.get("usage")
-    return {name: value for name, value in said.items() if type(value) is int} if isinstance(said, Mapping) else {}
+    return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, holder: str, place: str, seen: int) -> Slot[Completion]:

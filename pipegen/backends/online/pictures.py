@@ -11,13 +11,25 @@ from pipegen.records import PreparedImage, Prompt
 __all__ = ["data_url", "places"]
 
 
-@functools.lru_cache(maxsize=64)
+KEPT_PIXELS = 2**19
+"""Up to this size what is made of an image is kept for the other requests that hold it: 64 of them take some 128 MiB at most."""
+
+
 def data_url(image: PreparedImage) -> str:
-    """The picture as a PNG in a data URL; the same for all requests of a batch that hold it.
+    """The image as a PNG in a data URL; the same for all requests of a batch that hold it.
 
     >>> data_url(PreparedImage(width=1, height=1, rgb=bytes(3), digest="0"))[:22]
     'data:image/png;base64,'
     """
+    return _kept(image) if image.width * image.height <= KEPT_PIXELS else _made(image)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(image: PreparedImage) -> str:
+    return _made(image)
+
+
+def _made(image: PreparedImage) -> str:
     from PIL import Image
 
     buffer = io.BytesIO()

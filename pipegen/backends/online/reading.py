@@ -16,7 +16,8 @@ from pipegen.backends.online.plain_json import decoded
 from pipegen.backends.online.wire import WireReply
 from pipegen.errors import InvalidRequest, MalformedResponse
 from pipegen.options import GenerationOptions
-from pipegen.slots import Slot
+from pipegen.slots import Slot, is_ok
+from pipegen.strict_json import MAX_DEPTH
 
 __all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "refused_ids"]
 
@@ -55,10 +56,12 @@ def malformed(words: str) -> Failure[Any]:
 
 
 def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
-    """The JSON object (or array) in these bytes.
+    """The JSON object (or array) in these bytes, nested no deeper than `strict_json.MAX_DEPTH`.
 
     >>> json_of(b'{"choices": [').failure().message
     'the answer (13 bytes) is not JSON: Expecting value at character 13'
+    >>> json_of(b"[" * 100 + b"]" * 100).failure().message
+    'the answer (200 bytes) is nested too deeply'
     """
     try:
         value = decoded(data)
@@ -70,7 +73,21 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     except ValueError:  # a whole number of thousands of digits
         return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
+    if _deeper(value, data):
+        return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
+
+
+def _deeper(value: Any, data: bytes) -> bool:
+    """Whether a value is nested too deeply for whoever reads it by recursion."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
@@ -96,10 +113,8 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
     ['a', 'b', 'c', 'd']
     """
     text = reply.body[:100_000].decode(errors="replace").strip()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text[:2000], {}
+    read = json_of(text.encode())
+    value = read.unwrap() if is_ok(read) else None
     if isinstance(value, Mapping):
         for holder in (value.get("error"), value):
             if isinstance(holder, str):
@@ -107,7 +122,7 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
             if isinstance(holder, Mapping):
                 said = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
                 if said is not None:
-                    return str(said)[:2000], holder
+                    return (said if isinstance(said, str) else json.dumps(said))[:2000], holder
     return text[:2000], {}
 
 

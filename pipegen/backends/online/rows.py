@@ -56,9 +56,9 @@ def raw_of(encoded: Encoded, completion: Completion, vocab_size: int, server: st
         return Failure(MalformedResponse(f"{server} generated id {max(ids)}, and the vocabulary has {vocab_size} ids"))
     if completion.finish in ("stop", "length") and not ids:
         return Failure(MalformedResponse(f"{server} ended the row as {completion.finish!r} without a token"))
+    if completion.finish in ("stop", "length") and len(ids) < (encoded.options.min_new_tokens or 0):
+        return Failure(MalformedResponse(f"{server} ended the row after {len(ids)} tokens, of at least {encoded.options.min_new_tokens}"))
     if completion.finish == "length" and len(ids) < limit:
-        if len(ids) < (encoded.options.min_new_tokens or 0):
-            return Failure(MalformedResponse(f"{server} ended the row for its length after {len(ids)} tokens, of at least {encoded.options.min_new_tokens}"))
         clipped = dataclasses.replace(encoded.options, max_new_tokens=len(ids))
         encoded = dataclasses.replace(encoded, options=clipped, clipped_from=encoded.clipped_from or limit)
     aborted = completion.finish not in ("stop", "length")

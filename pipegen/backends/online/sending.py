@@ -1,39 +1,54 @@
-"""From an `Ask` to its completions: the one place where wire functions and transport meet, for whole answers and for streams."""
+"""From an `Ask` to its completions: the one place where wire functions and transport meet, for whole answers and for streams.
+
+What a server answers is foreign data: whatever the reading of it raises fails its own row, with an incident in the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
 from pipegen.backends.online.access import Access
+from pipegen.backends.online.bounds import most_bytes, most_bytes_of_stream
+from pipegen.backends.online.client import Upload
+from pipegen.backends.online.deadlines import Late
 from pipegen.backends.online.errors import AGAIN
 from pipegen.backends.online.facts import Directory
 from pipegen.backends.online.reading import json_of, malformed
 from pipegen.backends.online.remembered import Remembered
 from pipegen.backends.online.settings import ServerSettings
-from pipegen.backends.online.transport import Refused, Transport, Trouble
+from pipegen.backends.online.transport import Refused, Transport, Trouble, body_of
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
-from pipegen.errors import GenerationError, InvalidRequest, MalformedResponse, Timeout
+from pipegen.border import Raised, guard, report
+from pipegen.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.slots import Slot, is_ok
 
-__all__ = ["Asked", "Make", "Sender", "stream_rows"]
+__all__ = ["Asked", "Make", "Sender"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Make: TypeAlias = Callable[[Facts, str | None, str], Slot[Ask]]
 """The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
+LAST_WORDS = 5.0
+"""Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
 
 
 class Asked(Protocol[R_co]):
     """A row that is asked for whole."""
+
+    @property
+    def heavy(self) -> bool:
+        """Whether its body is made in a thread, and held only while it is sent: it holds images."""
+        ...
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         """As `Make`."""
@@ -44,19 +59,36 @@ class Asked(Protocol[R_co]):
         ...
 
 
+class _Sendable(NamedTuple):
+    """A row as it is sent."""
+
+    facts: Facts
+    ask: Ask
+    """Without what was only of use for the request."""
+    request: WireRequest
+    body: bytes | Upload | None
+    most: int
+    """The bytes that its answer may have."""
+    leave: Callable[[], None]
+    """Gives the room of its body back; to be called once it is sent or given up, and as often as one likes."""
+
+
 class Sender:
     """Asks one server, by one engine's wire."""
 
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self._model = wire, access, settings, model
-        self.transport = Transport(access, timeout=settings.timeout, max_in_flight=settings.max_in_flight, retries=settings.retries)
+        self.transport = Transport(access, settings)
         self.directory = Directory(self.transport, wire.about)
         self.model = Remembered(self._model_by)
 
-    def deadline(self) -> float | None:
-        """The running loop's time at which a call that begins now has spent its budget."""
-        budget = self.settings.batch_budget
-        return None if budget is None else asyncio.get_running_loop().time() + budget
+    async def facts(self, deadline: float) -> Facts:
+        """What the server offers, looked up where that is stale. Raises `Trouble` where it takes too long."""
+        try:
+            with await self.transport.by(deadline):
+                return await self.directory.facts()
+        except Late as late:
+            raise Trouble(self.transport.late("for what the server offers"), again=False) from late
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
@@ -75,7 +107,7 @@ class Sender:
         scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
         return self.wire.classify(scrubbed, ask)
 
-    async def whole(self, row: Asked[R], deadline: float | None) -> Slot[R]:
+    async def whole(self, row: Asked[R], deadline: float) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
         A call keeps thousands of these waiting, and the garbage collector looks at all that each holds: so few coroutines, no closures, no timers.
@@ -88,51 +120,81 @@ class Sender:
         except Trouble as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, row: Asked[R], deadline: float | None, number: int = 0) -> Slot[R]:
+    async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
         """One attempt at a whole answer. Raises `Trouble`."""
         while True:
-            facts, ask, request = await self._asked(row.ask)
+            facts, ask, request, body, most, leave = await self._ready(row.ask, row.heavy, deadline)
             try:
-                reply = await self.transport.once(request, deadline)
+                reply = await self.transport.once(request, deadline, body=body, most=most)
             except (asyncio.CancelledError, Refused, Trouble) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                return Success(_value(row.read(_value(self.wire.from_wire(_value(json_of(reply.body)), ask)))))
+                return Success(_value(self._read(row, ask, reply)))
+            finally:
+                leave()
+
+    def _read(self, row: Asked[R], ask: Ask, reply: WireReply) -> Slot[R]:
+        read = guard(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
+        return read.unwrap() if is_ok(read) else Failure(read.failure())
+
+    def _unreadable(self, raised: Raised) -> MalformedResponse:
+        return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
 
     async def pieces(
-        self, make: Make, take: Callable[[Completion], bool], deadline: float | None, *, ended: Callable[[], bool] = lambda: False
+        self,
+        make: Make,
+        take: Callable[[Completion], bool],
+        deadline: float,
+        *,
+        heavy: bool = False,
+        ended: Callable[[], bool] = lambda: False,
+        bounded: bool = False,
     ) -> GenerationError | None:
         """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more before `ended` says so.
 
-        Sent again is only what has brought no piece yet.
+        After that the stream has little time for its last words, and what goes wrong in them makes no difference. `bounded` says that its events bring
+        only what is new, so that all of them together have a bound too. Sent again is only what has brought no piece yet.
         """
+        until = deadline
 
         async def attempt(number: int) -> None:
             begun = False
 
-            async def follow(ask: Ask, request: WireRequest) -> None:
-                nonlocal begun
-                seen = 0
-                events = self.transport.events(request, deadline)
+            async def follow(ready: _Sendable) -> None:
+                nonlocal begun, until
+                seen, ask = 0, ready.ask
+                total = most_bytes_of_stream(ask) if bounded else None
+                events = self.transport.events(ready.request, lambda: until, body=ready.body, most=ready.most, total=total)
                 async with contextlib.aclosing(events):
                     async for data in events:
-                        for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
-                            begun = True
-                            seen += len(piece.token_ids or ())
-                            if take(piece):
-                                if piece.finish is None:  # the row ended by a rule of pipegen's own
-                                    await self._abort(request.rid)
-                                return
+                        try:
+                            for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
+                                begun = True
+                                seen += len(piece.token_ids or ())
+                                if take(piece):
+                                    if piece.finish is None:  # the row ended by a rule of pipegen's own
+                                        await self._abort(ready.request.rid)
+                                    return
+                        except (Refused, Trouble):
+                            raise
+                        except Exception as raised:  # a server's answer is foreign data
+                            raise Trouble(self._unreadable(report(raised)), again=False) from raised
+                        if until == deadline and ended():
+                            until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
                 if not ended():
                     _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
 
             try:
                 while True:
-                    facts, ask, request = await self._asked(make)
+                    ready = await self._ready(make, heavy, deadline)
                     try:
-                        return await follow(ask, request)
+                        return await follow(ready)
                     except (asyncio.CancelledError, Refused, Trouble) as stopped:
-                        await self._ended(stopped, facts, ask, request)
+                        if ended() and not isinstance(stopped, asyncio.CancelledError):
+                            return None
+                        await self._ended(stopped, ready.facts, ready.ask, ready.request)
+                    finally:
+                        ready.leave()
             except Trouble as trouble:
                 raise Trouble(trouble.error, again=trouble.again and not begun) from trouble
 
@@ -151,25 +213,52 @@ class Sender:
         status = code if type(code) is int and 400 <= code < 600 else 500
         raise Refused(WireReply(status=status, body=json.dumps(value).encode()))
 
-    async def _asked(self, make: Make) -> tuple[Facts, Ask, WireRequest]:
+    async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `Trouble` where there is none."""
-        facts = self.directory.fresh or await self.directory.facts()
+        facts = self.directory.fresh or await self.facts(deadline)
         rid = uuid.uuid4().hex if self.wire.abort is not None else ""
+        if not heavy:
+            return self._made(make, facts, rid)
+        _, _, deadlines, uploads, preparing = await self.transport.here()
+        try:
+            with deadlines.by(deadline):
+                async with preparing:  # until it has room: so few bodies wait that are made already
+                    made = await asyncio.to_thread(self._made, make, facts, rid)
+                    upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
+                    made = made._replace(body=upload, leave=upload.let_go, ask=dataclasses.replace(made.ask, messages=(), images=()))
+                    made = made._replace(request=dataclasses.replace(made.request, body=None))
+                    await uploads.enter(upload.size)
+        except Late as late:
+            raise Trouble(self.transport.late("for its images to be made ready"), again=False) from late
+        return made
+
+    def _made(self, make: Make, facts: Facts, rid: str) -> _Sendable:
         ask = _value(make(facts, _value(self.model(facts)), rid))
-        wired = await asyncio.to_thread(self.wire.to_wire, ask, facts) if ask.images else self.wire.to_wire(ask, facts)
-        return facts, ask, _value(wired)
+        request = _value(self.wire.to_wire(ask, facts))
+        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
 
     async def _ended(self, ended: BaseException, facts: Facts, ask: Ask, request: WireRequest) -> None:
         """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
         if isinstance(ended, Refused):
-            lacks = self.wire.lacking(ended.reply, request)
+            reply = ended.reply
+            lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
             if not lacks or lacks in facts.lacks:
-                raise Trouble(self.classify(ended.reply, ask), again=ended.reply.status in AGAIN) from ended
+                raise Trouble(self._refusal(reply, ask), again=reply.status in AGAIN) from ended
             self.directory.learn(lacks)
             return
         if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
             await self._abort(ask.rid)
         raise ended
+
+    def _refusal(self, reply: WireReply, ask: Ask) -> GenerationError:
+        """The error of a refusal, whatever it holds."""
+
+        def failed(raised: Raised) -> GenerationError:
+            words = f"{self.access.root} answered {reply.status}, and its words cannot be read: {self.access.scrub(raised.words)}"
+            return BackendFailed(words, backend=self.wire.name, scope="row", incident=raised.incident)
+
+        made = guard(lambda: self.classify(reply, ask), failed)
+        return made.unwrap() if is_ok(made) else made.failure()
 
     async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
         """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
@@ -197,27 +286,8 @@ class Sender:
             await self.transport.abort(self.wire.abort(rid))
 
 
-async def stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:
-    """The events that `one` tells of, for every row, as many at a time as may be in flight. Leaving early cancels the rows."""
-    events: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def work() -> None:
-        try:
-            await sender.each(inputs, lambda position, row: one(position, row, events.put_nowait))
-        finally:
-            events.put_nowait(_END)
-
-    at_work = asyncio.create_task(work())
-    try:
-        while (event := await events.get()) is not _END:
-            yield event
-        await at_work
-    finally:
-        at_work.cancel()
-        await asyncio.gather(at_work, return_exceptions=True)
-
-
-_END = object()
+def _nothing() -> None:
+    """Nothing is held for a small body."""
 
 
 def _value(slot: Slot[R]) -> R:

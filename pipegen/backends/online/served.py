@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.online.access import Access
@@ -13,7 +14,7 @@ from pipegen.backends.online.errors import AGAIN
 from pipegen.backends.online.loops import LoopThread
 from pipegen.backends.online.reading import json_of
 from pipegen.backends.online.remembered import Remembered
-from pipegen.backends.online.sending import Make, Sender, stream_rows
+from pipegen.backends.online.sending import Make, Sender
 from pipegen.backends.online.settings import ServerSettings
 from pipegen.backends.online.transport import Refused, Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
@@ -55,11 +56,11 @@ class Served(ABC, Generic[A, R]):
         """The row's answer, from the completions of a whole reply."""
 
     @abstractmethod
-    def row(self, asked: A, deadline: float | None) -> Awaitable[Slot[R]]:
+    def row(self, asked: A, deadline: float) -> Awaitable[Slot[R]]:
         """One row, asked and answered."""
 
     @abstractmethod
-    async def followed(self, asked: A, deadline: float | None, tell: Any) -> Slot[R]:
+    async def followed(self, asked: A, deadline: float, tell: Any) -> Slot[R]:
         """One row by its stream; `tell` is called with what it brings."""
 
     @abstractmethod
@@ -102,14 +103,16 @@ class Served(ABC, Generic[A, R]):
     async def send(self, request: WireRequest) -> WireReply:
         """Send it, again where that is safe. Raises `CallFailed` with the typed error."""
 
+        deadline = self.sender.transport.ends()
+
         async def attempt(number: int) -> WireReply:
             try:
-                return await self.sender.transport.once(request)
+                return await self.sender.transport.once(request, deadline)
             except Refused as refused:
                 raise Trouble(self.classify(refused.reply), again=refused.reply.status in AGAIN) from refused
 
         try:
-            return await self.sender.transport.again(attempt)
+            return await self.sender.transport.again(attempt, deadline)
         except Trouble as trouble:
             raise CallFailed(trouble.error) from trouble
 
@@ -139,22 +142,45 @@ class Served(ABC, Generic[A, R]):
 
     async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """As `generate`, on the caller's own loop."""
-        deadline = self.sender.deadline()
-        return await self.sender.each(inputs, lambda _, asked: self.row(asked, deadline))
+        call_ends, ends = self.sender.transport.call_ends(), self.sender.transport.ends
+        return await self.sender.each(inputs, lambda _, asked: self.row(asked, ends(call_ends)))
 
     async def astream(self, inputs: Sequence[A]) -> AsyncGenerator[Any, None]:
         """As `stream`, on the caller's own loop."""
         from pipegen.backends.base import RowDone
 
-        deadline = self.sender.deadline()
+        call_ends = self.sender.transport.call_ends()
 
         async def one(position: int, asked: A, put: Any) -> None:
-            slot = await self.followed(asked, deadline, lambda brought: put(self.events(position, brought)))
+            slot = await self.followed(asked, self.sender.transport.ends(call_ends), lambda brought: put(self.events(position, brought)))
             put(RowDone(row=position, slot=cast(Any, slot)))
 
-        rows = stream_rows(self.sender, inputs, one)
+        rows = _stream_rows(self.sender, inputs, one)
         try:
             async for event in rows:
                 yield event
         finally:
             await rows.aclose()
+
+
+async def _stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:
+    """The events that `one` tells of, for every row, as many at a time as may be in flight. Leaving early cancels the rows."""
+    events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def work() -> None:
+        try:
+            await sender.each(inputs, lambda position, row: one(position, row, events.put_nowait))
+        finally:
+            events.put_nowait(_END)
+
+    at_work = asyncio.create_task(work())
+    try:
+        while (event := await events.get()) is not _END:
+            yield event
+        await at_work
+    finally:
+        at_work.cancel()
+        await asyncio.gather(at_work, return_exceptions=True)
+
+
+_END = object()

@@ -20,6 +20,7 @@ from pipegen.backends.online.rows import Row, raw_of, touches
 from pipegen.backends.online.sending import Make
 from pipegen.backends.online.served import Served
 from pipegen.backends.online.settings import ServerSettings
+from pipegen.backends.online.transport import Trouble
 from pipegen.backends.online.wire import Ask, Completion, Facts, Wire
 from pipegen.capabilities import ENGINES, Capabilities
 from pipegen.engine_names import shown
@@ -59,7 +60,8 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
-        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, context_length=self.limit_of(facts), reason=reason)
+        limits = {"context_length": self.limit_of(facts), "vocab_size": self._checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, reason=reason, **limits)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
@@ -67,16 +69,16 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
         return TokensMade(row=position, token_ids=brought)
 
-    def row(self, asked: Encoded, deadline: float | None) -> Awaitable[Slot[Raw]]:
+    def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
             return self.followed(asked, deadline, None)
         return self._pictured(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
 
-    async def _pictured(self, asked: Encoded, deadline: float | None) -> Slot[Raw]:
+    async def _pictured(self, asked: Encoded, deadline: float) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
         return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
 
-    async def followed(self, asked: Encoded, deadline: float | None, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
+    async def followed(self, asked: Encoded, deadline: float, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
@@ -90,12 +92,16 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
                 tell(made)
             return row.done
 
-        error = await self.sender.pieces(self.make(encoded, stream=True, features=features), take, deadline)
+        make = self.make(encoded, stream=True, features=features)
+        error = await self.sender.pieces(make, take, deadline, heavy=bool(encoded.prompt.images), ended=lambda: row.done)
         return row.slot() if error is None else Failure(error)
 
-    async def _ready(self, asked: Encoded, deadline: float | None) -> Slot[tuple[Encoded, Any]]:
+    async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
         """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
-        checked = self.checked(asked, await self.sender.directory.facts())
+        try:
+            checked = self.checked(asked, await self.sender.facts(deadline))
+        except Trouble as late:
+            return Failure(late.error)
         resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
@@ -112,7 +118,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
             refused = refused or self._checkpoint.resized_again(prompt)
         if refused is not None:
             return Failure(refused)
-        return check_fit(encoded, _room_for(self.name, self.limit_of(facts)))
+        return check_fit(encoded, _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size))
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
@@ -121,7 +127,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
         plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
-        ids = ending_ids(options, self.tokenizer, self.eos_token_ids)
+        ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
         told = "stops" in halts and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
         stops = plan.text if told else ()
@@ -164,6 +170,10 @@ class _Whole:
     encoded: Encoded
     features: Any = None
 
+    @property
+    def heavy(self) -> bool:
+        return bool(self.encoded.prompt.images)
+
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
         checked = self.engine.checked(self.encoded, facts)
         if not is_ok(checked):
@@ -183,6 +193,6 @@ class _Resized(_Whole):
 
 
 @functools.lru_cache(maxsize=64)
-def _room_for(name: str, limit: int | None) -> Capabilities:
-    """What `check_fit` asks of an engine: its name and its limit."""
-    return Capabilities(engine=name, honours=frozenset(), context_length=limit)
+def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
+    """What `check_fit` asks of an engine: its name and its limits."""
+    return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)

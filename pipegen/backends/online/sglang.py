@@ -129,7 +129,7 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer: an object, or an array of them where several were asked."""
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != ask.n:
-        return malformed(f"the answer holds {len(items)} completions, and {ask.n} were asked")
+        return malformed(f"the answer holds {len(items)} completions, and {ask.n} {'was' if ask.n == 1 else 'were'} asked")
     out: list[Completion] = []
     for index, item in enumerate(items):
         read = _completion(item, ask, 0, index)

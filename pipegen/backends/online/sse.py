@@ -7,33 +7,46 @@
 
 from __future__ import annotations
 
+from pipegen.backends.online.bounds import BASE
+from pipegen.backends.online.client import TooLong
+
 __all__ = ["Events"]
 
-MAX_EVENT = 2**26
-"""The longest event that is read, in bytes."""
+LINE = 64
+"""Bytes that a line of an event takes beside its own."""
 
 
 class Events:
-    """A parser of one stream. `done` says that the server has closed it with `[DONE]`."""
+    """A parser of one stream, whose events have at most `most` bytes each. `done` says that the server has closed it with `[DONE]`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = BASE) -> None:
         self.done = False
-        self._rest = b""
+        self._most = most
+        self._line = bytearray()
         self._data: list[bytes] = []
+        self._held = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that are whole with this piece. Raises `ValueError` for one that is too long."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > MAX_EVENT:
-            raise ValueError(f"an event of more than {MAX_EVENT} bytes")
+        """The events that are whole with this piece. Raises `TooLong` for one that is too long."""
         out: list[bytes] = []
-        for line in (line.rstrip(b"\r") for line in lines):
+        start = 0
+        while not self.done and (end := piece.find(b"\n", start)) >= 0:
+            self._line += piece[start:end]
+            line, self._line, start = bytes(self._line).rstrip(b"\r"), bytearray(), end + 1
             if line.startswith(b"data:"):
                 self._data.append(line[5:].lstrip(b" "))
+                self._hold(len(line) + LINE)
             elif not line and self._data:
-                data, self._data = b"\n".join(self._data), []
-                if data == b"[DONE]":
-                    self.done = True
-                elif not self.done:
+                data, self._data, self._held = b"\n".join(self._data), [], 0
+                self.done = data == b"[DONE]"
+                if not self.done:
                     out.append(data)
+        if not self.done:
+            self._line += piece[start:]
+            self._hold(0)
         return out
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held + len(self._line) > self._most:
+            raise TooLong(f"an event of more than {self._most} bytes")

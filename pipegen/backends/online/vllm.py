@@ -137,7 +137,7 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
 
 def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
+    return pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, place: str) -> Slot[Completion]:

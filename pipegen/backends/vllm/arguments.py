@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.locate import EMBEDDED
 from pipegen.fields import InvalidField, UnknownField, nearest
 
 __all__ = ["argument_names", "check_arguments", "engine_arguments", "image_limit"]
@@ -79,7 +78,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
     load = checkpoint.load
     arguments: dict[str, Any] = {
         "model": checkpoint.source,
-        "dtype": "float32" if load.model == EMBEDDED and load.dtype == "auto" else load.dtype,
+        "dtype": checkpoint.dtype,  # what `auto` means is for pipegen to say: vLLM would make bfloat16 of float32
         "trust_remote_code": load.trust_remote_code,
         "generation_config": "vllm",  # that is: nothing of the checkpoint's; options are resolved by pipegen
         "logprobs_mode": "raw_logprobs",  # the model's own, before temperature, penalties and filters

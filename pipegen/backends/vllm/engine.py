@@ -50,7 +50,8 @@ class VLLMEngine(CheckpointEngine):
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        return Capabilities(engine=self.name, honours=honours, context_length=self._context_length, max_images=limit, reason=reason)
+        limits = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
     @cached_property
     def _no_images_because(self) -> str:
@@ -127,7 +128,8 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, watched=watched) for position, encoded in enumerate(inputs)]
+        said = {"watched": watched, "vocab_size": self._checkpoint.vocab_size}
+        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
 
     def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""

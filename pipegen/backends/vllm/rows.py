@@ -73,13 +73,21 @@ class Row:
     """
 
     def __init__(
-        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...], *, watched: bool
+        self,
+        position: int,
+        encoded: Encoded,
+        tokenizer: Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        plugins: tuple[Plugin, ...],
+        *,
+        watched: bool,
+        vocab_size: int | None = None,
     ) -> None:
         self.position = position
         self.encoded = encoded
         self.error: GenerationError | None = None
         self.done = False
-        self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids)
+        self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids, vocab_size)
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._aborted = False

@@ -5,7 +5,7 @@
     result = await generate(client=client, renderer=renderer, messages=messages, model=model)  # vLLM
     result = await generate(client=client, renderer=renderer, messages=messages, model=model, backend=SGLangBackend())
 
-`renderers` 0.1.12 (`pip install "pipegen[renderers]"`) is what it was made beside; nothing here is imported from it but its errors, which the errors here
+`renderers` 0.1.12 (the extra `renderers`) is what it was made beside; nothing here is imported from it but its errors, which the errors here
 are kinds of.
 """
 

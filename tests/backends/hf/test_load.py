@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pipegen.backends.checkpoint import Checkpoint
 from pipegen.backends.extras import MissingExtra
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
+from pipegen.distribution import install_hint
 from pipegen.fields import InvalidField
 from pipegen.records import ModelLoadConfig
 from pipegen.testing.models import encoded, write_model
@@ -94,7 +96,7 @@ def test_a_folder_that_is_not_there_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("setting", "package", "words"),
     [
-        ({"adapter": "x"}, "peft", 'LoRA adapter needs the package peft: pip install "pipegen[peft]"'),
+        ({"adapter": "x"}, "peft", f"LoRA adapter needs the package peft: {install_hint('peft')}"),
         ({"device_map": "auto"}, "accelerate", "device_map needs"),
     ],
 )
@@ -110,7 +112,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 def test_without_torch_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r'the Hugging Face engine needs the package torch: pip install "pipegen\[hf\]"'):
+    with pytest.raises(MissingExtra, match=re.escape(f"the Hugging Face engine needs the package torch: {install_hint('hf')}")):
         pg.backends.hf("embedded")
 
 

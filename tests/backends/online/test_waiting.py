@@ -43,7 +43,7 @@ def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callabl
         loop = asyncio.get_running_loop()
         waiting, timers, call_at = list[asyncio.Future[None]](), list[float](), loop.call_at
 
-        async def ask(self: Client, method: str, url: str, body: bytes | None) -> Any:
+        async def opened(self: Client, method: str, url: str, body: Any) -> Any:
             if body is not None:
                 waiting.append(loop.create_future())
                 await waiting[-1]
@@ -52,7 +52,7 @@ def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callabl
         async def facts_known(self: object) -> None:
             """Nothing is looked up."""
 
-        monkeypatch.setattr(Client, "ask", ask)
+        monkeypatch.setattr(Client, "open", opened)
         monkeypatch.setattr("pipegen.backends.online.facts.Directory._look_up", facts_known)
 
         def counted(when: float, *more: Any, **named: Any) -> asyncio.TimerHandle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.extras import MissingExtra
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
+from pipegen.distribution import install_hint
 from pipegen.errors import CallFailed
 from pipegen.fields import UnknownField
 from pipegen.messages import ImageSource
@@ -37,7 +39,7 @@ def made(slots: Any) -> list[tuple[int, ...]]:
 
 def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingExtra, match=r'the vLLM engine needs the package vllm: pip install "pipegen\[vllm\]"'):
+    with pytest.raises(MissingExtra, match=re.escape(f"the vLLM engine needs the package vllm: {install_hint('vllm')}")):
         pg.backends.vllm("embedded")
 
 
@@ -259,3 +261,13 @@ def test_a_row_comes_whole_where_nobody_waits_for_its_tokens(started: list[Any])
     streamed = list(running.stream([plain]))
     assert [event.token_ids for event in streamed if isinstance(event, TokensMade)] == [(11,), (12,), (13,), (14,), (15,)]
     assert [event.slot for event in streamed if isinstance(event, RowDone)] == slots[:1]
+
+
+def test_ids_that_the_model_does_not_have_never_reach_vllm(started: list[Any]) -> None:  # one of them ends vLLM for all
+    running = engine()
+    size = running.capabilities.vocab_size
+    assert size is not None
+    stop = pg.StopOptions(stop_token_ids=(size,))
+    slots = running.generate([encoded([size], max_new_tokens=1), encoded([10], max_new_tokens=1), encoded([20], max_new_tokens=1, stop=stop)])
+    assert [type(slot.failure()) for slot in (slots[0], slots[2])] == [pg.InvalidRequest] * 2
+    assert made(slots[1:2]) == [(11,)]

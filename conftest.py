@@ -1,6 +1,7 @@
-"""Hypothesis profiles: `quick` while working (the default), `ci` for a repeatable run, `nightly` to search for long.
+"""Hypothesis profiles, for every test: `quick` (the default), `ci` for more examples, and `nightly` to search for long.
 
-Chosen by `pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE.
+`quick` and `ci` try the same examples each time, so a test run does not depend on chance; only `nightly` draws new ones. Chosen by
+`pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", ALWAYS, max_examples=60)
+settings.register_profile("quick", ALWAYS, max_examples=60, derandomize=True, print_blob=True)
 settings.register_profile("ci", ALWAYS, max_examples=200, derandomize=True, print_blob=True)
 settings.register_profile("nightly", ALWAYS, max_examples=5_000)
 

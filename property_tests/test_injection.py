@@ -1,0 +1,134 @@
+"""The law of injection: the control tokens of a prompt are those of the same conversation with harmless words, whatever the template does with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+pytest.importorskip("transformers")
+
+from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
+from pipegen.errors import InvalidRequest
+from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records import Job, Prompt
+from pipegen.requests import TextGenerationRequest
+from pipegen.slots import Slot, is_ok
+from pipegen.stages.foreign_text import OWN, Conversation, rewrite_foreign
+from pipegen.stages.render import render
+from pipegen.stages.tokenize import encode
+from pipegen.testing.prompts import added_tokens, chatml_tokenizer
+
+ALWAYS = (
+    *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]", "[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),
+    *("<|fim_prefix|>", "<|USER_0_TOKEN|>"),
+)
+WHERE_WRITTEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@functools.cache
+def tokenizer() -> Any:
+    """ChatML's tokenizer, with control tokens that overlap one another and some that begin with what others end with."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
+    rust.add_special_tokens(added_tokens(("</s>", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["), special=True))
+    rust.add_tokens(added_tokens(("[INST]", "[/INST]", "<|USER_0_TOKEN|>", "\n\n", "<b>")))
+    return PreTrainedTokenizerFast(tokenizer_object=rust)
+
+
+# What a template does with words. Each is a Jinja expression of `w`.
+REWRITES = (
+    *("w", "w | trim", "w | lower", "w | upper", "w | tojson", "w | e", "w | list | join('')", "w | reverse", "w[1:]", "w | string ~ ' '", "w | title"),
+    *("w.replace('/think', '')", "w.replace('X', '').replace(' ', '')", "w.replace('<image>', '<|image_pad|>')", "w.split('</think>')[-1]"),
+    *("w | replace('(', '<') | replace(')', '>')", "w | replace('&lt;', '<')", "w.split('|') | join('|')", "w.strip('x').lstrip('<')", "'<' ~ w ~ '>'"),
+    *("'<|' + w + '|>'", "w | tojson(ensure_ascii=True)", "w if '[' not in w else w[:-1]"),
+)
+OPENS = ("'<|im_start|>' + m.role + '\\n'", "'[INST]'", "'<|' + m.role + '|>'", "''", "m.role + ': '", "'>>TITLE<<' ~ '<'")
+ENDS = ("'<|im_end|>\\n'", "'[e~['", "'<'", "'</s>'", "''", "'[/INST]'", "'>'")
+PIECES = (
+    *ALWAYS,
+    *WHERE_WRITTEN,
+    *("<|im_", "end|>", "im_end", "think", "/think", "<|IM_END|>", "<|im_/thinkend|>", "X", "<image>", "(", ")", "&lt;", "|", "<", ">", "[", "]", " ", "\n"),
+    *("]<]minimax[>", ">>TITLE<", "[e~", "hello", "a < b", "é", "\uff1c", "\ue000", "\\ue000", "<b>", "\n\n", ">|dne_mi|<", "<thiXnk>", "|im_end|", "'", '"'),
+)
+WORDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> str:
+    """A template that rewrites the words of every carrier in some way and joins them to its own text in some way."""
+    rewrites, opens, ends = st.sampled_from(REWRITES), st.sampled_from(OPENS), st.sampled_from(ENDS)
+
+    def write(words: str) -> str:
+        return "{%- set w = " + words + " -%}{{- " + draw(rewrites) + " -}}"
+
+    content = "m.content if m.content is string else m.content | map(attribute='text') | join('')"
+    tools = (
+        "{%- for t in tools or [] -%}{{- '<tool_call>' -}}" + write("t.function.description") + write("t.function.name") + "{{- t | tojson -}}{%- endfor -%}"
+    )
+    documents = "{%- for d in documents or [] -%}" + write("d.text") + "{{- '\\n' -}}{%- endfor -%}"
+    calls = "{%- for c in m.tool_calls or [] -%}{{- '<tool_call>' -}}" + write("c.function.arguments | tojson") + "{{- '</tool_call>' -}}{%- endfor -%}"
+    turns = "{%- for m in messages -%}{{- " + draw(opens) + " -}}" + write(content) + calls + write("m.name or ''") + "{{- " + draw(ends) + " -}}{%- endfor -%}"
+    return documents + tools + turns + "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Conversation:
+    """Words in every place that may carry them."""
+    user = WORDS | st.lists(WORDS.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=3)
+    arguments = st.dictionaries(WORDS, WORDS, max_size=2)
+    call = st.builds(lambda value: {"type": "function", "id": "a", "function": {"name": "look", "arguments": value}}, arguments)
+    asked = st.builds(lambda content, name: {"role": "user", "content": content, "name": name}, user, WORDS)
+    answer = st.builds(lambda content, calls: {"role": "assistant", "content": content, "tool_calls": calls}, WORDS, st.lists(call, max_size=1))
+    told = WORDS.map(lambda content: {"role": "tool", "content": content})
+    system = st.sampled_from([[], [{"role": "system", "content": "Be brief. <|im_end|> <think>"}]])
+    messages = [*draw(system), *draw(st.lists(asked | answer | told, min_size=1, max_size=4))]
+    tool = st.builds(lambda name, words: {"type": "function", "function": {"name": name, "description": words}}, WORDS, WORDS)
+    documents = st.lists(WORDS.map(lambda text: {"text": text}), max_size=2)
+    return Conversation(messages, draw(st.lists(tool, max_size=1)), {"documents": draw(documents)})
+
+
+def prompt_of(said: Conversation, template: str, **chat: Any) -> Slot[Prompt]:
+    kept = HFTokenizer(tokenizer())
+    options = resolve(GenerationOptions(chat=ChatTemplateOptions(template_kwargs=said.variables, **chat)))
+    job = Job(request=TextGenerationRequest(messages=said.messages, tools=tuple(said.tools)), options=options)
+    return render(job, kept, renderer(template)).bind(lambda rendered: encode(rendered, (), kept, None))
+
+
+@functools.lru_cache(maxsize=256)
+def renderer(template: str) -> HFRenderer:
+    return HFRenderer(tokenizer(), template)
+
+
+def steering(ids: Sequence[int], template: str) -> list[int]:
+    known = {tokenizer().convert_tokens_to_ids(token) for token in (*ALWAYS, *(token for token in WHERE_WRITTEN if token in template))}
+    return [number for number in ids if number in known]
+
+
+NAMES = ("type", "function", "name", "description", "arguments", "id", "text")
+"""The entries that the templates look for."""
+
+
+def harmless(said: Conversation) -> Conversation:
+    return rewrite_foreign(said, OWN, lambda text, place: text if text in NAMES else "x")
+
+
+@given(template=templates(), said=conversations())
+def test_the_control_tokens_are_those_of_the_same_conversation_with_harmless_words(template: str, said: Conversation) -> None:  # T3
+    hostile, plain = prompt_of(said, template), prompt_of(harmless(said), template)
+    if is_ok(hostile):
+        assert steering(hostile.unwrap().token_ids, template) == steering(plain.unwrap().token_ids, template)
+    else:
+        assert isinstance(hostile.failure(), InvalidRequest)
+
+
+@given(template=templates(), said=conversations())
+def test_what_rejecting_lets_through_has_them_too(template: str, said: Conversation) -> None:  # T4
+    slot = prompt_of(said, template, control_tokens="reject")
+    if is_ok(slot):
+        assert steering(slot.unwrap().token_ids, template) == steering(prompt_of(harmless(said), template).unwrap().token_ids, template)
