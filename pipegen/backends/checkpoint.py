@@ -17,7 +17,7 @@ from returns.result import Failure
 
 from pipegen.backends.extras import MissingExtra, need
 from pipegen.backends.foreign import loading
-from pipegen.backends.locate import EMBEDDED, locate
+from pipegen.backends.locate import EMBEDDED, instead_of, locate
 from pipegen.backends.positions import Positions, positions_of
 from pipegen.backends.stored import dtype_of, stored_dtype
 from pipegen.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
@@ -57,10 +57,7 @@ class Checkpoint:
         need("transformers", "hf", "reading a checkpoint")
         from transformers import AutoConfig
 
-        hint = "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub name; a private one needs HF_TOKEN"
-        if list(Path(self.source).glob("*.gguf")):
-            hint = "GGUF files are not read: give the original checkpoint, or serve the file with llama.cpp and ask that with openai_server"
-        with loading(self.load, "the configuration", self.source, hint=hint):
+        with loading(self.load, "the configuration", self.source, hint=instead_of(self.source)):
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from pipegen.fields import InvalidField
 
-__all__ = ["EMBEDDED", "NoSuchModel", "check_adapter_folder", "locate"]
+__all__ = ["EMBEDDED", "NoSuchModel", "check_adapter_folder", "instead_of", "locate"]
 
 EMBEDDED = "embedded"
 """The name of the model that ships with the library."""
 
+_GGUF = "GGUF files are not read; give the original checkpoint, or serve the file with llama.cpp and ask that with openai_server"
 _INSTEAD = "; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'"
 
 
@@ -47,7 +48,7 @@ def locate(model: str) -> str:
     if written_as_path or folder.exists():
         seen = ""
         if folder.suffix.lower() == ".gguf":
-            seen = ": GGUF files are not read; give the original checkpoint, or serve the file with llama.cpp and ask that with openai_server"
+            seen = f": {_GGUF}"
         elif folder.exists():
             seen = ": it is a file, and a checkpoint is a folder"
         raise NoSuchModel(f"there is no checkpoint folder {model!r}{seen or _INSTEAD}")
@@ -61,3 +62,10 @@ def check_adapter_folder(adapter: str) -> None:
     if is_path and not (folder / "adapter_config.json").is_file():
         found = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
         raise InvalidField(f"ModelLoadConfig.adapter: {os.fspath(folder)!r} is no adapter: {found}")
+
+
+def instead_of(source: str) -> str:
+    """What to give instead of a folder or a name whose configuration cannot be read."""
+    if next(Path(source).glob("*.gguf"), None) is not None:
+        return _GGUF
+    return "give the folder of a checkpoint (config.json, *.safetensors, tokenizer.json) or a hub name; a private one needs HF_TOKEN"
