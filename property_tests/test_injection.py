@@ -32,13 +32,14 @@ WHERE_WRITTEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 @functools.cache
 def tokenizer() -> Any:
     """ChatML's tokenizer, with control tokens that overlap one another and some that begin with what others end with."""
+    import transformers
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
+    fast: Any = transformers.PreTrainedTokenizerFast
     rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
     rust.add_special_tokens(added_tokens(("</s>", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["), special=True))
     rust.add_tokens(added_tokens(("[INST]", "[/INST]", "<|USER_0_TOKEN|>", "\n\n", "<b>")))
-    return PreTrainedTokenizerFast(tokenizer_object=rust)
+    return fast(tokenizer_object=rust)
 
 
 # What a template does with words. Each is a Jinja expression of `w`.

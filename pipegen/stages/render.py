@@ -160,7 +160,9 @@ def _chosen(
     full = write(rewrite_foreign(said, trust, mark))
     if not is_ok(full):
         words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
-        return write(said).bind(lambda _: Failure(InvalidRequest(words, hint='change the content, or set control_tokens="allow"')))
+        plain = write(said)
+        refused = InvalidRequest(words, hint='change the content, or set control_tokens="allow"')
+        return Failure(refused if is_ok(plain) else plain.failure())
     chosen = full.unwrap()
     clean = hides_nothing(chosen, marks, control)
     if not clean and any(message["role"] == "assistant" for message in said.messages):  # templates take the thoughts out of earlier answers
