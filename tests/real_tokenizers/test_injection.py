@@ -90,8 +90,9 @@ def test_a_plain_prompt_is_guarded_where_that_is_asked(pair: Pair) -> None:
     tokenizer, renderer = loaded(pair)
     tokens = chosen(pair)
     for asked in ("text", "reject", None) if tokens else ():
-        options = resolve(GenerationOptions(chat=ChatTemplateOptions(control_tokens=asked)))
-        job = Job(request=TextGenerationRequest(prompt=f"a {' x '.join(tokens)} b"), options=options)
+        options = GenerationOptions(chat=ChatTemplateOptions(control_tokens=asked))
+        request = TextGenerationRequest(prompt=f"a {' x '.join(tokens)} b", options=options)
+        job = Job(request=request, options=resolve(request.options))
         slot = render(job, tokenizer, renderer).bind(lambda rendered: encode(rendered, (), tokenizer, None))
         if asked == "reject":
             assert isinstance(slot.failure(), InvalidRequest)
