@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
-import pipegen.options
-from pipegen.capabilities import ENGINES, FEATURES
+import pipegen.records.options
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import ALIASES, KEYS, TYPES
 from pipegen.config.schema import field_words, schema
-from pipegen.distribution import DISTRIBUTION, install_command
-from pipegen.options import DEFAULTS, GenerationOptions, flat_values
+from pipegen.core.distribution import DISTRIBUTION, install_command
+from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.records.options import DEFAULTS, GenerationOptions, flat_values
 
 PAGES = Path(__file__).parent
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
@@ -37,7 +37,7 @@ def shown_type(hint: str) -> str:
 def options_table() -> str:
     """One row for each option."""
     defaults, rows = flat_values(DEFAULTS), ["| option | takes | default | |", "| --- | --- | --- | --- |"]
-    groups = [("", GenerationOptions), *((name, getattr(pipegen.options, kind)) for name, kind in NESTED.items())]
+    groups = [("", GenerationOptions), *((name, getattr(pipegen.records.options, kind)) for name, kind in NESTED.items())]
     for group, kind in groups:
         words = field_words(kind)
         for field in dataclasses.fields(kind):

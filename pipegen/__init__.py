@@ -11,11 +11,10 @@ if typing.TYPE_CHECKING:
     __version__: str
     from returns.result import Failure, Success
 
-    from pipegen import backends, plugins, strict_json
-    from pipegen.capabilities import ENGINES, Capabilities
-    from pipegen.drive import arun, request_from, run
-    from pipegen.engine import GenerationEngine
-    from pipegen.errors import (
+    from pipegen import backends, plugins
+    from pipegen.backends.generation_engine import GenerationEngine
+    from pipegen.core.drive import arun, request_from, run
+    from pipegen.core.errors import (
         BackendFailed,
         BadImage,
         CallFailed,
@@ -34,22 +33,24 @@ if typing.TYPE_CHECKING:
         UnsupportedOption,
         UnsupportedPlugin,
     )
-    from pipegen.fields import InvalidField, UnknownField
-    from pipegen.folders import pictures_in
-    from pipegen.io import error_to_plain, from_plain, to_plain
-    from pipegen.messages import ImagePart, ImageSource, Message, TextPart
-    from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
-    from pipegen.pipe import Pipe, call, each, fallback, identity, pure
-    from pipegen.plugins.plugin import Plugin
-    from pipegen.records import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
-    from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
-    from pipegen.route import Route, attach, count_tokens, route
-    from pipegen.samples import grid, samples
-    from pipegen.slots import Batch, Slot, is_ok
-    from pipegen.stages.stop import cut
-    from pipegen.stream import Delta, Done, astream, stream
-    from pipegen.watched import Progress, watched
-    from pipegen.windows import aimap, aimap_keyed, imap, imap_keyed
+    from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
+    from pipegen.core.slots import Batch, Slot, is_ok
+    from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
+    from pipegen.drivers.progress import Progress, watched
+    from pipegen.drivers.route import Route, attach, count_tokens, route
+    from pipegen.drivers.samples import grid, samples
+    from pipegen.drivers.streaming import Delta, Done, astream, stream
+    from pipegen.engines.capabilities import ENGINES, Capabilities
+    from pipegen.engines.plugin import Plugin
+    from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.media.folder import pictures_in
+    from pipegen.records import strict_json
+    from pipegen.records.fields import InvalidField, UnknownField
+    from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+    from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
+    from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
+    from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
+    from pipegen.stages.stopping import cut
 
 __all__ = [
     "BackendFailed",
@@ -138,29 +139,29 @@ _HOMES = {
     name: module
     for module, names in {
         "returns.result": "Failure Success",
-        "pipegen.capabilities": "ENGINES Capabilities",
-        "pipegen.drive": "arun request_from run",
-        "pipegen.engine": "GenerationEngine",
-        "pipegen.errors": (
+        "pipegen.engines.capabilities": "ENGINES Capabilities",
+        "pipegen.core.drive": "arun request_from run",
+        "pipegen.backends.generation_engine": "GenerationEngine",
+        "pipegen.core.errors": (
             "BackendFailed BadImage CallFailed ContractError GenerationError InternalError InvalidRequest MalformedResponse PluginFailed "
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
-        "pipegen.fields": "InvalidField UnknownField",
-        "pipegen.folders": "pictures_in",
-        "pipegen.io": "error_to_plain from_plain to_plain",
-        "pipegen.messages": "ImagePart ImageSource Message TextPart",
-        "pipegen.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
-        "pipegen.pipe": "Pipe call each fallback identity pure",
-        "pipegen.plugins.plugin": "Plugin",
-        "pipegen.records": "Finish GenerationResult ModelLoadConfig TokenLogprob",
-        "pipegen.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
-        "pipegen.route": "Route attach count_tokens route",
-        "pipegen.samples": "grid samples",
-        "pipegen.slots": "Batch Slot is_ok",
-        "pipegen.stages.stop": "cut",
-        "pipegen.stream": "Delta Done astream stream",
-        "pipegen.watched": "Progress watched",
-        "pipegen.windows": "aimap aimap_keyed imap imap_keyed",
+        "pipegen.records.fields": "InvalidField UnknownField",
+        "pipegen.media.folder": "pictures_in",
+        "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
+        "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
+        "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
+        "pipegen.core.pipe": "Pipe call each fallback identity pure",
+        "pipegen.engines.plugin": "Plugin",
+        "pipegen.records.results": "Finish GenerationResult ModelLoadConfig TokenLogprob",
+        "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
+        "pipegen.drivers.route": "Route attach count_tokens route",
+        "pipegen.drivers.samples": "grid samples",
+        "pipegen.core.slots": "Batch Slot is_ok",
+        "pipegen.stages.stopping": "cut",
+        "pipegen.drivers.streaming": "Delta Done astream stream",
+        "pipegen.drivers.progress": "Progress watched",
+        "pipegen.drivers.mapping": "aimap aimap_keyed imap imap_keyed",
     }.items()
     for name in names.split()
 }
@@ -183,7 +184,7 @@ if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would t
         import importlib
 
         if name == "__version__":
-            from pipegen.distribution import version
+            from pipegen.core.distribution import version
 
             value = globals()[name] = version()
             return value

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from support.served import ToyModel
 
 import pipegen as pg
-from pipegen import strict_json
-from pipegen.backends.online.access import access_to
-from pipegen.io import to_plain
-from pipegen.testing.served import ToyModel
+from pipegen.backends.http.access import access_to
+from pipegen.io.jsonl import to_plain
+from pipegen.records import strict_json
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -93,10 +93,10 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
 
 
 def route_for(engine: str, way: str) -> pg.Route:
-    from pipegen.backends.online.server import ServerEngine
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.sglang import SGLANG
-    from pipegen.backends.online.vllm import VLLM
+    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.backends.servers.sglang import SGLANG
+    from pipegen.backends.servers.vllm import VLLM
 
     backends: Any = pg.backends
     if way == "chat":
@@ -109,9 +109,9 @@ def route_for(engine: str, way: str) -> pg.Route:
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     """Routes are answered with what stands here."""
-    from pipegen.backends.online.facts import Directory
-    from pipegen.backends.online.transport import Transport
-    from pipegen.backends.online.wire import Facts, WireReply
+    from pipegen.backends.http.transport import Transport
+    from pipegen.backends.servers.facts import Directory
+    from pipegen.backends.servers.wire import Facts, WireReply
 
     said: dict[str, list[bytes]] = {}
 
@@ -181,7 +181,7 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
     end=st.sampled_from([b"\n", b"\r\n"]),
 )
 def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes) -> None:
-    from pipegen.backends.online.sse import Events
+    from pipegen.backends.http.sse import Events
 
     stream = b"".join(line + end for line in lines)
     whole, cut = Events(), Events()
@@ -195,7 +195,7 @@ def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cut
 def test_a_data_url_is_decoded_alike_however_it_is_cut(text: str, size: int) -> None:
     from urllib.parse import unquote_to_bytes
 
-    from pipegen import loading
+    from pipegen.media import source as loading
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loading, "_PIECE", size)

@@ -14,12 +14,12 @@ from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
 from pipegen.cli.generate import Files, run_generate
-from pipegen.errors import GenerationError
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import ModelLoadConfig
-from pipegen.requests import ImagePolicy, RequestPolicy
-from pipegen.slots import Batch, is_ok
-from pipegen.stages.images import open_picture
+from pipegen.core.errors import GenerationError
+from pipegen.core.slots import Batch, is_ok
+from pipegen.engines.plugin import Plugin
+from pipegen.media.image import open_picture
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.records.results import ModelLoadConfig
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 GOOD: Sequence[dict[str, Any]] = (

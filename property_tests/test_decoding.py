@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from hypothesis import assume, example, given, strategies as st
 
-from pipegen.options import DecodeOptions, GenerationOptions, StopOptions, resolve
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.requests import TextGenerationRequest
-from pipegen.slots import Slot
-from pipegen.stages.decode import decode
-from pipegen.stages.detokenize import Detokenizer, spell
-from pipegen.stages.follow import Follower
-from pipegen.stages.scan import StopScanner
-from pipegen.stages.stop import cut, ending_ids, stop
-from pipegen.stages.trim import Stripper, trim
+from pipegen.core.slots import Slot
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
+from pipegen.stages.decoding import decode
+from pipegen.stages.parts.detokenize import Detokenizer, spell
+from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.stop_scan import StopScanner
+from pipegen.stages.stopping import cut, ending_ids, stop
+from pipegen.stages.trimming import Stripper, trim
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 

@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch")
 
 import transformers  # noqa: E402
 from returns.result import Success  # noqa: E402
+from support.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
 
 from pipegen.backends.hf.engine import HFEngine  # noqa: E402
 from pipegen.backends.hf.plan import SPARE, Cost, order, plan, restored  # noqa: E402
 from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: E402
-from pipegen.messages import ImageSource  # noqa: E402
-from pipegen.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
-from pipegen.records import Encoded, ModelLoadConfig  # noqa: E402
-from pipegen.testing.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
+from pipegen.records.messages import ImageSource  # noqa: E402
+from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
+from pipegen.records.results import Encoded, ModelLoadConfig  # noqa: E402
 from pipegen.testing.pictures import picture  # noqa: E402
 
 FEW = settings(max_examples=max(5, settings().max_examples // 12))

@@ -7,11 +7,11 @@ import math
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
-from pipegen.errors import BadImage
-from pipegen.requests import ImagePolicy
-from pipegen.slots import is_ok
-from pipegen.stages.image_sizes import LARGEST_ASPECT_RATIO, fit
-from pipegen.stages.images import digest, open_picture
+from pipegen.core.errors import BadImage
+from pipegen.core.slots import is_ok
+from pipegen.media.image import digest, open_picture
+from pipegen.media.sizes import LARGEST_ASPECT_RATIO, fit
+from pipegen.records.requests import ImagePolicy
 from pipegen.testing.pictures import budgets, mangled, picture, sides
 
 FACTORS = st.sampled_from((28, 32, 16, 2))

@@ -11,15 +11,15 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
-from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
-from pipegen.errors import InvalidRequest
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, Prompt
-from pipegen.requests import TextGenerationRequest
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.foreign_text import OWN, Conversation, rewrite_foreign
-from pipegen.stages.render import render
-from pipegen.stages.tokenize import encode
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Job, Prompt
+from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
+from pipegen.stages.rendering import render
+from pipegen.stages.tokenizing import encode
 from pipegen.testing.prompts import added_tokens, chatml_tokenizer
 
 ALWAYS = (

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 from returns.result import Failure, Success
 
-from pipegen.drive import adrive, drive
-from pipegen.errors import BackendFailed, CallFailed, ContractError, GenerationError, InvalidRequest, RateLimited, StageFailed, Timeout
-from pipegen.pipe import Pipe, call, each, fallback, identity, pure
-from pipegen.slots import Batch, is_ok, live, live_rows
+from pipegen.core.drive import adrive, drive
+from pipegen.core.errors import BackendFailed, CallFailed, ContractError, GenerationError, InvalidRequest, RateLimited, StageFailed, Timeout
+from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
+from pipegen.core.slots import Batch, is_ok, live, live_rows
 
 ERRORS = (InvalidRequest("bad"), Timeout("slow"), RateLimited("later"), BackendFailed("down"))
 KINDS = tuple(type(error) for error in ERRORS)

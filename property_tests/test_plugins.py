@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from pipegen.plugins import Plugin, RowContext, balanced_json, forbid_repeated_objects
-from pipegen.plugins.json_objects import Reading, digest, read
+from pipegen.plugins.json_reader import Reading, digest, read
 from pipegen.testing.plugin_suite import check_watch
 from pipegen.testing.toy import ToyTokenizer
 

@@ -11,15 +11,15 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
-from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, PreparedImage, Prompt
-from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.slots import is_ok
-from pipegen.stages.control_tokens import ControlTokens
-from pipegen.stages.foreign_text import choose_marks
-from pipegen.stages.render import render
-from pipegen.stages.tokenize import count_tokens, encode, picture_tokens
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.core.slots import is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.foreign_text import choose_marks
+from pipegen.stages.rendering import render
+from pipegen.stages.tokenizing import count_tokens, encode, picture_tokens
 from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
 
 Make = Callable[[], Any]

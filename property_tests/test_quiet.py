@@ -14,14 +14,14 @@ pytest.importorskip("transformers")
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from pipegen.backends.tokenizers import HFTokenizer
-from pipegen.options import DecodeOptions, GenerationOptions, StopOptions, resolve
-from pipegen.records import Encoded, Prompt, Raw
-from pipegen.requests import TextGenerationRequest
-from pipegen.stages.decode import decode
-from pipegen.stages.follow import Follower, feed_each
-from pipegen.stages.quiet import QuietTokens
-from pipegen.stages.stop import cut, stop
+from pipegen.backends.checkpoint.tokenizers import HFTokenizer
+from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Encoded, Prompt, Raw
+from pipegen.stages.decoding import decode
+from pipegen.stages.parts.row_decoder import Follower, feed_each
+from pipegen.stages.parts.stop_safe_tokens import QuietTokens
+from pipegen.stages.stopping import cut, stop
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from immutabledict import immutabledict
 
 import pipegen as pg
-from pipegen.options import flat_values, merge, options_from, resolve
+from pipegen.records.options import flat_values, merge, options_from, resolve
 from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine
 

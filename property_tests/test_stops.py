@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from pipegen.stages.stop import StopScanner, cut
+from pipegen.stages.stopping import StopScanner, cut
 from pipegen.testing.texts import chunkings, planted_texts, stop_tuples, texts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 import pipegen as pg
-from pipegen.records import Encoded
+from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

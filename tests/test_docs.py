@@ -18,8 +18,8 @@ import pytest
 
 import pipegen
 from pipegen.cli import main
-from pipegen.errors import GenerationError
-from pipegen.fields import InvalidField
+from pipegen.core.errors import GenerationError
+from pipegen.records.fields import InvalidField
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE / "docs"

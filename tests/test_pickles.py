@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import pipegen
-from pipegen.backends.online.wire import WireReply
-from pipegen.errors import BadImage, CallFailed, GenerationError, InvalidRequest
+from pipegen.backends.servers.wire import WireReply
+from pipegen.core.errors import BadImage, CallFailed, GenerationError, InvalidRequest
 
 MADE: dict[Any, Any] = {str: "words", int: 3, bool: True, float: 1.5, GenerationError: InvalidRequest("earlier"), WireReply: WireReply(status=500)}
 

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
 import pipegen.backends.hf
-import pipegen.backends.online
+import pipegen.backends.servers
 import pipegen.backends.vllm
-from pipegen.backends.extras import need
 from pipegen.backends.in_process import hf, vllm
 from pipegen.backends.keywords import named_settings
-from pipegen.errors import UnsupportedMultimodal
-from pipegen.fields import InvalidField, nearest
-from pipegen.records import ModelLoadConfig
+from pipegen.core.errors import UnsupportedMultimodal
+from pipegen.engines.extras import need
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.results import ModelLoadConfig
 
 if TYPE_CHECKING:
-    from pipegen.pipe import Pipe
-    from pipegen.records import GenerationResult
-    from pipegen.requests import GenerationRequest
-    from pipegen.route import Route
+    from pipegen.core.pipe import Pipe
+    from pipegen.drivers.route import Route
+    from pipegen.records.requests import GenerationRequest
+    from pipegen.records.results import GenerationResult
 
 __all__ = ["BACKENDS", "hf", "load", "openai_server", "route_of", "sglang_server", "vllm", "vllm_server"]
 
@@ -59,11 +59,11 @@ def vllm_server(
 
     >>> route = vllm_server("Qwen/Qwen3-4B", base_url="http://localhost:8000")  # doctest: +SKIP
     """
-    from pipegen.backends.online.vllm import VLLM
+    from pipegen.backends.servers.vllm import VLLM
 
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
     load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
-    return pipegen.backends.online.token_server(
+    return pipegen.backends.servers.token_server(
         VLLM, os.fspath(model), base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
     )
 
@@ -91,11 +91,11 @@ def sglang_server(
 
     >>> route = sglang_server("Qwen/Qwen3-4B")  # doctest: +SKIP
     """
-    from pipegen.backends.online.sglang import SGLANG
+    from pipegen.backends.servers.sglang import SGLANG
 
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra_body or {}}
     load = {"variant": variant, "revision": revision, "trust_remote_code": trust_remote_code}
-    return pipegen.backends.online.token_server(
+    return pipegen.backends.servers.token_server(
         SGLANG, os.fspath(model), base_url=base_url, api_key=api_key, headers=headers, load=load, settings={**said, "served_model_name": served_model_name}
     )
 
@@ -126,12 +126,12 @@ def openai_server(
 
     >>> route = openai_server("tiny", base_url="http://localhost:8000/v1", dialect="vllm")  # doctest: +SKIP
     """
-    from pipegen.backends.online.openai import wire_of
+    from pipegen.backends.servers.openai import wire_of
 
     extra = dict(extra_body or {}) | ({} if separate_reasoning is None else {"separate_reasoning": separate_reasoning})
     said = {"timeout": timeout, "max_in_flight": max_in_flight, "retries": retries, "batch_budget": batch_budget, "extra_body": extra}
     said["server_limit"] = server_limit
-    return pipegen.backends.online.chat_server(
+    return pipegen.backends.servers.chat_server(
         wire_of(dialect), model, base_url=base_url, api_key=api_key, headers=headers, settings={**said, "served_model_name": served_model_name}
     )
 
@@ -147,9 +147,9 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
-    pipegen.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
+    pipegen.records.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
-    from pipegen.pipe import fallback
+    from pipegen.core.pipe import fallback
 
     first = route_of(config)
     _ = first.engine.capabilities
@@ -163,7 +163,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
 def route_of(config: ModelLoadConfig) -> Route:
     """The route through `config.backend` alone. Raises `InvalidField` for a backend that is not there, and as that backend's function does."""
-    from pipegen.route import route
+    from pipegen.drivers.route import route
 
     if not isinstance(config, ModelLoadConfig):
         raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: hf(model) and its siblings take a name")

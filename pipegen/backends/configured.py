@@ -12,9 +12,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pipegen.fields import InvalidField, UnknownField, nearest
-from pipegen.records import ModelLoadConfig
-from pipegen.secret import revealed
+from pipegen.records.fields import InvalidField, UnknownField, nearest
+from pipegen.records.results import ModelLoadConfig
+from pipegen.records.secret import revealed
 
 __all__ = ["arguments_of"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipegen.backends.keywords import named_settings
-from pipegen.records import ModelLoadConfig
+from pipegen.records.results import ModelLoadConfig
 
 if TYPE_CHECKING:
-    from pipegen.route import Route
+    from pipegen.drivers.route import Route
 
 __all__ = ["hf", "vllm"]
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from pipegen.fields import UnknownField, nearest
+from pipegen.records.fields import UnknownField, nearest
 
 __all__ = ["named_settings"]
 
@@ -27,7 +27,7 @@ def named_settings(function: Callable[P, R]) -> Callable[P, R]:
     >>> open_model("m", torch_dtype="float32")
     Traceback (most recent call last):
     ...
-    pipegen.fields.UnknownField: open_model has no setting 'torch_dtype'; did you mean 'dtype'?
+    pipegen.records.fields.UnknownField: open_model has no setting 'torch_dtype'; did you mean 'dtype'?
     """
     known = inspect.signature(function).parameters
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipegen import strict_json
 from pipegen.config import Agent
-from pipegen.errors import ContractError
-from pipegen.io import to_plain
+from pipegen.core.errors import ContractError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.route import Route
+from pipegen.drivers.streaming import Delta, astream
+from pipegen.io.jsonl import to_plain
 from pipegen.plugins.reasoning import reasoning_of
-from pipegen.records import GenerationResult
-from pipegen.route import Route
-from pipegen.slots import Slot, is_ok
-from pipegen.stream import Delta, astream
+from pipegen.records import strict_json
+from pipegen.records.results import GenerationResult
 
 __all__ = ["Answer", "Speaker", "ask", "as_line"]
 

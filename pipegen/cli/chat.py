@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipegen import strict_json
 from pipegen.cli.answers import Answer, Speaker, as_line, ask
 from pipegen.cli.outputs import say
 from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
 from pipegen.cli.wire import dry_line
 from pipegen.config import ChatConfig, read_chat
-from pipegen.errors import CallFailed
-from pipegen.fields import InvalidField
+from pipegen.core.errors import CallFailed
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pipegen.cli import pictures
 from pipegen.cli.outputs import printable, say
 from pipegen.cli.progress import progress
-from pipegen.errors import BadImage, GenerationError
-from pipegen.fields import mapping, record
-from pipegen.records import Finish, GenerationResult, ModelLoadConfig
-from pipegen.slots import Slot, is_ok
-from pipegen.stream import Delta, stream
+from pipegen.core.errors import BadImage, GenerationError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.streaming import Delta, stream
+from pipegen.records.fields import mapping, record
+from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipegen.route import Route
+    from pipegen.drivers.route import Route
 
 __all__ = ["CASES", "Case", "Outcome", "as_expected", "pieces_of", "run_cases", "run_demo"]
 

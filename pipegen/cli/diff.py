@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipegen import strict_json
 from pipegen.cli.outputs import printable, say
 from pipegen.cli.usage import refuse
-from pipegen.diff import compare, summary
-from pipegen.fields import InvalidField
-from pipegen.io import from_plain, lines_of
-from pipegen.records import GenerationResult
-from pipegen.slots import Slot
+from pipegen.core.slots import Slot
+from pipegen.io.jsonl import from_plain, lines_of
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import GenerationResult
+from pipegen.report.diff import compare, summary
 
 __all__ = ["run_diff"]
 

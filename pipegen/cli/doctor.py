@@ -8,11 +8,11 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from pipegen import strict_json
-from pipegen.capabilities import ENGINES, FEATURES
-from pipegen.distribution import DISTRIBUTION, install_command, install_hint, version
-from pipegen.engine_names import shown
-from pipegen.options import option_names
+from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
+from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.engines.names import shown
+from pipegen.records import strict_json
+from pipegen.records.options import option_names
 
 __all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
 
@@ -47,8 +47,8 @@ def examine(model: str | None = None) -> dict[str, Any]:
 
 def _model(name: str) -> dict[str, Any]:
     """What every engine in this process makes of a checkpoint where nothing else is asked; reads no weights."""
-    from pipegen.backends.checkpoint import Checkpoint
-    from pipegen.records import ModelLoadConfig
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+    from pipegen.records.results import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name))
     positions = checkpoint.positions

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from pipegen import strict_json
-from pipegen.fields import InvalidField
-from pipegen.options import (
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import (
     DEFAULTS,
     ChatTemplateOptions,
     DecodeOptions,

@@ -13,23 +13,23 @@ from typing import Any, BinaryIO
 
 from returns.result import Failure
 
-from pipegen.backends.extras import MissingExtra
-from pipegen.border import guard
 from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
 from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
-from pipegen.errors import InternalError
-from pipegen.fields import record
-from pipegen.folders import SUFFIXES, pictures_in
-from pipegen.options import GenerationOptions
+from pipegen.core.border import guard
+from pipegen.core.errors import InternalError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.mapping import imap_keyed
+from pipegen.drivers.progress import watched
+from pipegen.engines.extras import MissingExtra
+from pipegen.media.folder import SUFFIXES, pictures_in
 from pipegen.plugins import Plugin
-from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.slots import Slot, is_ok
-from pipegen.watched import watched
-from pipegen.windows import imap_keyed
+from pipegen.records.fields import record
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
 
 __all__ = ["Files", "run_generate"]
 

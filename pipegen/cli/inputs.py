@@ -11,14 +11,14 @@ from typing import BinaryIO, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.batch_file import CHAT, ENDPOINTS, is_batch, request_from_batch
-from pipegen.border import Raised, guard
-from pipegen.errors import InvalidRequest
-from pipegen.folders import pictures_in
-from pipegen.io import Line, LineId, lines_of, request_from_line, values_of_line
-from pipegen.messages import ImagePart, ImageSource, Message, TextPart
-from pipegen.requests import GenerationRequest, VlmGenerationRequest
-from pipegen.slots import Slot, is_ok
+from pipegen.core.border import Raised, guard
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.io.jsonl import Line, LineId, lines_of, request_from_line, values_of_line
+from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
+from pipegen.media.folder import pictures_in
+from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
+from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
 __all__ = ["Item", "Place", "from_folder", "from_lines", "told"]
 

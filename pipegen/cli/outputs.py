@@ -10,13 +10,13 @@ from unicodedata import category
 
 from returns.result import Failure
 
-from pipegen import strict_json
-from pipegen.batch_file import batch_line
 from pipegen.cli.inputs import Place
-from pipegen.errors import InternalError, InvalidRequest
-from pipegen.io import LineId, to_plain
-from pipegen.records import GenerationResult
-from pipegen.slots import Slot, is_ok
+from pipegen.core.errors import InternalError, InvalidRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.io.jsonl import LineId, to_plain
+from pipegen.io.openai_batch import batch_line
+from pipegen.records import strict_json
+from pipegen.records.results import GenerationResult
 
 __all__ = ["Tally", "line_of", "printable", "say", "write_sidecar"]
 

@@ -11,15 +11,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipegen import plugins, strict_json
+from pipegen import plugins
 from pipegen.cli.usage import refuse
-from pipegen.errors import BackendFailed, UnsupportedPlugin
-from pipegen.fields import InvalidField, nearest
-from pipegen.pipe import Pipe
+from pipegen.core.errors import BackendFailed, UnsupportedPlugin
+from pipegen.core.pipe import Pipe
+from pipegen.drivers.route import Route, attach
 from pipegen.plugins import Plugin
-from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest
-from pipegen.route import Route, attach
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import GenerationResult
 
 __all__ = ["FLAG", "attached", "makers", "plugins_of"]
 

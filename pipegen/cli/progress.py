@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pipegen.cli.inputs import Place
 from pipegen.cli.outputs import Tally
-from pipegen.engine_names import shown
-from pipegen.watched import Progress
+from pipegen.drivers.progress import Progress
+from pipegen.engines.names import shown
 
 __all__ = ["Moved", "is_shown", "progress", "tells"]
 

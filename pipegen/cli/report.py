@@ -14,12 +14,12 @@ import mimetypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipegen import strict_json
 from pipegen.cli import pictures
 from pipegen.cli.outputs import printable
-from pipegen.distribution import version
-from pipegen.records import GenerationResult
-from pipegen.slots import is_ok
+from pipegen.core.distribution import version
+from pipegen.core.slots import is_ok
+from pipegen.records import strict_json
+from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:
     from pipegen.cli.demo import Outcome

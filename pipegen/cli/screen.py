@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipegen.cli.answers import Answer
 from pipegen.cli.outputs import printable
 from pipegen.config import Agent
-from pipegen.engine_names import shown
-from pipegen.slots import is_ok
+from pipegen.core.slots import is_ok
+from pipegen.engines.names import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import typer
 
-from pipegen.backends.locate import NoSuchModel
+from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
-from pipegen.engine_names import shown
-from pipegen.errors import CallFailed, UnsupportedMultimodal
-from pipegen.fields import InvalidField, nearest
-from pipegen.options import GenerationOptions, merge
-from pipegen.pipe import fallback
-from pipegen.records import ModelLoadConfig
-from pipegen.requests import ImagePolicy, RequestPolicy
+from pipegen.core.errors import CallFailed, UnsupportedMultimodal
+from pipegen.core.pipe import fallback
+from pipegen.engines.names import shown
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.options import GenerationOptions, merge
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.records.results import ModelLoadConfig
 
 if TYPE_CHECKING:
-    from pipegen.pipe import Pipe
-    from pipegen.records import GenerationResult
-    from pipegen.requests import GenerationRequest
-    from pipegen.route import Route
+    from pipegen.core.pipe import Pipe
+    from pipegen.drivers.route import Route
+    from pipegen.records.requests import GenerationRequest
+    from pipegen.records.results import GenerationResult
 
 __all__ = [
     "Load",

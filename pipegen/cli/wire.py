@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegen import strict_json
-from pipegen.backends.online.dry import wire_requests
+from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli.answers import Speaker
-from pipegen.io import error_to_plain
-from pipegen.options import flat_values
-from pipegen.slots import is_ok
+from pipegen.core.slots import is_ok
+from pipegen.io.jsonl import error_to_plain
+from pipegen.records import strict_json
+from pipegen.records.options import flat_values
 
 __all__ = ["dry_line"]
 

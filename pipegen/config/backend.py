@@ -7,7 +7,7 @@
 >>> backend_from({"type": "hf", "model": "embedded", "temprature": 1}, place)
 Traceback (most recent call last):
 ...
-pipegen.fields.UnknownField: chat.yaml: temprature: type 'hf' takes no such key; did you mean 'temperature'?
+pipegen.records.fields.UnknownField: chat.yaml: temprature: type 'hf' takes no such key; did you mean 'temperature'?
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.fields import InvalidField, UnknownField, freeze, nearest, one_of, record, text
-from pipegen.options import GenerationOptions, option_names
-from pipegen.secret import Secret, masked, revealed, secretive
+from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, one_of, record, text
+from pipegen.records.options import GenerationOptions, option_names
+from pipegen.records.secret import Secret, masked, revealed, secretive
 
 if TYPE_CHECKING:
-    from pipegen.route import Route
+    from pipegen.drivers.route import Route
 
 __all__ = ["BackendConfig", "backend_from"]
 
@@ -155,7 +155,7 @@ def _secrets(settings: dict[str, Any], place: Place) -> tuple[tuple[str, Any], .
 
 
 def _check_address(base_url: str | None, place: Place) -> None:
-    from pipegen.backends.online.access import root_of
+    from pipegen.backends.http.access import root_of
 
     try:
         root_of(base_url, "")

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import foreign
-from pipegen.fields import InvalidField, UnknownField, boolean, checks_of, nearest, one_of, record, text
+from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, one_of, record, text
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
 

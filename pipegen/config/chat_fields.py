@@ -11,8 +11,8 @@ from typing import Any
 
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
-from pipegen.engine_names import shown
-from pipegen.fields import InvalidField, freeze
+from pipegen.engines.names import shown
+from pipegen.records.fields import InvalidField, freeze
 
 __all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]
 
@@ -23,7 +23,7 @@ def passed_on() -> Mapping[str, tuple[str, ...]]:
     >>> passed_on()["stop_regex"], "temperature" in passed_on(), "messages" in passed_on()
     (('sglang',), False, False)
     """
-    from pipegen.backends.online.chat_fields import FIELDS, OWN, REMOVED, dialects_of
+    from pipegen.backends.servers.chat_fields import FIELDS, OWN, REMOVED, dialects_of
 
     names = sorted(set().union(*FIELDS.values()) - {*OWN, "model", "separate_reasoning"})
     moved = {name: ("vllm",) for name, key in REMOVED.items() if key and not is_option(name)}
@@ -41,7 +41,7 @@ def field_words(name: str, kind: str, dialect: str | None) -> str:
     >>> field_words("ebnf", "vllm", "vllm")
     "type 'vllm' takes no such key: it is a field of SGLang's chat requests"
     """
-    from pipegen.backends.online.chat_fields import OWN, REMOVED
+    from pipegen.backends.servers.chat_fields import OWN, REMOVED
 
     if dialect is not None and name in OWN:
         return "pipegen says this field itself; leave it out"
@@ -66,7 +66,7 @@ def field_help(dialects: Iterable[str]) -> str:
 
 def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """`extra_body` with the fields that stand beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
-    from pipegen.backends.online.chat_fields import REMOVED
+    from pipegen.backends.servers.chat_fields import REMOVED
 
     out = dict(extra)
     for name, value in fields.items():

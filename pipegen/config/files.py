@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from immutabledict import immutabledict
 
-from pipegen import strict_json
-from pipegen.fields import InvalidField
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField
 
 if TYPE_CHECKING:
     import yaml

@@ -12,8 +12,8 @@ from typing import Any
 
 from pipegen.config.files import Place
 from pipegen.config.keys import ALIASES
-from pipegen.fields import InvalidField
-from pipegen.options import GROUPS, GenerationOptions, flat_values, merge, option_names, options_from
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import GROUPS, GenerationOptions, flat_values, merge, option_names, options_from
 
 __all__ = ["is_option", "not_in_extra_body", "options_beside"]
 
@@ -37,7 +37,7 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     >>> "top_k" in not_in_extra_body(chat=True), "top_k" in not_in_extra_body(chat=False)
     (False, True)
     """
-    from pipegen.backends.online.chat_fields import OWN
+    from pipegen.backends.servers.chat_fields import OWN
 
     return OWN if chat else (*OWN, *_OPENAI, *_ENGINES, "chat_template_kwargs")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipegen.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole, with_schema
-from pipegen.records import ModelLoadConfig
+from pipegen.records.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole, with_schema
+from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "foreign", "keys_of"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 
 from pipegen.config.files import read_plain
-from pipegen.fields import InvalidField
-from pipegen.options import GenerationOptions, options_from
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import GenerationOptions, options_from
 
 __all__ = ["read_options"]
 

@@ -19,8 +19,8 @@ from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
-from pipegen.fields import checks_of, schema_of
-from pipegen.options import GROUPS, GenerationOptions, StopOptions
+from pipegen.records.fields import checks_of, schema_of
+from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 
 __all__ = ["field_words", "schema"]
 

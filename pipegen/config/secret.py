@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from pipegen.secret import Secret
+from pipegen.records.secret import Secret
 
 __all__ = ["KEY_VARIABLES", "Secret", "expanded", "provider_variables"]
 

@@ -36,6 +36,6 @@ def export_text(directory: str | PathLike[str]) -> Path:
 
     For engines that take text only: same weights, same tokenizer, same logits on prompts without pictures.
     """
-    from pipegen.embedded.model import export_text_only
+    from training.model import export_text_only
 
     return export_text_only(path(), Path(directory))

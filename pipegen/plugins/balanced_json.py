@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pipegen.fields import InvalidField
-from pipegen.plugins.plugin import Plugin
+from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import InvalidField
 
 __all__ = ["Place", "balanced_json"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipegen.fields import InvalidField
-from pipegen.plugins.plugin import Plugin
+from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import InvalidField
 
 __all__ = ["strip_prefix"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipegen.fields import InvalidField
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Finish
+from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import Finish
 
 __all__ = ["Reasoning", "reasoning_of", "split_reasoning", "thinking_unfinished"]
 

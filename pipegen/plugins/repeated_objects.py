@@ -1,6 +1,6 @@
 """Keep a row from writing the same JSON object twice: for models that, asked for a list, fall into a loop.
 
->>> from pipegen.capabilities import ENGINES
+>>> from pipegen.engines.capabilities import ENGINES
 >>> plugin = forbid_repeated_objects(keys=("label", "box"))
 >>> sorted(plugin.needs), plugin.needs <= ENGINES["hf"]
 (['logits_processor'], True)
@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from pipegen.fields import InvalidField
-from pipegen.plugins.json_objects import ENDERS, QUOTE, Reading, digest, following, needed, read
-from pipegen.plugins.plugin import Plugin, RowContext
-from pipegen.stages.detokenize import Detokenizer
-from pipegen.tokenizer import Tokenizer
+from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.plugins.json_reader import ENDERS, QUOTE, Reading, digest, following, needed, read
+from pipegen.records.fields import InvalidField
+from pipegen.stages.parts.detokenize import Detokenizer
 
 __all__ = ["forbid_repeated_objects"]
 

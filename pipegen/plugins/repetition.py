@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from pipegen.fields import InvalidField
-from pipegen.plugins.plugin import Plugin
+from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import InvalidField
 
 __all__ = ["halt_on_repetition"]
 

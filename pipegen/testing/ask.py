@@ -7,14 +7,14 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.drive import admit, begin, run
-from pipegen.errors import GenerationError, UnsupportedOption
-from pipegen.options import GenerationOptions, StopOptions
-from pipegen.pipe import Call
-from pipegen.records import GenerationResult, Raw
-from pipegen.requests import GenerationRequest, TextGenerationRequest
-from pipegen.route import Route
-from pipegen.slots import Slot, is_ok
+from pipegen.core.drive import admit, begin, run
+from pipegen.core.errors import GenerationError, UnsupportedOption
+from pipegen.core.pipe import Call
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.route import Route
+from pipegen.records.options import GenerationOptions, StopOptions
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest
+from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
     "LENGTH",

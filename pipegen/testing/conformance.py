@@ -21,14 +21,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pipegen.drive import arun, run
-from pipegen.errors import BadImage, InvalidRequest, UnsupportedMultimodal
-from pipegen.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
-from pipegen.records import Finish, GenerationResult
-from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.route import Route
-from pipegen.slots import is_ok
-from pipegen.stream import Delta, Done, stream
+from pipegen.core.drive import arun, run
+from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
+from pipegen.core.slots import is_ok
+from pipegen.drivers.route import Route
+from pipegen.drivers.streaming import Delta, Done, stream
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
+from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
 from pipegen.testing.conformance_ends import (
     a_prompt_that_does_not_fit_is_refused_or_clipped,

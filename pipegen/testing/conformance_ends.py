@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegen.drive import run
-from pipegen.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
-from pipegen.options import DecodeOptions, StopOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Finish, GenerationResult
-from pipegen.requests import TextGenerationRequest
-from pipegen.route import Route, attach, count_tokens
-from pipegen.slots import is_ok
-from pipegen.stages.stop import cut
+from pipegen.core.drive import run
+from pipegen.core.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
+from pipegen.core.slots import is_ok
+from pipegen.drivers.route import Route, attach, count_tokens
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import DecodeOptions, StopOptions
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Finish, GenerationResult
+from pipegen.stages.stopping import cut
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, made, refused, refuses, runs_on
 
 __all__ = [

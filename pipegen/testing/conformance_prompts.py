@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pipegen.drive import run
-from pipegen.errors import BadImage, InvalidRequest
-from pipegen.options import ChatTemplateOptions, GenerationOptions, VlmPreprocessOptions, resolve
-from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.route import Route, count_tokens
-from pipegen.slots import is_ok
+from pipegen.core.drive import run
+from pipegen.core.errors import BadImage, InvalidRequest
+from pipegen.core.slots import is_ok
+from pipegen.drivers.route import Route, count_tokens
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, VlmPreprocessOptions, resolve
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, same
 
 __all__ = [

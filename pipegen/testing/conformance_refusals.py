@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipegen.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
-from pipegen.route import Route
+from pipegen.drivers.route import Route
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
 from pipegen.testing.ask import honours, refuses
 
 __all__ = ["NOT_NEUTRAL", "what_is_not_honoured_is_refused"]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from pipegen.drive import run
-from pipegen.options import StopOptions
-from pipegen.records import GenerationResult
-from pipegen.route import Route
+from pipegen.core.drive import run
+from pipegen.drivers.route import Route
+from pipegen.records.options import StopOptions
+from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, refused
 
 __all__ = [

@@ -17,15 +17,15 @@ from typing import Any
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
-from pipegen.backends.base import RowDone, TokensMade
-from pipegen.capabilities import ENGINES, Capabilities, Capability
-from pipegen.errors import BadImage, CallFailed, GenerationError
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, PreparedImage, Raw
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.follow import Follower
+from pipegen.core.errors import BadImage, CallFailed, GenerationError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.capabilities import ENGINES, Capabilities, Capability
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.stages.parts.row_decoder import Follower
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]

@@ -13,11 +13,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.diff import Compared, compare, summary
-from pipegen.options import DecodeOptions, GenerationOptions, StopOptions
-from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.slots import Slot, is_ok
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import GenerationResult
+from pipegen.report.diff import Compared, compare, summary
 from pipegen.testing.pictures import picture
 
 __all__ = ["SIZES", "chat_requests", "mixed_requests", "report"]
@@ -84,7 +84,7 @@ def _asked(name: str, text: str, pictures: int, options: GenerationOptions, draw
 def report(
     requests: Sequence[GenerationRequest], wanted: Sequence[Slot[GenerationResult]], found: Sequence[Slot[GenerationResult]]
 ) -> tuple[dict[str, int], list[Compared], str]:
-    """How many are equal (see `pipegen.diff.summary`), those that are not, and how the wanted ones ended, in words."""
+    """How many are equal (see `pipegen.report.diff.summary`), those that are not, and how the wanted ones ended, in words."""
     ids = [str(request.id) for request in requests]
     compared = list(compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True))))
     ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})

@@ -2,8 +2,8 @@
 
 The good ones show four corners of known colours, so that a turned or mirrored one is told apart at once.
 
->>> from pipegen.requests import ImagePolicy
->>> from pipegen.stages.images import open_picture
+>>> from pipegen.records.requests import ImagePolicy
+>>> from pipegen.media.image import open_picture
 >>> corners(open_picture(picture("JPEG", orientation=6), ImagePolicy()).unwrap())
 ('red', 'green', 'blue', 'white')
 """

@@ -5,7 +5,7 @@
 
 Each check raises `AssertionError`, which says what was promised and what was seen.
 
->>> from pipegen.plugins.plugin import Plugin
+>>> from pipegen.engines.plugin import Plugin
 >>> check_plugin(Plugin(name="shout", trim=str.upper))
 >>> at_the_end = Plugin(name="at_the_end", start=lambda: None, feed=lambda state, text: (state, len(text) if "b" in text else None))
 >>> check_plugin(at_the_end, texts=["abc"])
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from pipegen.plugins.plugin import Plugin, RowContext
-from pipegen.stages.watch import not_fed
+from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.stages.parts.watching import not_fed
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["AWKWARD_TEXTS", "check_hooks", "check_plugin", "check_trim", "check_watch"]

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from returns.result import Failure, Result, Success
 
-from pipegen import errors as kinds
-from pipegen.errors import GenerationError
-from pipegen.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
-from pipegen.records import Finish, GenerationResult, TokenLogprob
-from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.core import errors as kinds
+from pipegen.core.errors import GenerationError
+from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 __all__ = ["batches", "errors", "generation_options", "image_requests", "requests", "results", "slots", "stop_options", "text_requests"]
 

@@ -21,7 +21,7 @@ __all__ = ["ToyTokenizer"]
 
 
 class ToyTokenizer:
-    """A `pipegen.tokenizer.Tokenizer`: text is taken apart by its UTF-8 bytes, longest merge first, from left to right.
+    """A `pipegen.engines.tokenizer.Tokenizer`: text is taken apart by its UTF-8 bytes, longest merge first, from left to right.
 
     A merge may also be given as bytes, for tokens that hold a part of a character. Decoding is that of byte-level BPE: the bytes of all ids
     together, with U+FFFD for what is not UTF-8. Raises `ValueError` for an empty token or one that is given twice, and for an id beyond the vocabulary.
@@ -83,7 +83,7 @@ class ToyTokenizer:
         return b"".join(self._tokens[token_id] for token_id in token_ids).decode(errors="replace")
 
     def piece(self, token_id: int) -> str | None:
-        """The text of the token, if its bytes are whole characters: a `pipegen.tokenizer.SpellsAlone`."""
+        """The text of the token, if its bytes are whole characters: a `pipegen.engines.tokenizer.SpellsAlone`."""
         text = self.decode((token_id,))
         return None if "\ufffd" in text else text
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models import write_model
 
 import pipegen as pg
-from pipegen.backends.foreign import broken_file, weight_files
-from pipegen.errors import CallFailed
-from pipegen.fields import UnknownField
+from pipegen.backends.checkpoint.foreign import broken_file, weight_files
+from pipegen.core.errors import CallFailed
+from pipegen.records.fields import UnknownField
 from pipegen.testing.fake import FakeEngine
-from pipegen.testing.models import write_model
 
 pytest.importorskip("torch")
 

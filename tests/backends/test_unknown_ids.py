@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models import encoded, write_model
 
 import pipegen as pg
-from pipegen.testing.models import encoded, write_model
 
 pytest.importorskip("torch")
 
@@ -123,7 +123,7 @@ def test_a_token_server_is_never_sent_one(folder: Path) -> None:
 def test_the_size_is_the_embeddings_and_an_image_token_beyond_it_counts(config: dict[str, Any], size: int, tmp_path: Path) -> None:
     import json
 
-    from pipegen.backends.checkpoint import Checkpoint
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert Checkpoint(pg.ModelLoadConfig(model=str(tmp_path))).vocab_size == size

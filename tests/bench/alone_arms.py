@@ -30,7 +30,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
 
     import pipegen as pg
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import Raw
+    from pipegen.records.results import Raw
 
     class NullEngine(HFEngine):
         def generate(self, inputs: Sequence[Any]) -> Any:

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Stat
 
 from pipegen.backends.hf.attention import use_grouped
 from pipegen.backends.hf.compiled import Compiled
-from pipegen.backends.hf.lane import Lane
+from pipegen.backends.hf.running_batch import Lane
 
 BATCH, LONGEST, STEPS, THREADS = 8, 64, 63, 1
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -53,8 +53,8 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
-    from pipegen.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.follow import Follower, feed_each
+    from pipegen.records.options import GenerationOptions, StopOptions, resolve
+    from pipegen.stages.parts.row_decoder import Follower, feed_each
 
     options = resolve(GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops))))
     followers = [Follower(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
@@ -64,7 +64,7 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 def forget(name: str) -> None:
     """Let pipegen know nothing of any token, and transformers of any stops, as in a new process."""
     if name == "pipegen":
-        from pipegen.stages import detokenize, quiet, scan
+        from pipegen.stages.parts import detokenize, stop_safe_tokens as quiet, stop_scan as scan
 
         for remembered in (quiet.quiet_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
             remembered.cache_clear()
@@ -94,7 +94,7 @@ def main() -> None:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(work["tokenizer"])
     if name == "pipegen":
-        from pipegen.backends.tokenizers import HFTokenizer
+        from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 
         end = tokenizer.eos_token_id
         tokenizer = HFTokenizer(tokenizer)

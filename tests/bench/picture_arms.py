@@ -41,7 +41,7 @@ def opened(path: str) -> Image.Image:
 
 def static(work: Work) -> tuple[Run, Counts]:
     """Each batch's pictures are opened and processed, then it is generated: fixed batches in arrival order."""
-    from pipegen.embedded.inference import Embedded
+    from training.inference import Embedded
 
     embedded = Embedded(Path(work["model"]))
     counts, eos = forced(embedded.model, work), set(work["eos"])
@@ -70,9 +70,8 @@ def processor_of(embedded: Any) -> Any:
 
 
 def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
+    from training.inference import Embedded
     from transformers import pipeline
-
-    from pipegen.embedded.inference import Embedded
 
     embedded = Embedded(Path(work["model"]))
     untyped: Any = pipeline

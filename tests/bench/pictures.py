@@ -20,10 +20,10 @@ from measure import REPEATS, row, speed, waste, write
 from picture_arms import inputs_of, opened
 from PIL import Image
 from text import ARRIVAL, WORDS, skewed
+from training.inference import Embedded
 from workers import race
 
 from pipegen.embedded import path as embedded_path
-from pipegen.embedded.inference import Embedded
 
 GROUP = "Hugging Face, pictures"
 SIDES = ((96, 96), (128, 96), (96, 128), (128, 128))

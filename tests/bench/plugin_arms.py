@@ -15,8 +15,8 @@ from arms import Run, Work, serve
 from forced import Counts
 
 import pipegen as pg
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.plugins import RowContext, balanced_json, forbid_repeated_objects, halt_on_repetition
-from pipegen.tokenizer import Tokenizer
 
 TOKENS, DECODED = 4_096, 256
 PROSE = " ".join(f"Car number {number} is as red as the one before it, and stands in the street." for number in range(2_000))

@@ -67,7 +67,7 @@ class Clock:
 
 def watch(clock: Clock) -> None:
     """Wrap the functions of pipegen's loop."""
-    from pipegen.backends.hf import lane, schedule
+    from pipegen.backends.hf import running_batch as lane, scheduler as schedule
 
     for owner, function, name in (
         (lane.Lane, "step", PREPARING),

@@ -11,9 +11,9 @@ from returns.result import Success
 from typer.testing import CliRunner
 
 from pipegen.cli.app import app
-from pipegen.io import to_plain
-from pipegen.options import GenerationOptions, resolve
-from pipegen.records import Finish, GenerationResult
+from pipegen.io.jsonl import to_plain
+from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.results import Finish, GenerationResult
 
 RESULT = GenerationResult(text="ab", raw_text="ab", token_ids=(3, 4), prompt_token_ids=(1,), finish=Finish.EOS, options=resolve(GenerationOptions()))
 

@@ -7,11 +7,11 @@ from importlib import metadata
 
 import pytest
 
-from pipegen.capabilities import ENGINES, FEATURES
 from pipegen.cli import main
 from pipegen.cli.doctor import ENGINE_EXTRAS, examine
-from pipegen.distribution import DISTRIBUTION, install_command, install_hint
-from pipegen.options import option_names
+from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint
+from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.records.options import option_names
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:

@@ -10,7 +10,7 @@ import typer
 
 from pipegen.cli import main
 from pipegen.cli.flags import HELP, flag_of, options_of_flags, unescape
-from pipegen.options import DEFAULTS, StopOptions, StructuredOptions, flat_values, option_names, options_from
+from pipegen.records.options import DEFAULTS, StopOptions, StructuredOptions, flat_values, option_names, options_from
 
 
 def test_every_option_has_a_flag_and_every_flag_an_option() -> None:

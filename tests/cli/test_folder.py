@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.folders import natural, pictures_in
+from pipegen.media.folder import natural, pictures_in
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import pipegen as pg
 from pipegen.cli.app import app
-from pipegen.records import Encoded
+from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
 

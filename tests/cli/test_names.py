@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.capabilities import ENGINES
 from pipegen.cli import main
 from pipegen.cli.screen import name_of
 from pipegen.config import BackendConfig, chat_from
 from pipegen.config.keys import TYPES
-from pipegen.engine_names import NAMES, shown
+from pipegen.engines.capabilities import ENGINES
+from pipegen.engines.names import NAMES, shown
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]

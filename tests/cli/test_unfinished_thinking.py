@@ -11,7 +11,7 @@ import pytest
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.config import BackendConfig, chat_from
-from pipegen.io import from_plain, to_plain
+from pipegen.io.jsonl import from_plain, to_plain
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.faulty import FaultyServer
 

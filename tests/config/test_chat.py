@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipegen.config import BackendConfig, ChatConfig, Secret, chat_from, read_chat
-from pipegen.fields import InvalidField, UnknownField
+from pipegen.records.fields import InvalidField, UnknownField
 
 
 def read(folder: Path, text: str, name: str = "chat.yaml") -> ChatConfig:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online.chat_fields import FIELDS, OWN, dialects_of
-from pipegen.backends.online.dry import wire_requests
+from pipegen.backends.servers.chat_fields import FIELDS, OWN, dialects_of
+from pipegen.backends.servers.dry import wire_requests
 from pipegen.config import BackendConfig, chat_from
 from pipegen.config.chat_fields import fields_of, passed_on
 from pipegen.config.generation import is_option
-from pipegen.fields import InvalidField, UnknownField
+from pipegen.records.fields import InvalidField, UnknownField
 
 
 def backend(**said: Any) -> BackendConfig:

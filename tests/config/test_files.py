@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipegen.config.files import read_plain
-from pipegen.fields import InvalidField
+from pipegen.records.fields import InvalidField
 
 
 def read(folder: Path, text: str) -> object:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipegen.config import BackendConfig, chat_from
-from pipegen.fields import InvalidField
-from pipegen.options import flat_values
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import flat_values
 
 
 def backend(**said: Any) -> BackendConfig:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipegen.config import MAX_FILE_BYTES, read_options
-from pipegen.fields import InvalidField, UnknownField
-from pipegen.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
 
 
 def written(folder: Path, text: str | bytes, name: str = "options.yaml") -> Path:

@@ -14,8 +14,8 @@ from pipegen import backends
 from pipegen.config import chat_from, schema
 from pipegen.config.chat_fields import passed_on
 from pipegen.config.keys import ALIASES, CONSTRUCTORS, KEYS, TYPES, keys_of
-from pipegen.fields import InvalidField
-from pipegen.options import GROUPS, option_names
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import GROUPS, option_names
 
 SCHEMA = schema()
 Checker = Callable[[Any], Any]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from returns.result import Success
 
-from pipegen.capabilities import ENGINES, Capability
-from pipegen.options import GenerationOptions, StructuredOptions
-from pipegen.records import Encoded, Raw, TokenLogprob
-from pipegen.stages.follow import Follower
-from pipegen.stages.stop import ending_ids
+from pipegen.engines.capabilities import ENGINES, Capability
+from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.records.results import Encoded, Raw, TokenLogprob
+from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.stopping import ending_ids
 from pipegen.testing.fake import FakeEngine
 
 # Its renderer knows no templates, and its images have one size.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.backends.base import RowDone
-from pipegen.capabilities import ENGINES, FEATURES
-from pipegen.fields import altered
-from pipegen.options import GROUPS, option_names
-from pipegen.records import Encoded, Raw
+from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.engines.protocol import RowDone
+from pipegen.records.fields import altered
+from pipegen.records.options import GROUPS, option_names
+from pipegen.records.results import Encoded, Raw
 from pipegen.testing import conformance
 from pipegen.testing.conformance_refusals import NOT_NEUTRAL
 

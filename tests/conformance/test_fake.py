@@ -11,7 +11,7 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
-from pipegen.records import Encoded, Raw, TokenLogprob
+from pipegen.records.results import Encoded, Raw, TokenLogprob
 from pipegen.testing import conformance
 from pipegen.testing.fake import FakeEngine
 

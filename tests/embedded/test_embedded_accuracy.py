@@ -11,8 +11,8 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pipegen.embedded.evaluate import evaluate, overlap, picture_cases, text_cases  # noqa: E402
-from pipegen.embedded.inference import Embedded  # noqa: E402
+from training.evaluate import evaluate, overlap, picture_cases, text_cases  # noqa: E402
+from training.inference import Embedded  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ import json
 import random
 
 import pytest
-
-from pipegen.embedded import conversations, picture_tasks, text_tasks, words as w
-from pipegen.embedded.conversations import Conversation, Turn
-from pipegen.embedded.scenes import Thing, draw, sample_scene
+from training import conversations, picture_tasks, text_tasks, words as w
+from training.conversations import Conversation, Turn
+from training.scenes import Thing, draw, sample_scene
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

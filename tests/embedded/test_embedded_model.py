@@ -14,11 +14,14 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pipegen.embedded import conversations, model as shape  # noqa: E402
-from pipegen.embedded.inference import Case, Embedded  # noqa: E402
-from pipegen.embedded.language_stage import positions  # noqa: E402
-from pipegen.embedded.scenes import draw, sample_scene  # noqa: E402
-from pipegen.embedded.vision_stage import patches  # noqa: E402
+from training import (
+    conversations,
+    model as shape,
+)
+from training.inference import Case, Embedded  # noqa: E402
+from training.language_stage import positions  # noqa: E402
+from training.scenes import draw, sample_scene  # noqa: E402
+from training.vision_stage import patches  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +55,7 @@ def test_the_folder_is_small_and_in_bf16(loaded: Embedded) -> None:
 def test_no_torchvision_is_needed() -> None:
     code = (
         "import sys; sys.modules['torchvision'] = None\n"
-        "from pipegen.embedded.inference import Embedded\n"
+        "from training.inference import Embedded\n"
         "from pipegen import embedded\n"
         "print(type(Embedded(embedded.path()).model).__name__)"
     )

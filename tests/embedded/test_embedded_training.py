@@ -13,12 +13,12 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pipegen.embedded.language_stage import Batches, batch_loss, make_gallery  # noqa: E402
-from pipegen.embedded.model import build_model, load_weights, round_weights, save_model  # noqa: E402
-from pipegen.embedded.optimizers import Schedule  # noqa: E402
-from pipegen.embedded.scenes import Thing  # noqa: E402
-from pipegen.embedded.tokenizer import train_tokenizer  # noqa: E402
-from pipegen.embedded.vision_stage import NOTHING, targets  # noqa: E402
+from training.language_stage import Batches, batch_loss, make_gallery  # noqa: E402
+from training.model import build_model, load_weights, round_weights, save_model  # noqa: E402
+from training.optimizers import Schedule  # noqa: E402
+from training.scenes import Thing  # noqa: E402
+from training.tokenizer import train_tokenizer  # noqa: E402
+from training.vision_stage import NOTHING, targets  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration

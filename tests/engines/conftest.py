@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models import write_model
 
 import pipegen as pg
-from pipegen.testing.models import write_model
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",  # one process: less memory, and a fault is seen where it happens

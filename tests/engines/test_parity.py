@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.models import FAMILIES
 
 import pipegen as pg
-from pipegen.testing.models import FAMILIES
 from pipegen.testing.parity import mixed_requests, report
 
 REQUESTS = {"embedded": 80, "qwen3": 60, "llama": 60, "mistral": 60, "gemma3": 60, "qwen3_vl": 60}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.models import VARIANTS
 
 import pipegen as pg
-from pipegen.testing.models import VARIANTS
 
 LENGTHS = (5, 20, 56, 57, 60, 64, 65, 66, 90, 110, 124, 130, 200, 300, 508)
 """Of prompts; the models' settings change at 64 (`phi3_longrope`) and 128 tokens (`llama_*`)."""

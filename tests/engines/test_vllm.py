@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from returns.result import Failure
+from support.models import FAMILIES
 
 import pipegen as pg
-from pipegen.capabilities import ENGINES, FEATURES
-from pipegen.options import merge, option_names
-from pipegen.plugins.plugin import Plugin
+from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import merge, option_names
 from pipegen.testing import conformance
 from pipegen.testing.ask import LENGTH, PROMPTS, chat, greedy
-from pipegen.testing.models import FAMILIES
 from pipegen.testing.pictures import picture
 
 MODELS = ("embedded", *FAMILIES)

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipegen.embedded.scenes import Scene, draw, sample_scene
+from training.scenes import Scene, draw, sample_scene
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

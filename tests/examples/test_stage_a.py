@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from training.scenes import Scene
 from typer.testing import CliRunner
 
 import pipegen as pg
-from pipegen.embedded.scenes import Scene
 from pipegen.testing.fake import FakeEngine
 
 Shell = Callable[..., subprocess.CompletedProcess[str]]

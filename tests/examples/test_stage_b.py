@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipegen as pg
-from pipegen.records import Encoded
+from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
 Shell = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.models import write_model
 
 import pipegen as pg
 from pipegen.plugins import RowContext, balanced_json, forbid_repeated_objects
-from pipegen.testing.models import write_model
 
 pytest.importorskip("torch")
 PROMPTS = [" fox" * length for length in (1, 9, 2, 14, 5, 3, 21, 7)]

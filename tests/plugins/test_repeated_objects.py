@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.plugins import RowContext, forbid_repeated_objects, json_objects, repeated_objects
+from pipegen.plugins import RowContext, forbid_repeated_objects, json_reader as json_objects, repeated_objects
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.plugin_suite import check_plugin
 from pipegen.testing.toy import ToyTokenizer

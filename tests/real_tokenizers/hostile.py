@@ -14,12 +14,12 @@ from typing import Any
 
 from pairs import Pair, loaded
 
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, Prompt
-from pipegen.requests import TextGenerationRequest
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.render import render
-from pipegen.stages.tokenize import encode
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Job, Prompt
+from pipegen.stages.rendering import render
+from pipegen.stages.tokenizing import encode
 
 
 @dataclasses.dataclass(frozen=True)

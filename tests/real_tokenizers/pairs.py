@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer as Rust
 
-from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 
 FOLDER = Path(os.environ["PIPEGEN_REAL_TOKENIZERS"])
 TOKENIZERS = sorted(path.parent.name for path in (FOLDER / "tokenizers").glob("*/tokenizer.json"))

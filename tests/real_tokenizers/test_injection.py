@@ -13,13 +13,13 @@ import pytest
 from hostile import Attack, attacks, chosen, control_ids, harmless, prompt_of
 from pairs import PAIRS, Pair, loaded
 
-from pipegen.errors import InvalidRequest, TemplateFailed
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job
-from pipegen.requests import TextGenerationRequest
-from pipegen.slots import is_ok
-from pipegen.stages.render import render
-from pipegen.stages.tokenize import encode
+from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.slots import is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Job
+from pipegen.stages.rendering import render
+from pipegen.stages.tokenizing import encode
 
 REWRITTEN, WITHIN = 150, 150
 """How many of the words out of which a rewriting could make tokens are tried on a pair, and of those that join over two places."""

@@ -11,8 +11,8 @@ import pytest
 from pairs import FOLDER
 from tokenizers import Tokenizer as Rust
 
-from pipegen.backends.tokenizers import load_tokenizer
-from pipegen.fields import InvalidField
+from pipegen.backends.checkpoint.tokenizers import load_tokenizer
+from pipegen.records.fields import InvalidField
 
 TEXTS = (
     *(

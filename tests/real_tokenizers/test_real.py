@@ -13,8 +13,8 @@ import pytest
 from hostile import SHAPES, carriers, chosen, control_ids, filled, harmless, prompt_of
 from pairs import PAIRS, TOKENIZERS, Pair, loaded, tokenizer_of
 
-from pipegen.errors import InvalidRequest
-from pipegen.slots import is_ok
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import is_ok
 
 HOSTILE, ORDINARY_PROMPTS, PIECES = 40, 60, 1500
 REFUSED = 0.05

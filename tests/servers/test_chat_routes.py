@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.plugins.plugin import Plugin
-from pipegen.slots import is_ok
+from pipegen.core.slots import is_ok
+from pipegen.engines.plugin import Plugin
 from pipegen.testing.ask import PROMPTS, answers, chat, greedy
 from pipegen.testing.parity import chat_requests
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online.chat_fields import FIELDS
+from pipegen.backends.servers.chat_fields import FIELDS
 
 launch: Any = sys.modules["launch"]  # which conftest.py has loaded
 CLASSES = {"vllm": "vllm.entrypoints.openai.chat_completion.protocol", "sglang": "sglang.srt.entrypoints.openai.protocol"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.slots import is_ok
+from pipegen.core.slots import is_ok
 from pipegen.testing.ask import chat, greedy
 from pipegen.testing.parity import chat_requests, mixed_requests, report
 

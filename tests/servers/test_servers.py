@@ -11,7 +11,7 @@ import pytest
 from returns.result import Failure
 
 import pipegen as pg
-from pipegen.slots import is_ok
+from pipegen.core.slots import is_ok
 from pipegen.testing.ask import PROMPTS, answers, chat, greedy, same
 from pipegen.testing.pictures import picture
 

@@ -12,14 +12,14 @@ import pytest
 pytest.importorskip("transformers")
 
 import pipegen as pg
-from pipegen.backends.tokenizers import HFRenderer, HFTokenizer
-from pipegen.errors import InvalidRequest, TemplateFailed
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, PreparedImage, Prompt
-from pipegen.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.render import render
-from pipegen.stages.tokenize import count_tokens, encode, picture_tokens
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.stages.rendering import render
+from pipegen.stages.tokenizing import count_tokens, encode, picture_tokens
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer

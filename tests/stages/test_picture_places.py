@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegen.errors import InvalidRequest
-from pipegen.options import ChatTemplateOptions, GenerationOptions, resolve
-from pipegen.records import Job, PreparedImage, Prompt
-from pipegen.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.slots import Slot
-from pipegen.stages.render import Rendered, render
-from pipegen.stages.tokenize import count_tokens, encode, picture_tokens
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import Slot
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.stages.rendering import Rendered, render
+from pipegen.stages.tokenizing import count_tokens, encode, picture_tokens
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 

@@ -13,7 +13,7 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from pipegen.fields import InvalidField
+from pipegen.records.fields import InvalidField
 
 __all__ = ["NAME", "fitting_attention", "grouped_mask", "grouped_sdpa", "use_grouped"]
 

@@ -14,10 +14,10 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from pipegen.backends.checkpoint.positions import positions_of
 from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.growing import GrowingLayer
-from pipegen.backends.positions import positions_of
-from pipegen.fields import InvalidField
+from pipegen.records.fields import InvalidField
 
 __all__ = ["CompileFailed", "Compiled", "Whole", "check_compilable"]
 

@@ -11,26 +11,26 @@ from typing import Any
 
 import torch
 
-from pipegen.backends.adapters import BadAdapter
-from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
-from pipegen.backends.foreign import load_failed
+from pipegen.backends.checkpoint.adapters import BadAdapter
+from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
+from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.process import check_process
 from pipegen.backends.hf.rows import Row
-from pipegen.backends.hf.schedule import Found, Schedule, Work
+from pipegen.backends.hf.scheduler import Found, Schedule, Work
 from pipegen.backends.hf.settings import advice, check_settings
-from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import BackendFailed, CallFailed
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.parallel import read_in_thread
-from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
-from pipegen.slots import Slot
-from pipegen.stages.preflight import check_ids
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.parallel import read_in_thread
+from pipegen.core.slots import Slot
+from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.stages.fitting import check_ids
 
 __all__ = ["HFEngine"]
 

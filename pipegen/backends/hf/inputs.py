@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.native_processors import PICTURE_MARKS, PictureInputs
 from pipegen.backends.hf.rows import Row
-from pipegen.backends.native_processors import PICTURE_MARKS, PictureInputs
 
 __all__ = ["PICTURE_MARKS", "batch_inputs"]
 

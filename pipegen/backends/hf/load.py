@@ -10,14 +10,14 @@ from typing import Any
 import torch
 import transformers
 
-from pipegen.backends.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
-from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.extras import need
+from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.backends.hf.memory import is_out_of_memory, release
 from pipegen.backends.hf.rope import use_own_factors
-from pipegen.secret import revealed
+from pipegen.engines.extras import need
+from pipegen.records.secret import revealed
 
 __all__ = ["Weights", "load_model", "pick_device"]
 

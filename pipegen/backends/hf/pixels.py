@@ -10,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from returns.result import Success
 
-from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.hf.kept import Kept
-from pipegen.backends.native_processors import PictureInputs
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.parallel import WORKERS
-from pipegen.records import PreparedImage
-from pipegen.slots import Slot
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.native_processors import PictureInputs
+from pipegen.backends.hf.byte_bounded import Kept
+from pipegen.core.parallel import WORKERS
+from pipegen.core.slots import Slot
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import PreparedImage
 
 __all__ = ["Pixels", "Prepared"]
 

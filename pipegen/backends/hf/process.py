@@ -7,7 +7,7 @@ import uuid
 
 import torch
 
-from pipegen.errors import BackendFailed, CallFailed
+from pipegen.core.errors import BackendFailed, CallFailed
 
 __all__ = ["check_process"]
 

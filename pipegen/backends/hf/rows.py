@@ -15,13 +15,13 @@ import torch
 from returns.result import Failure, Result, Success
 
 from pipegen.backends.hf.plan import Cost
-from pipegen.errors import GenerationError, PluginFailed
-from pipegen.plugins.plugin import Plugin, RowContext
-from pipegen.records import Encoded, Finish, Raw, TokenLogprob
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.follow import Follower, ending_ids
-from pipegen.stages.watch import ask_plugin
-from pipegen.tokenizer import Tokenizer
+from pipegen.core.errors import GenerationError, PluginFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.results import Encoded, Finish, Raw, TokenLogprob
+from pipegen.stages.parts.row_decoder import Follower, ending_ids
+from pipegen.stages.parts.watching import ask_plugin
 
 __all__ = ["Row"]
 

@@ -16,9 +16,9 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
 from pipegen.backends.hf.rows import Row
-from pipegen.errors import BackendFailed
-from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob, margin_of
+from pipegen.core.errors import BackendFailed
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from pipegen.backends.extras import need
-from pipegen.backends.locate import check_adapter_folder
-from pipegen.fields import InvalidField
-from pipegen.records import ModelLoadConfig
+from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.engines.extras import need
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["advice", "check_settings"]
 

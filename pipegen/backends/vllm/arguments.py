@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.adapters import adapter_config, check_adapter, largest_rank
-from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.locate import check_adapter_folder
-from pipegen.fields import InvalidField, UnknownField, nearest
-from pipegen.secret import revealed
+from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.records.fields import InvalidField, UnknownField, nearest
+from pipegen.records.secret import revealed
 
 __all__ = ["adapter_arguments", "argument_names", "check_arguments", "engine_arguments", "image_limit"]
 

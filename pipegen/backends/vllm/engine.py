@@ -11,23 +11,23 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.checkpoint_engine import CheckpointEngine, in_order
-from pipegen.backends.extras import need
-from pipegen.backends.image_processors import grid_only
-from pipegen.backends.positions import other_factors
+from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
+from pipegen.backends.checkpoint.image_processors import grid_only
+from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
-from pipegen.capabilities import ENGINES, Capabilities
-from pipegen.errors import CallFailed, InvalidRequest, UnsupportedOption
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.records import Encoded, ModelLoadConfig, PreparedImage, Raw
-from pipegen.slots import Slot, is_ok
-from pipegen.stages.preflight import check_fit
+from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.extras import need
+from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.stages.fitting import check_fit
 
 __all__ = ["VLLMEngine"]
 

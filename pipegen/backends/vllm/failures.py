@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 
-from pipegen.errors import BackendFailed
+from pipegen.core.errors import BackendFailed
 
 __all__ = ["deaths", "failure", "refusals"]
 

@@ -9,12 +9,12 @@ from returns.result import Failure, Success
 
 from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
-from pipegen.errors import GenerationError, MalformedResponse
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
-from pipegen.slots import Slot
-from pipegen.stages.follow import Follower, ending_ids
-from pipegen.tokenizer import Tokenizer
+from pipegen.core.errors import GenerationError, MalformedResponse
+from pipegen.core.slots import Slot
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
+from pipegen.stages.parts.row_decoder import Follower, ending_ids
 
 __all__ = ["Row", "differs", "vllm_prompt"]
 

@@ -18,12 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
 from typing import Any, NoReturn
 
-from pipegen.backends.adapters import BadAdapter
-from pipegen.backends.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.adapters import BadAdapter
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
 from pipegen.backends.vllm.start import check_files, check_version, starting
-from pipegen.errors import BackendFailed, CallFailed
+from pipegen.core.errors import BackendFailed, CallFailed
 
 __all__ = ["Call", "Core", "Running"]
 

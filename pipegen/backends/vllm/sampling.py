@@ -9,9 +9,9 @@ import functools
 import math
 from typing import Any
 
-from pipegen.errors import UnsupportedOption
-from pipegen.options import GenerationOptions
-from pipegen.records import TokenLogprob, margin_of
+from pipegen.core.errors import UnsupportedOption
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = ["logprob_of", "sampling_params", "unsupported"]
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipegen.backends.extras import MissingExtra
-from pipegen.backends.foreign import broken_file, load_failed, weight_files
-from pipegen.errors import CallFailed
-from pipegen.fields import InvalidField
-from pipegen.records import ModelLoadConfig
+from pipegen.backends.checkpoint.foreign import broken_file, load_failed, weight_files
+from pipegen.core.errors import CallFailed
+from pipegen.engines.extras import MissingExtra
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["HIGHEST", "LOWEST", "CannotStart", "check_files", "check_version", "starting"]
 

@@ -34,7 +34,7 @@ def path(name: str) -> Path:
 
 def draw_picture(name: str) -> Image:
     """One of the pictures, drawn anew."""
-    from pipegen.embedded.scenes import draw, sample_scene
+    from training.scenes import draw, sample_scene
 
     seed, count, height, width = DRAWN[name]
     rng = random.Random(seed)  # noqa: S311  # pictures, not secrets

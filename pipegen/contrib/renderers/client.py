@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipegen.backends.online import sglang, vllm
+from pipegen.backends.servers import sglang, vllm
 from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask
 from pipegen.contrib.renderers.off_loop import off_loop
 from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError, words_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from pipegen.errors import PromptTooLong
+from pipegen.core.errors import PromptTooLong
 
 if TYPE_CHECKING:
 

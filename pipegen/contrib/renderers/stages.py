@@ -12,13 +12,13 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
-from pipegen.messages import plain_messages
-from pipegen.options import ChatTemplateOptions, GenerationOptions, StopOptions
-from pipegen.records import GenerationResult
-from pipegen.requests import GenerationRequest, TextGenerationRequest
-from pipegen.slots import Slot
-from pipegen.stages.template import thaw
+from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.slots import Slot
+from pipegen.records.messages import plain_messages
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions
+from pipegen.records.requests import GenerationRequest, TextGenerationRequest
+from pipegen.records.results import GenerationResult
+from pipegen.stages.parts.template import thaw
 
 __all__ = ["parse_with", "render_with"]
 

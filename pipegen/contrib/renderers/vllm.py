@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.backends.online.vllm import too_long
+from pipegen.backends.servers.vllm import too_long
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, post
 from pipegen.contrib.renderers.features import features_of

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models import write_model
 
-from pipegen.records import ModelLoadConfig
-from pipegen.testing.models import write_model
+from pipegen.records.results import ModelLoadConfig
 
 pytest.importorskip("torch")
 

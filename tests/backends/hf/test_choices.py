@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import FAMILIES, encoded
 
-from pipegen.options import StopOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, Raw
-from pipegen.testing.models import FAMILIES, encoded
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import StopOptions
+from pipegen.records.results import Encoded, Raw
 
 PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
 FAMILY = pytest.mark.parametrize("family", FAMILIES)

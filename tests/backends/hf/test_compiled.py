@@ -12,17 +12,17 @@ import torch
 import torch._dynamo.config
 import torch._inductor.config
 from returns.result import Success
+from support.models import encoded
 from transformers import AutoModelForCausalLM
 
 import pipegen as pg
 from pipegen.backends.hf.compiled import Compiled
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.errors import CallFailed
-from pipegen.messages import ImageSource
-from pipegen.options import StopOptions, VlmPreprocessOptions
-from pipegen.records import Encoded, ModelLoadConfig, Raw
-from pipegen.slots import Slot
-from pipegen.testing.models import encoded
+from pipegen.core.errors import CallFailed
+from pipegen.core.slots import Slot
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import StopOptions, VlmPreprocessOptions
+from pipegen.records.results import Encoded, ModelLoadConfig, Raw
 from pipegen.testing.pictures import picture
 
 ON = StopOptions(ignore_eos=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import FAMILIES, encoded
 
-from pipegen.options import StopOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, Raw
-from pipegen.stages.decode import decode
-from pipegen.stages.stop import stop
-from pipegen.testing.models import FAMILIES, encoded
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import StopOptions
+from pipegen.records.results import Encoded, Raw
+from pipegen.stages.decoding import decode
+from pipegen.stages.stopping import stop
 
 PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -87,9 +87,10 @@ def test_a_stop_string_within_min_new_tokens_does_not_count(engine: Any) -> None
 
 
 def test_every_end_token_of_the_checkpoint_ends_a_row_and_0_is_one(tmp_path: Any) -> None:  # A8
+    from support.models import write_model
+
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
-    from pipegen.testing.models import write_model
+    from pipegen.records.results import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(write_model(tmp_path, eos_token_id=[0, 300]))))
     assert engine.eos_token_ids == (0, 300)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from returns.result import Success
+from support.models import FAMILIES, encoded
 
-from pipegen.backends.base import Engine, RowDone, StreamBackend, TokensMade
-from pipegen.errors import BackendFailed, CallFailed, InvalidRequest
-from pipegen.messages import ImageSource
-from pipegen.options import DEFAULTS, StopOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.records import Encoded, Raw
-from pipegen.testing.models import FAMILIES, encoded
+from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import Engine, RowDone, StreamBackend, TokensMade
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import DEFAULTS, StopOptions
+from pipegen.records.results import Encoded, Raw
 from pipegen.testing.pictures import picture
 
 PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
@@ -123,8 +123,8 @@ def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
 
 
 def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.hf import lane
-    from pipegen.backends.hf.schedule import Found
+    from pipegen.backends.hf import running_batch as lane
+    from pipegen.backends.hf.scheduler import Found
 
     inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
     expected = engine.generate(inputs)
@@ -138,7 +138,7 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: 
 def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
     from transformers import DynamicCache
 
-    from pipegen.backends.hf.lane import can_drop_rows
+    from pipegen.backends.hf.running_batch import can_drop_rows
 
     offsets, positions = torch.zeros(2, 1), torch.zeros(2, 1)
     state = {"past_key_values": DynamicCache(), "use_cache": True}
@@ -149,7 +149,7 @@ def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
 
 
 def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.hf.lane import FixedLane
+    from pipegen.backends.hf.running_batch import FixedLane
 
     model, own = engine._weights.model(), torch.ones(1, 1)
     monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)  # of a call that ran meanwhile
@@ -180,7 +180,7 @@ def test_a_stream_tells_of_every_token_and_gives_the_slots_of_the_batch(engine: 
 
 def test_more_rows_than_a_batch_holds_come_back_in_order(folder_of: Callable[[str], Any]) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
+    from pipegen.records.results import ModelLoadConfig
 
     small = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32", batch_size=3))
     inputs = [sampled(at) for at in range(8)]
@@ -255,7 +255,7 @@ def test_a_bug_comes_through(engine: Any, forwards: Any) -> None:
 
 def test_nothing_is_printed_or_logged(folder_of: Callable[[str], Any], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
+    from pipegen.records.results import ModelLoadConfig
 
     for family in ("gemma3", "qwen3_vl"):
         engine = HFEngine(ModelLoadConfig(model=str(folder_of(family))))

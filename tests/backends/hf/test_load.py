@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import encoded, write_model
 
 import pipegen as pg
-from pipegen.backends.checkpoint import Checkpoint
-from pipegen.backends.extras import MissingExtra
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
-from pipegen.distribution import install_hint
-from pipegen.fields import InvalidField
-from pipegen.records import ModelLoadConfig
-from pipegen.testing.models import encoded, write_model
+from pipegen.core.distribution import install_hint
+from pipegen.engines.extras import MissingExtra
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import ModelLoadConfig
 
 
 def load(folder: Any, **settings: Any) -> Any:

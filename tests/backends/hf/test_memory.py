@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import encoded
 
-from pipegen.backends.base import TokensMade
 from pipegen.backends.hf.memory import is_out_of_memory
-from pipegen.errors import BackendFailed, CallFailed
-from pipegen.options import StopOptions
-from pipegen.slots import is_ok
-from pipegen.testing.models import encoded
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.slots import is_ok
+from pipegen.engines.protocol import TokensMade
+from pipegen.records.options import StopOptions
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -114,7 +114,7 @@ def test_rows_that_were_finished_before_are_kept(engine: Any, forwards: Any) -> 
 def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.backends.hf import load
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
+    from pipegen.records.results import ModelLoadConfig
 
     tries = []
 
@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], 
 
 def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.backends.hf.sampling import Sampler
-    from pipegen.plugins.plugin import Plugin
+    from pipegen.engines.plugin import Plugin
 
     def failing(context: Any) -> Any:
         if context.prompt_length == 4:
@@ -153,8 +153,8 @@ def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(e
 
 
 def test_pictures_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.messages import ImageSource
-    from pipegen.options import DEFAULTS
+    from pipegen.records.messages import ImageSource
+    from pipegen.records.options import DEFAULTS
     from pipegen.testing.pictures import picture
 
     engine = engine_of("qwen3_vl")
@@ -177,7 +177,7 @@ def test_pictures_ride_along_when_a_batch_is_split(engine_of: Callable[[str], An
 
 def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[str], Any]) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records import ModelLoadConfig
+    from pipegen.records.results import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
     first = engine.generate([encoded([70, 71], max_new_tokens=4)])

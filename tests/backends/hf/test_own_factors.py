@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import VARIANTS, encoded
 
 import pipegen as pg
-from pipegen.backends.hf import lane
+from pipegen.backends.hf import running_batch as lane
 from pipegen.backends.hf.attention import fitting_attention
 from pipegen.backends.hf.compiled import check_compilable
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.rope import use_own_factors
-from pipegen.fields import InvalidField
-from pipegen.records import Encoded, ModelLoadConfig
-from pipegen.testing.models import VARIANTS, encoded
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import Encoded, ModelLoadConfig
 
 STEPS = 8
 LIMIT = 64

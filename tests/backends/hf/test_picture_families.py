@@ -11,17 +11,17 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from support.vision_models import PICTURE_FAMILIES
 
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.rows import Row
-from pipegen.drive import run
-from pipegen.errors import InvalidRequest, UnsupportedMultimodal
-from pipegen.options import ChatTemplateOptions, GenerationOptions
-from pipegen.records import Encoded, GenerationResult
-from pipegen.requests import VlmGenerationRequest
-from pipegen.route import route
+from pipegen.core.drive import run
+from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.drivers.route import route
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.requests import VlmGenerationRequest
+from pipegen.records.results import Encoded, GenerationResult
 from pipegen.testing.pictures import picture
-from pipegen.testing.vision_models import PICTURE_FAMILIES
 
 NEEDS = {"smolvlm": "num2words", "mistral3": "torchvision"}
 """Families whose processor needs a package of its own."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import encoded
 
 import pipegen as pg
 from pipegen.backends.hf.engine import PICTURES, HFEngine
 from pipegen.backends.hf.pixels import Pixels, Prepared
-from pipegen.messages import ImageSource
-from pipegen.options import DEFAULTS, VlmPreprocessOptions
-from pipegen.records import ModelLoadConfig, PreparedImage
-from pipegen.testing.models import encoded
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import DEFAULTS, VlmPreprocessOptions
+from pipegen.records.results import ModelLoadConfig, PreparedImage
 from pipegen.testing.pictures import picture
 
 

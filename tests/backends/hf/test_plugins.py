@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import encoded
 
-from pipegen.backends.base import RowDone
-from pipegen.errors import PluginFailed
-from pipegen.options import StopOptions
-from pipegen.plugins.plugin import Plugin, RowContext
-from pipegen.records import Finish
-from pipegen.slots import is_ok
-from pipegen.stages.decode import decode
-from pipegen.testing.models import encoded
+from pipegen.core.errors import PluginFailed
+from pipegen.core.slots import is_ok
+from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.engines.protocol import RowDone
+from pipegen.records.options import StopOptions
+from pipegen.records.results import Finish
+from pipegen.stages.decoding import decode
 
 PROMPTS = [[60 + at, *range(70, 71 + 3 * at)] for at in range(8)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.watched import watched
+from pipegen.drivers.progress import watched
 
 LONG = pg.GenerationOptions(max_new_tokens=400, stop=pg.StopOptions(ignore_eos=True))
 

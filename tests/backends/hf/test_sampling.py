@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipegen.backends.hf.sampling import draw, penalise, probabilities
-from pipegen.options import GenerationOptions, resolve
+from pipegen.records.options import GenerationOptions, resolve
 
 SCORES = torch.tensor([[0.0, 3.0, 1.0, -2.0, 2.0]])
 

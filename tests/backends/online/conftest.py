@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online.wire import Ask
-from pipegen.options import GenerationOptions, resolve
+from pipegen.backends.servers.wire import Ask
+from pipegen.records.options import GenerationOptions, resolve
 
 
 @pytest.fixture(autouse=True)

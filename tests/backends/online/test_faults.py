@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.served import ToyModel
 
 import pipegen as pg
-from pipegen.backends.online.access import access_to
+from pipegen.backends.http.access import access_to
 from pipegen.testing.faulty import FAULTS, SAFE, FaultyServer
-from pipegen.testing.served import ToyModel
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -26,10 +26,10 @@ OPTIONS = pg.GenerationOptions(max_new_tokens=64)
 
 
 def route_to(server: FaultyServer, wire: str = "vllm", **settings: Any) -> pg.Route:
-    from pipegen.backends.online.server import ServerEngine
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.sglang import SGLANG
-    from pipegen.backends.online.vllm import VLLM
+    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.backends.servers.sglang import SGLANG
+    from pipegen.backends.servers.vllm import VLLM
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
     return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(), access, ServerSettings(**settings), "toy"))
@@ -207,7 +207,7 @@ def test_a_prompt_beyond_the_servers_limit_is_refused_and_not_sent() -> None:
 
 
 def test_a_failed_look_up_is_tried_again_and_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.online import facts
+    from pipegen.backends.servers import facts
 
     monkeypatch.setattr(facts, "PAUSE_SECONDS", 0.0)
     with FaultyServer(limit=4) as server, route_to(server) as route:

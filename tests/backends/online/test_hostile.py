@@ -7,12 +7,12 @@ import logging
 from typing import Any
 
 import pytest
+from support.served import ToyModel
 
 import pipegen as pg
-from pipegen.backends.online.access import access_to
+from pipegen.backends.http.access import access_to
 from pipegen.testing.faulty import FaultyServer
 from pipegen.testing.hostile import COMPLETE, ENDLESS, SHAPES
-from pipegen.testing.served import ToyModel
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -22,10 +22,10 @@ ROUTES = ("vllm", "sglang", "chat", "vllm chat")
 
 
 def route_to(server: FaultyServer, kind: str, **settings: Any) -> pg.Route:
-    from pipegen.backends.online.server import ServerEngine
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.sglang import SGLANG
-    from pipegen.backends.online.vllm import VLLM
+    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.backends.servers.sglang import SGLANG
+    from pipegen.backends.servers.vllm import VLLM
 
     if kind.endswith("chat"):
         backends: Any = pg.backends
@@ -50,7 +50,7 @@ def asked(route: pg.Route, way: str, count: int = 1) -> list[Any]:
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("fault", COMPLETE)
 def test_an_answer_that_is_complete_counts_however_its_connection_ends(fault: str, kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.backends.online.sending.LAST_WORDS", 0.05)
+    monkeypatch.setattr("pipegen.backends.servers.sending.LAST_WORDS", 0.05)
     with FaultyServer(share=1.0, kinds=(fault,)) as server, route_to(server, kind, timeout=0.5, retries=0) as route:
         (slot,) = asked(route, way)
     assert slot.unwrap().text == "request 0"[::-1]
@@ -71,7 +71,7 @@ def test_signs_of_life_move_no_deadline(kind: str, way: str) -> None:
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("fault", [fault for fault in ENDLESS if fault != "keepalive"])
 def test_what_has_no_end_is_not_read_without_end(fault: str, kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.backends.online.bounds.BASE", 2**20)
+    monkeypatch.setattr("pipegen.backends.http.bounds.BASE", 2**20)
     says_nothing_new = (fault, kind, way) == ("flood", "sglang", "stream")  # its events hold all tokens so far
     with FaultyServer(share=1.0, kinds=(fault,)) as server, route_to(server, kind, timeout=0.5 if says_nothing_new else 60.0, retries=0) as route:
         (slot,) = asked(route, way)
@@ -97,7 +97,7 @@ def test_an_answer_of_another_shape_fails_its_row_alone(shape: str, kind: str, w
 
 
 def test_whatever_the_reading_of_an_answer_raises_is_an_incident_of_its_row(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from pipegen.backends.online import openai
+    from pipegen.backends.servers import openai
 
     def surprised(*_: Any) -> Any:
         raise ZeroDivisionError("nobody thought of this")
@@ -127,9 +127,9 @@ def test_a_wait_that_no_row_can_sit_out_fails_its_row_and_holds_up_no_other() ->
 
 @pytest.mark.parametrize(("said", "closed"), [("1e9", 0.0), ("86400", 0.0), ("Fri, 31 Dec 9999 23:59:59 GMT", 0.0), ("599", 60.0), ("2", 2.0), ("nan", 0.0)])
 def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_at_most(said: str, closed: float) -> None:
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.transport import Transport
-    from pipegen.backends.online.wire import WireReply
+    from pipegen.backends.http.transport import Transport
+    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.backends.servers.wire import WireReply
 
     async def work() -> None:
         now = asyncio.get_running_loop().time()
@@ -143,8 +143,8 @@ def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_a
 
 
 def test_there_is_a_deadline_where_none_is_said() -> None:
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.transport import Transport
+    from pipegen.backends.http.transport import Transport
+    from pipegen.backends.servers.settings import ServerSettings
 
     async def work() -> None:
         transport = Transport(access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings())
@@ -159,10 +159,10 @@ def test_there_is_a_deadline_where_none_is_said() -> None:
 
 
 def counted(finish: str, made: int, **options: Any) -> Any:
-    from pipegen.backends.online.collect import ChatRow, result_of
-    from pipegen.backends.online.wire import Completion
-    from pipegen.options import resolve
-    from pipegen.records import Job
+    from pipegen.backends.servers.collect import ChatRow, result_of
+    from pipegen.backends.servers.wire import Completion
+    from pipegen.records.options import resolve
+    from pipegen.records.results import Job
 
     row = ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(pg.GenerationOptions(max_new_tokens=8, **options))))
     row.take(Completion(text="ab", finish=finish, usage={"completion_tokens": made}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipegen.backends.online.logprobs import logprob
-from pipegen.errors import MalformedResponse
+from pipegen.backends.servers.logprobs import logprob
+from pipegen.core.errors import MalformedResponse
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def child(work: str, url: str = "") -> tuple[str, float]:
 def test_a_data_url_takes_a_few_times_its_length(url: str) -> None:
     said, taken = child(
         f"""
-        from pipegen.loading import load_sources
+        from pipegen.media.source import load_sources
         request = pg.VlmGenerationRequest(prompt="Hi", images=[{url}])
         print(len(load_sources(request, pg.ImagePolicy()).unwrap().sources[0].data))
         """
@@ -88,8 +88,8 @@ def test_an_answer_of_nothing_but_small_things_takes_some_times_its_bound(value:
     """Each takes many times as much memory as text."""
     said, taken = child(
         f"""
-        from pipegen.backends.online.bounds import BASE
-        from pipegen.backends.online.reading import json_of
+        from pipegen.backends.http.bounds import BASE
+        from pipegen.backends.servers.reading import json_of
         value = b'{value}'
         read = json_of(b"[" + b",".join([value] * (BASE // (len(value) + 1))) + b"]")
         print(len(read.unwrap()) > 10**5)
@@ -130,8 +130,8 @@ def test_many_photos_are_made_ready_few_at_a_time(orientation: int) -> None:
 def test_only_so_many_bytes_of_bodies_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted at the room that they need."""
     pytest.importorskip("PIL")
-    from pipegen.backends.online import transport
-    from pipegen.backends.online.gate import Room
+    from pipegen.backends.http import transport
+    from pipegen.backends.http.gate import Room
     from pipegen.testing.pictures import picture
 
     held = list[int]()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online.facts import models_of
-from pipegen.backends.online.openai import wire_of
-from pipegen.backends.online.reading import json_of
-from pipegen.backends.online.sglang import SGLANG
-from pipegen.backends.online.sse import Events
-from pipegen.backends.online.vllm import VLLM
-from pipegen.backends.online.wire import Ask, Completion, Wire, WireReply
-from pipegen.errors import BackendFailed, InvalidRequest, PromptTooLong
-from pipegen.options import GenerationOptions, resolve
+from pipegen.backends.http.sse import Events
+from pipegen.backends.servers.facts import models_of
+from pipegen.backends.servers.openai import wire_of
+from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.sglang import SGLANG
+from pipegen.backends.servers.vllm import VLLM
+from pipegen.backends.servers.wire import Ask, Completion, Wire, WireReply
+from pipegen.core.errors import BackendFailed, InvalidRequest, PromptTooLong
+from pipegen.records.options import GenerationOptions, resolve
 
 FOLDER = Path(__file__).parent / "recorded"
 CASES = {f"{path.parent.name}-{path.stem}": path for path in sorted(FOLDER.glob("*/*.json"))}
@@ -124,10 +124,10 @@ def test_a_refusal_has_its_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOLD_IN_STREAM)
 def test_an_error_that_a_stream_tells_of_is_the_same_one(name: str) -> None:
-    from pipegen.backends.online.access import Access
-    from pipegen.backends.online.sending import Sender
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.transport import Refused
+    from pipegen.backends.http.access import Access
+    from pipegen.backends.http.transport import Refused
+    from pipegen.backends.servers.sending import Sender
+    from pipegen.backends.servers.settings import ServerSettings
 
     pytest.importorskip("aiohttp")
     case = recorded(name)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online.access import access_to
-from pipegen.backends.online.settings import ServerSettings
-from pipegen.backends.online.wire import Completion, WireRequest
-from pipegen.errors import BackendFailed, RateLimited, Timeout
-from pipegen.options import GenerationOptions, resolve
+from pipegen.backends.http.access import access_to
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import Completion, WireRequest
+from pipegen.core.errors import BackendFailed, RateLimited, Timeout
+from pipegen.records.options import GenerationOptions, resolve
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -80,10 +80,10 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 
 async def sender_to(server: Server, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    from pipegen.backends.online import transport
-    from pipegen.backends.online.openai import wire_of
-    from pipegen.backends.online.sending import Sender
-    from pipegen.backends.online.wire import Facts
+    from pipegen.backends.http import transport
+    from pipegen.backends.servers.openai import wire_of
+    from pipegen.backends.servers.sending import Sender
+    from pipegen.backends.servers.wire import Facts
 
     monkeypatch.setattr(transport, "Client", lambda limit, headers: server)
     made = Sender(wire_of("plain"), access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
@@ -103,7 +103,7 @@ class Row:
     def ask(self, facts: Any, model: Any, rid: str) -> Any:
         from returns.result import Success
 
-        from pipegen.backends.online.wire import Ask
+        from pipegen.backends.servers.wire import Ask
 
         return Success(Ask(messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())))
 
@@ -149,7 +149,7 @@ def test_the_wait_at_the_gate_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_further_attempts_have_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.online.client import Broken
+    from pipegen.backends.http.client import Broken
 
     async def work(loop: Clock) -> None:
         waiting = list[asyncio.Future[Any]]()
@@ -173,7 +173,7 @@ def test_further_attempts_have_what_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.online.client import Broken
+    from pipegen.backends.http.client import Broken
 
     async def work(loop: Clock) -> None:
         waiting: asyncio.Future[Any] = loop.create_future()
@@ -257,7 +257,7 @@ def test_looking_up_what_a_server_offers_counts(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_request_that_is_sent_by_hand_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(loop: Clock) -> None:
-        from pipegen.backends.online.transport import Trouble
+        from pipegen.backends.http.transport import Trouble
 
         sender = await sender_to(Server(lambda _: loop.create_future()), monkeypatch)
         going = asyncio.create_task(sender.transport.once(WireRequest(path="/v1/models", method="GET"), sender.transport.ends(9.0)))

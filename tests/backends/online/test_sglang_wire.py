@@ -7,19 +7,19 @@ import math
 from typing import Any
 
 import pytest
+from support.served import ToyModel
 
-from pipegen.backends.online import sglang
-from pipegen.backends.online.access import access_to
-from pipegen.backends.online.dry import wire_requests
-from pipegen.backends.online.server import ServerEngine
-from pipegen.backends.online.settings import ServerSettings
-from pipegen.backends.online.wire import Facts, WireReply
-from pipegen.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
-from pipegen.options import DecodeOptions, GenerationOptions, StopOptions
-from pipegen.records import PreparedImage
-from pipegen.route import route
-from pipegen.slots import is_ok
-from pipegen.testing.served import ToyModel
+from pipegen.backends.http.access import access_to
+from pipegen.backends.servers import sglang
+from pipegen.backends.servers.dry import wire_requests
+from pipegen.backends.servers.server import ServerEngine
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import Facts, WireReply
+from pipegen.core.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
+from pipegen.core.slots import is_ok
+from pipegen.drivers.route import route
+from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
+from pipegen.records.results import PreparedImage
 
 PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.online import vllm
-from pipegen.backends.online.wire import Facts, WireReply, WireRequest
-from pipegen.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedMultimodal, UnsupportedOption
-from pipegen.options import StopOptions
-from pipegen.records import PreparedImage
-from pipegen.slots import is_ok
+from pipegen.backends.servers import vllm
+from pipegen.backends.servers.wire import Facts, WireReply, WireRequest
+from pipegen.core.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.slots import is_ok
+from pipegen.records.options import StopOptions
+from pipegen.records.results import PreparedImage
 
 PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 

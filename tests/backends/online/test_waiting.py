@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.served import ToyModel
 
 import pipegen as pg
-from pipegen.backends.online.access import access_to
-from pipegen.testing.served import ToyModel
+from pipegen.backends.http.access import access_to
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -20,9 +20,9 @@ COUNT = 200
 
 
 def by_ids(url: str) -> pg.Route:
-    from pipegen.backends.online.server import ServerEngine
-    from pipegen.backends.online.settings import ServerSettings
-    from pipegen.backends.online.vllm import VLLM
+    from pipegen.backends.servers.server import ServerEngine
+    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.backends.servers.vllm import VLLM
 
     settings = ServerSettings(max_in_flight=COUNT, served_model_name="toy")
     return pg.route(ServerEngine(VLLM, ToyModel(), access_to(url, default="", variable="NO_SUCH_KEY"), settings, "toy"))
@@ -37,7 +37,7 @@ def by_chat(url: str) -> pg.Route:
 @pytest.mark.parametrize(("make", "most"), [(by_ids, 26), (by_chat, 28)])
 def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callable[[str], pg.Route], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records, its body, four coroutines, a task; three of them are of this test."""
-    from pipegen.backends.online.client import Client
+    from pipegen.backends.http.client import Client
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callabl
             """Nothing is looked up."""
 
         monkeypatch.setattr(Client, "open", opened)
-        monkeypatch.setattr("pipegen.backends.online.facts.Directory._look_up", facts_known)
+        monkeypatch.setattr("pipegen.backends.servers.facts.Directory._look_up", facts_known)
 
         def counted(when: float, *more: Any, **named: Any) -> asyncio.TimerHandle:
             timers.append(when)

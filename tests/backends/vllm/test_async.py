@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.models import encoded
 
 import pipegen as pg
-from pipegen.backends.base import RowDone, TokensMade
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.running import Call
-from pipegen.errors import CallFailed
-from pipegen.testing.models import encoded
+from pipegen.core.errors import CallFailed
+from pipegen.engines.protocol import RowDone, TokensMade
 
 
 def engine() -> VLLMEngine:

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 from returns.result import Failure
+from support.models import encoded, write_model
 
 import pipegen as pg
-from pipegen.backends.base import RowDone, TokensMade
-from pipegen.backends.extras import MissingExtra
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
-from pipegen.distribution import install_hint
-from pipegen.errors import CallFailed
-from pipegen.fields import UnknownField
-from pipegen.messages import ImageSource
-from pipegen.options import VlmPreprocessOptions
-from pipegen.plugins.plugin import Plugin
-from pipegen.testing.models import encoded, write_model
+from pipegen.core.distribution import install_hint
+from pipegen.core.errors import CallFailed
+from pipegen.engines.extras import MissingExtra
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.records.fields import UnknownField
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
 from pipegen.testing.pictures import picture
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.models import encoded, write_model
 
 import pipegen as pg
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.vllm.engine import VLLMEngine
-from pipegen.testing.models import encoded, write_model
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models import write_model
 
 import pipegen as pg
 from pipegen.backends.vllm.start import HIGHEST, LOWEST
-from pipegen.testing.models import write_model
 
 TWO = [{"prompt": "Hi"}, {"prompt": "Hello"}]
 ONE_TOKEN = pg.GenerationOptions(max_new_tokens=1)

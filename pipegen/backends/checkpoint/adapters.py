@@ -1,0 +1,142 @@
+"""LoRA adapters: what their folders say, and whether all of one belongs to a model.
+
+An engine drops what it does not know of an adapter, and leaves modules without weights, and says nothing; so all of it must match, or it is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.stored import header, stored_names
+
+__all__ = ["BadAdapter", "adapter_config", "check_adapter", "largest_rank", "refuse_parts", "weight_names"]
+
+_SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
+
+
+class BadAdapter(ValueError):
+    """An adapter that is not one of the model's, as a whole, or that cannot be read."""
+
+
+def refuse_parts(adapter: str, foreign: Collection[str], missing: Collection[str], *, matched: bool) -> None:
+    """Raise `BadAdapter` where the model has no place for some weights of the adapter (`foreign`), or modules that it is for get none (`missing`).
+
+    >>> refuse_parts("mine", [], ["layers.1.q_proj.lora_A"], matched=True)
+    Traceback (most recent call last):
+    ...
+    pipegen.backends.checkpoint.adapters.BadAdapter: the adapter 'mine' matches the model in part: 1 weights of its modules are missing, such as layers.1.q_proj.lora_A
+    """
+    told = [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"] if foreign else []
+    told += [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"] if missing else []
+    if told:
+        raise BadAdapter(f"the adapter {adapter!r} {'matches the model in part' if matched else 'matches nothing of the model'}: {'; '.join(told)}")
+
+
+def adapter_config(adapter: str) -> Mapping[str, Any]:
+    """What `adapter_config.json` says. Raises `BadAdapter` where it is not there or no JSON object."""
+    file = _file(adapter, "adapter_config.json")
+    try:
+        said = None if file is None else json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise BadAdapter(f"the adapter {adapter!r} has no adapter_config.json that is a JSON object: it is no LoRA adapter of peft's")
+    return said
+
+
+def largest_rank(config: Mapping[str, Any]) -> int:
+    """The largest rank of an adapter's modules: `r` (peft's default is 8), or one of `rank_pattern`.
+
+    >>> largest_rank({"r": 8, "rank_pattern": {"q_proj": 32}})
+    32
+    """
+    return int(max([config.get("r", 8), *(config.get("rank_pattern") or {}).values()]))
+
+
+def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
+    """Whether all of the adapter belongs to the checkpoint's model: neither weights for modules that it has not, nor target modules without weights.
+
+    For engines that do not tell: names are compared, no weights are read. Raises `BadAdapter`.
+    """
+    config, names = adapter_config(adapter), weight_names(adapter)
+    modules = _module_names(checkpoint)
+    known = modules | {name.rsplit(".", 1)[0] for name in stored_names(checkpoint.source, checkpoint.load.revision)}
+    of = {name: _module_of(name) for name in names}
+    foreign = [name for name in names if of[name] not in known]
+    adapted = {module for name, module in of.items() if ".lora_" in name}
+    wanted = {module for module in modules if _targets(config, module)} | (adapted & known)
+    has = {(of[name], _kind(name)) for name in names}
+    missing = [f"{module}.lora_{half}" for module in wanted for half in "AB" if not {(module, half), (module, f"embedding_{half}")} & has]
+    refuse_parts(adapter, foreign, missing, matched=len(foreign) < len(names))
+
+
+def _file(adapter: str, name: str) -> Path | None:
+    from transformers.utils.hub import cached_file
+
+    where = Path(adapter).expanduser()
+    path = cached_file(str(where) if where.is_dir() else adapter, name, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
+
+
+def weight_names(adapter: str) -> frozenset[str]:
+    """The names of the adapter's weights. Raises `BadAdapter` where it has none, or no whole file of them."""
+    file = _file(adapter, "adapter_model.safetensors")
+    if file is not None:
+        try:
+            return frozenset(header(file))
+        except ValueError as error:
+            raise BadAdapter(str(error)) from error
+    file = _file(adapter, "adapter_model.bin")
+    if file is None:
+        raise BadAdapter(f"the adapter {adapter!r} has no adapter_model.safetensors and no adapter_model.bin")
+    import torch
+
+    return frozenset(torch.load(file, map_location="meta", weights_only=True))
+
+
+def _module_names(checkpoint: Checkpoint) -> frozenset[str]:
+    """The modules of the model, made without weights."""
+    import torch
+    import transformers
+
+    hf: Any = transformers
+    kind = hf.AutoModelForImageTextToText if checkpoint.can_see else hf.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(checkpoint.config, trust_remote_code=checkpoint.load.trust_remote_code)
+    return frozenset(name for name, _ in model.named_modules())
+
+
+def _module_of(name: str) -> str:
+    """The module that a weight of the adapter is for."""
+    path = name.removeprefix("base_model.model.")
+    if ".lora_" not in path:
+        return path.rsplit(".", 1)[0]
+    while _SUFFIX.search(path):
+        path = _SUFFIX.sub("", path)
+    return path
+
+
+def _kind(name: str) -> str:
+    """Which half of a pair a weight is: `A`, `B`, `embedding_A`, ..."""
+    found = re.search(r"\.lora_(\w+)", name)
+    return found[1] if found else ""
+
+
+def _targets(config: Mapping[str, Any], module: str) -> bool:
+    """Whether the adapter is for that module, by peft's rules; False where it is for some layers only, or for kinds of modules: its weights say which then."""
+    targets = config.get("target_modules")
+    if config.get("layers_to_transform") is not None or targets in (None, "all-linear"):
+        return False
+    left_out = (config.get("exclude_modules") or [], config.get("modules_to_save") or [])
+    return _names(targets, module) and not any(_names(pattern, module) for pattern in left_out)
+
+
+def _names(pattern: Any, module: str) -> bool:
+    if isinstance(pattern, str):
+        return re.fullmatch(pattern, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in pattern)

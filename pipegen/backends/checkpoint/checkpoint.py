@@ -1,0 +1,300 @@
+"""The light facts of a checkpoint: all that can be known of a model before, and without, loading its weights.
+
+Every engine that reads checkpoints shares them, so that prompts, pictures, limits and end tokens are the same on each.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from immutabledict import immutabledict
+from returns.result import Failure
+
+from pipegen.backends.checkpoint.foreign import loading
+from pipegen.backends.checkpoint.locate import EMBEDDED, instead_of, locate
+from pipegen.backends.checkpoint.positions import Positions, positions_of
+from pipegen.backends.checkpoint.stored import dtype_of, stored_dtype
+from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.slots import Slot
+from pipegen.engines.extras import MissingExtra, need
+from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.requests import ImagePolicy
+from pipegen.records.results import ModelLoadConfig, PreparedImage, Prompt
+
+if TYPE_CHECKING:
+    from pipegen.backends.checkpoint.native_processors import Expansions, PictureInputs
+    from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+    from pipegen.media.sizes import ImageSpec
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """The facts of one checkpoint, each read when it is first asked for, and kept.
+
+    Raises `NoSuchModel` (see `locate`) at once, `MissingExtra` when a fact needs a package that is not installed, and `CallFailed` when it cannot be read.
+    """
+
+    def __init__(self, load: ModelLoadConfig) -> None:
+        self.load = load
+        self.source = locate(load.model)
+        self._loading = threading.RLock()
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"revision": self.load.revision, "trust_remote_code": self.load.trust_remote_code}
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration, as transformers reads it."""
+        need("transformers", "hf", "reading a checkpoint")
+        from transformers import AutoConfig
+
+        with loading(self.load, "the configuration", self.source, hint=instead_of(self.source)):
+            return AutoConfig.from_pretrained(self.source, **self._where)
+
+    @cached_property
+    def variant(self) -> str:
+        """`vlm` where the model is loaded to take pictures, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
+        sees = self.can_see
+        if self.load.variant == "vlm" and not sees:
+            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
+        return "vlm" if sees and self.load.variant != "text" else "text"
+
+    @cached_property
+    def can_see(self) -> bool:
+        """Whether the architecture takes pictures, however it is loaded."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+        remote = getattr(self.config, "auto_map", None) or {}
+        return self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in remote
+
+    @property
+    def takes_images(self) -> bool:
+        return self.variant == "vlm"
+
+    @property
+    def no_images_because(self) -> str:
+        """Why pictures are not taken; empty where they are."""
+        if self.takes_images:
+            return ""
+        return "it was loaded with variant='text'" if self.can_see else f"{self.config.model_type} is a text model"
+
+    @cached_property
+    def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
+        need("transformers", "hf", "reading a tokenizer")
+        from pipegen.backends.checkpoint.tokenizers import load_tokenizer
+
+        hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
+        with loading(self.load, "the tokenizer", self.source, hint=hint):
+            tokenizer, renderer = load_tokenizer(self.source, **self._where)
+            if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
+                raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
+        return tokenizer, renderer
+
+    @property
+    def tokenizer(self) -> HFTokenizer:
+        return self._tokenizer_and_renderer[0]
+
+    @property
+    def renderer(self) -> HFRenderer:
+        return self._tokenizer_and_renderer[1]
+
+    @cached_property
+    def generation_config(self) -> immutabledict[str, Any]:
+        """The checkpoint's own generation settings, frozen; empty where it has none."""
+        need("transformers", "hf", "reading a checkpoint")
+        from transformers.utils.hub import cached_file
+
+        with loading(self.load, "generation_config.json", self.source):
+            found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
+            kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
+        return kept
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
+        text = self.config.get_text_config()
+        own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
+        for ids in (*own, self.raw_tokenizer.eos_token_id):
+            if ids is not None:
+                return tuple(dict.fromkeys(ids if isinstance(ids, (list, tuple)) else (ids,)))
+        return ()
+
+    @cached_property
+    def raw_tokenizer(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return self.tokenizer.raw
+
+    @cached_property
+    def vocab_size(self) -> int | None:
+        """How many ids the model takes: the rows of its embedding, as its configuration says; None where it does not. The tokenizer may have more.
+
+        An image token counts, too: some models put the image's features in the place of an id that the embedding does not have.
+        """
+        sizes = (getattr(config, "vocab_size", None) for config in (self.config.get_text_config(), self.config))
+        size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        if size is None:
+            return None
+        size += getattr(self.config, "additional_vocab_size", 0) or 0
+        return size if self.image_token_id is None else max(size, self.image_token_id + 1)
+
+    @cached_property
+    def pad_token_id(self) -> int:
+        """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
+        size = self.vocab_size
+        for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
+            if token_id is not None and token_id >= 0 and (size is None or token_id < size):
+                return int(token_id)
+        raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
+
+    @cached_property
+    def bos_token(self) -> str | None:
+        """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself puts it before a text."""
+        bos = self.raw_tokenizer.bos_token_id
+        first = self.raw_tokenizer("a")["input_ids"][:1]
+        return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
+
+    @cached_property
+    def dtype(self) -> str:
+        """What the model computes in, on every engine: `float32`, `bfloat16` or `float16`.
+
+        With `dtype="auto"` that is the type that the configuration names, else that of the stored weights, else float32; the embedded model's is float32.
+        """
+        if self.load.dtype != "auto":
+            return self.load.dtype
+        if self.load.model == EMBEDDED:
+            return "float32"
+        named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
+        return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
+
+    @cached_property
+    def positions(self) -> Positions:
+        """How many positions there are, and how they are scaled. Raises as `positions_of` does."""
+        return positions_of(self.config.get_text_config())
+
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens prompt and answer may have together; None where the configuration does not say."""
+        return self.positions.context_length
+
+    @cached_property
+    def image_processor(self) -> Any:
+        """The model's image processor; it works without torchvision. Raises `CannotProcess`, with the reason, where it cannot be had."""
+        need("PIL", "hf", "reading pictures")
+        from transformers import AutoImageProcessor
+
+        from pipegen.backends.checkpoint.image_processors import LOADING, foreign
+
+        auto: Any = AutoImageProcessor
+        with foreign(*LOADING):
+            return auto.from_pretrained(self.source, backend="pil", **self._where)
+
+    @cached_property
+    def processor(self) -> Any:
+        """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
+        need("transformers", "hf", "reading pictures")
+        from pipegen.backends.checkpoint.native_processors import load_processor
+
+        return load_processor(self.source, self.config.model_type, **self._where)
+
+    @cached_property
+    def _no_processor_because(self) -> str:
+        """Why pictures cannot be prepared with the packages that are here; empty where they can."""
+        from pipegen.backends.checkpoint.image_processors import CannotProcess
+
+        try:
+            with self._loading:  # pictures may be prepared side by side, and one processor is enough
+                _ = self.processor if self.image_spec.kind == "native" else None
+        except (CannotProcess, MissingExtra) as raised:
+            return f"the checkpoint's picture processor cannot be used: {raised}"[:600]
+        return ""
+
+    @cached_property
+    def image_spec(self) -> ImageSpec:
+        """What pictures have to become for this model."""
+        from pipegen.backends.checkpoint.image_processors import spec_from
+
+        return spec_from(self.image_processor, self.config)
+
+    @cached_property
+    def image_token_id(self) -> int | None:
+        """The id that stands for a piece of a picture in a prompt."""
+        for name in ("image_token_id", "image_token_index"):
+            if self.takes_images and isinstance(getattr(self.config, name, None), int):
+                return int(getattr(self.config, name))
+        return None
+
+    @cached_property
+    def image_placeholder(self) -> str | None:
+        """The control token that stands for one picture in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
+        if self.image_token_id is None:
+            return None
+        native = not self._no_processor_because and self.image_spec.kind == "native"
+        own = getattr(self.processor, "image_token", None) if native else None
+        return str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+
+    def misplaced(self, prompt: Prompt) -> InvalidRequest | None:
+        """What is wrong where a prompt does not hold exactly the placeholders of its pictures; a model could not tell, or would fail for all rows."""
+        marks = prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
+        wanted = sum(image.tokens for image in prompt.images)
+        if marks == wanted:
+            return None
+        return InvalidRequest(f"the prompt holds {marks} picture tokens (id {self.image_token_id}), and its {len(prompt.images)} pictures take {wanted}")
+
+    def resized_again(self, prompt: Prompt) -> GenerationError | None:
+        """What is wrong where a server that applies the model's own processor would give a picture another size than it was prepared to.
+
+        Most cannot be told another pixel budget, nor to leave the size alone.
+        """
+        from pipegen.media.sizes import fit
+
+        spec = self.image_spec if prompt.images else None
+        if spec is None or spec.kind != "grid":
+            return None
+        for position, image in enumerate(prompt.images):
+            size = fit(image.width, image.height, factor=spec.factor, min_pixels=spec.min_pixels, max_pixels=spec.max_pixels)
+            if size != (image.width, image.height):
+                words = f"picture {position} was prepared to {image.width}x{image.height} pixels, and the server's processor would make it {size[0]}x{size[1]}"
+                least = image.width * image.height < spec.min_pixels
+                return UnsupportedOption(words, option="max_pixels" if least else "min_pixels", hint="keep within the checkpoint's own pixel budget")
+        return None
+
+    @cached_property
+    def _expansions(self) -> Expansions:
+        from pipegen.backends.checkpoint.native_processors import Expansions
+
+        return Expansions(self.processor, self.tokenizer, self.image_token_id)
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
+        from pipegen.media.image import prepare
+
+        if source.data is None:
+            raise ContractError(f"{source!r} was not loaded: an engine takes pictures as bytes")
+        if self._no_processor_because:
+            return Failure(UnsupportedMultimodal(self._no_processor_because))
+        policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
+        picture = prepare(source.data, self.image_spec, options, index, policy)
+        if self.image_spec.kind == "grid":
+            return picture
+        with self._loading:
+            expansions = self._expansions
+        return picture.bind(expansions)
+
+    def picture_inputs(self, images: Sequence[PreparedImage]) -> PictureInputs:
+        """What the model gets for these pictures, in order, and which ids it must see marked as theirs."""
+        from pipegen.backends.checkpoint.image_processors import pixel_inputs
+        from pipegen.backends.checkpoint.native_processors import PICTURE_MARKS, PictureInputs, native_inputs
+
+        if self.image_spec.kind == "native":
+            return native_inputs(self.processor, images, self.image_token_id)
+        marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
+        return PictureInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(PICTURE_MARKS, marked))

@@ -1,0 +1,158 @@
+"""Loading is other projects' work: transformers, vLLM, peft, safetensors and the hub raise whatever they like. All of it is one typed failure.
+
+>>> checkpoint = ModelLoadConfig(model="no/such")
+>>> with loading(checkpoint, "the configuration"):
+...     raise KeyError("model_type")
+Traceback (most recent call last):
+...
+pipegen.core.errors.CallFailed: hf cannot read the configuration of 'no/such': KeyError: 'model_type'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import uuid
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.engines.extras import MissingExtra
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import ModelLoadConfig
+
+__all__ = ["Broken", "broken_file", "load_failed", "loading", "short", "weight_files"]
+
+_log = logging.getLogger("pipegen")
+_HINT = "see that the model's name and settings are right and its files are whole; the log has the whole error under the incident"
+_POINTER = b"version https://git-lfs"
+_LIMIT = 100 * 2**20
+"""Bytes that the header of a safetensors file has at most, as that format says."""
+
+_TEXTS = (".json", ".model", ".jinja", ".tiktoken")
+"""Files of a model besides its weights."""
+
+
+class Broken(NamedTuple):
+    """What is wrong with a file, and what to do."""
+
+    words: str
+    hint: str
+
+
+@contextlib.contextmanager
+def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "") -> Iterator[None]:
+    """Around code of other projects that loads `what` of a model: any exception becomes `CallFailed`; see `load_failed`.
+
+    What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through.
+    """
+    try:
+        yield
+    except (CallFailed, InvalidField, MissingExtra):
+        raise
+    except Exception as raised:  # whatever other projects' code raises
+        raise load_failed(load, f"cannot read {what} of", raised, source, hint=hint) from raised
+
+
+def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = "") -> CallFailed:
+    """The failure of loading a model: one for the whole call, naming the model, and a file of it (of its adapter) where one is broken.
+
+    The traceback goes to the log, under the failure's incident.
+    """
+    incident = uuid.uuid4().hex[:12]
+    folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(load.adapter or "", None)) if folder is not None]
+    found = broken_file(file for folder in folders for file in (*weight_files(folder), *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS)))
+    adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
+    because = short(raised) if found is None else f"{found.words}; {short(raised)}"
+    words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
+    _log.error("incident %s: %s", incident, words, exc_info=raised)
+    advice = hint or getattr(raised, "hint", "") or _HINT
+    return CallFailed(BackendFailed(words, backend=load.backend, scope="batch", incident=incident, hint=advice if found is None else found.hint))
+
+
+def _folder_of(source: str, revision: str | None) -> Path | None:
+    """Where the files of a folder or of a hub's model are on this machine; None where they are not."""
+    if not source or Path(source).expanduser().is_dir():
+        return Path(source).expanduser() if source else None
+    with contextlib.suppress(ImportError, ValueError):  # a name that the hub does not take
+        from huggingface_hub import try_to_load_from_cache
+
+        for name in ("config.json", "adapter_config.json"):
+            found = try_to_load_from_cache(source, name, revision=revision)
+            if isinstance(found, str):
+                return Path(found).parent
+    return None
+
+
+def short(raised: BaseException) -> str:
+    """An exception in one line.
+
+    >>> short(ValueError("Could not load it.\\n\\n  Tried: a")), short(KeyError("x"))
+    ('Could not load it. Tried: a', "KeyError: 'x'")
+    """
+    words = " ".join(str(raised).split())
+    words = words if len(words) <= 600 else f"{words[:600]}..."
+    if words and isinstance(raised, (OSError, ValueError)):
+        return words
+    return f"{type(raised).__name__}: {words}" if words else type(raised).__name__
+
+
+def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The files that hold a folder's weights: those that its index names, else the single file of the first kind that is there."""
+    root = Path(folder)
+    for name in ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin"):
+        index = root / f"{name}.index.json"
+        if index.is_file():
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # what is no index is found out by whoever loads it
+                return [index, *(root / part for part in sorted(set(json.loads(index.read_bytes())["weight_map"].values())))]
+            return [index]
+        if os.path.lexists(root / name):
+            return [root / name]
+    return []
+
+
+def broken_file(files: Iterable[Path]) -> Broken | None:
+    """What is wrong with the first of these files that is not what it should be: missing, a pointer of git-lfs, or cut short."""
+    for file in files:
+        if file.is_dir():
+            continue
+        if not file.is_file():
+            return Broken(f"{file} is missing", "fetch the whole model again")
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(100)
+            if head.startswith(_POINTER):
+                return Broken(f"{file} is a pointer of git-lfs, not the file itself", "fetch the files themselves: git lfs pull")
+            whole = _safetensors_size(stream, head) if file.suffix == ".safetensors" else size
+        if file.suffix == ".json" and not _is_json(file):
+            return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
+        if whole is None or size < whole or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file)) or not size:
+            seen = f"{size} bytes" if whole is None or whole == size else f"{size} of {whole} bytes"
+            return Broken(f"{file} is not whole: it has {seen}", "fetch the file again")
+    return None
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _safetensors_size(stream: BinaryIO, head: bytes) -> int | None:
+    """How many bytes the file must have by its header; None where that is no header."""
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or length > _LIMIT:
+        return None
+    stream.seek(8)
+    header = stream.read(length)
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+    return 8 + length + max(ends, default=0)

@@ -1,0 +1,44 @@
+"""An object for code that wants one: a thin façade over `run`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from pipegen.core.drive import Request, run
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch
+from pipegen.drivers.arguments import Options
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult, ModelLoadConfig
+
+__all__ = ["GenerationEngine"]
+
+
+class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
+    """A route (or the configuration of one) as an object with two methods; both give one slot for each request, in order.
+
+    >>> from pipegen.core.pipe import pure
+    >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
+    (<Success: Hi>,)
+    """
+
+    def __init__(
+        self, route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    ) -> None:
+        if isinstance(route, ModelLoadConfig):
+            from pipegen.backends import load
+
+            route = load(route)
+        self.route, self.images, self.policy = route, images, policy
+
+    def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+        """Generate for requests without pictures."""
+        return run(self.route, requests, options, images=self.images, policy=self.policy)
+
+    def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+        """Generate for requests with pictures."""
+        return run(self.route, requests, options, images=self.images, policy=self.policy)
+
+    def __exit__(self, *error: object) -> None:
+        self.route.__exit__(*error)

@@ -1,0 +1,181 @@
+"""The rows that a model works on side by side: their cache, their positions, and the pass that brings each of them one token further.
+
+transformers prepares every prompt: inputs, mask, positions and cache; it hands over through the `custom_generate` hook of `generate`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.compiled import Compiled, Whole
+from pipegen.backends.hf.inputs import PICTURE_MARKS, batch_inputs
+from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.rows import Row
+
+__all__ = ["FixedLane", "Lane", "read"]
+
+
+Made = tuple["Lane | FixedLane", torch.Tensor]
+
+
+def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
+    """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
+
+    None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
+    settings play no part.
+    """
+    config: Any = GenerationConfig  # not annotated
+    settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=checkpoint.pad_token_id)
+    inputs = batch_inputs(rows, model, checkpoint, pixels)
+    pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
+    lengths = [row.length for row in rows]
+    made: Made | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, pictures=pictures)
+    return made
+
+
+def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], pictures: Sequence[str], **state: Any) -> Made | None:
+    """The hook: `generate` calls it with everything prepared."""
+    if min(lengths) < max(lengths) and caches.has_states(state.get("past_key_values")):
+        return None
+    for name in ("logits_processor", "stopping_criteria", "generation_config"):
+        state.pop(name)
+    outputs = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state), return_dict=True)
+    logits = _last(outputs, input_ids)
+    state = model._update_model_kwargs_for_generation(outputs, state)
+    state = {name: value for name, value in state.items() if name not in (*pictures, "mm_encoder_outputs")}
+    rope = getattr(model.base_model, "rope_deltas", None)
+    if can_drop_rows(state, rope):
+        return Lane(input_ids, lengths, state), logits
+    return FixedLane(input_ids, rope, state), logits
+
+
+def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
+    """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its module, must not be needed: they are part of the positions."""
+    known = {"past_key_values", "attention_mask", "position_ids", *PICTURE_MARKS}
+    others = any(isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known)
+    return caches.is_known(state.get("past_key_values")) and not others and (rope is None or "position_ids" in state)
+
+
+def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
+    """The logits after the last column. The logits of a whole prompt can be large: they are not kept."""
+    logits: torch.Tensor = outputs.logits
+    return logits[:, -1].to(dtype=torch.float32, device=like.device, copy=logits.shape[1] > 1)
+
+
+class FixedLane:
+    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others riding on unheeded."""
+
+    def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
+        self._ids, self._rope, self._state = input_ids, rope, state
+        self.width = input_ids.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def step(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        """Add each row's new token, shape (rows, 1), and give the logits of the next."""
+        self._ids = torch.cat([self._ids, tokens], dim=-1)
+        self.width += 1
+        if self._rope is not None:
+            model.base_model.rope_deltas = self._rope  # another call may have run meanwhile
+        cached = any(self._state.get(name) is not None for name in ("past_key_values", "cache_params"))
+        prepared = model.prepare_inputs_for_generation(self._ids, next_sequence_length=1 if cached else None, **self._state)
+        outputs = model(**prepared, return_dict=True)
+        self._state = model._update_model_kwargs_for_generation(outputs, self._state)
+        return _last(outputs, tokens)
+
+
+class Lane:
+    """Rows that can leave at any step, and into whose places others can step.
+
+    All rows end at the last column of the cache; `lengths` are their true lengths. Of a row's positions those of its coming column are kept.
+    """
+
+    def __init__(self, input_ids: torch.Tensor, lengths: Sequence[int], state: dict[str, Any]) -> None:
+        self.lengths = list(lengths)
+        self.cache = caches.growing(state.pop("past_key_values"))
+        state.pop("attention_mask", None)
+        positions = state.pop("position_ids", None)
+        self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
+        self._shared = {name: kept for name, kept in state.items() if name not in PICTURE_MARKS}  # no generated token is a piece of a picture
+        self._pads: torch.Tensor | None = None
+        self._columns = torch.arange(0)
+        self._whole: Whole | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def width(self) -> int:
+        """How many columns the cache has: as many as the longest row has tokens."""
+        return max(self.lengths)
+
+    def step(self, model: Any, tokens: torch.Tensor, compiled: Compiled | None = None) -> torch.Tensor:
+        """Add each row's new token, shape (rows, 1), and give the logits of the next."""
+        inputs = self._shared if self._positions is None else {**self._shared, "position_ids": self._positions}
+        if compiled is not None:
+            width = self.width
+            pads = [width - length for length in self.lengths]
+            if self._whole is None or not self._whole.holds(self.cache, pads):
+                self._whole = Whole(self.cache, pads)
+            outputs = compiled.step(tokens, self._whole, **inputs)
+        else:
+            mask = self._mask(tokens.device)
+            prepared = model.prepare_inputs_for_generation(tokens, next_sequence_length=1, past_key_values=self.cache, attention_mask=mask, **inputs)
+            outputs = model(**prepared, return_dict=True)
+        if self._positions is not None:
+            self._positions = self._positions + 1
+        self.lengths = [length + 1 for length in self.lengths]
+        return _last(outputs, tokens)
+
+    def _mask(self, device: torch.device) -> torch.Tensor | None:
+        """1 where a row has a token, the coming one included, and 0 where it is padded; None where all rows are of one length."""
+        width = self.width
+        if min(self.lengths) == width:
+            return None
+        if self._pads is None:
+            self._pads = torch.tensor([[width - length] for length in self.lengths], device=device)
+        if len(self._columns) <= width:
+            self._columns = torch.arange(2 * width, device=device)
+        return (self._columns[: width + 1] >= self._pads).long()
+
+    def copies(self, rows: Sequence[int]) -> Lane:
+        """A new lane with copies of these rows; a row may be named more than once."""
+        other = copy.copy(self)
+        other.keep(rows)
+        return other
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, and without the columns that none of them needs."""
+        self.lengths = [self.lengths[row] for row in rows]
+        self._positions, self._pads = _rows_of(self._positions, rows), None
+        self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
+
+    def put(self, places: Sequence[int], other: Lane) -> None:
+        """Let another lane's rows take these places: all of them places of this lane, or all of them new ones after its last."""
+        lengths = self.lengths + [0] * (max(places) + 1 - len(self))
+        for place, length in zip(places, other.lengths, strict=True):
+            lengths[place] = length
+        caches.put(self.cache, places, other.cache, max(lengths))
+        self._positions = _with_rows(self._positions, places, other._positions)
+        self._pads, self.lengths = None, lengths
+
+
+def _rows_of(positions: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
+    return None if positions is None else positions.index_select(-2, torch.tensor(rows, device=positions.device))
+
+
+def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None) -> torch.Tensor | None:
+    """The positions with other rows in these places, or, where these are new, after its own."""
+    if positions is None or other is None:
+        return None
+    if places[0] == positions.shape[-2]:
+        return torch.cat([positions, other], dim=-2)
+    return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)

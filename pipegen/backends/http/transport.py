@@ -1,0 +1,270 @@
+"""The transport that all online backends share: pooled connections, bounded and adaptive concurrency, deadlines, and sending again what is safe.
+
+Sent again are requests that a server had no room for (429, 503), that a gateway lost (502, 504), and those whose connection broke, whose time ran out or
+whose answer was cut off: a generation changes nothing on the server, so asking twice is safe as long as nobody has seen a part of the first answer.
+A status of 500 is not sent again: it may be the request that brings the server down.
+
+A row has one deadline, which covers everything that is done for it (the wait at the gate, the connection, the answer, pauses and further attempts), and
+which nothing that a server sends moves. An answer that is complete counts, however its connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from pipegen.backends.http.access import Access
+from pipegen.backends.http.bounds import BASE
+from pipegen.backends.http.client import Broken, Client, Opened, TooLong, Upload
+from pipegen.backends.http.deadlines import Block, Deadlines, Late
+from pipegen.backends.http.gate import Gate, Room
+from pipegen.backends.http.loops import PerLoop
+from pipegen.backends.http.plain_json import encoded
+from pipegen.backends.http.sse import Events
+from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
+from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import WireReply, WireRequest
+from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited, Timeout
+from pipegen.core.slots import is_ok
+
+__all__ = ["Refused", "Transport", "Trouble", "body_of"]
+
+T = TypeVar("T")
+FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
+"""Seconds between two attempts where the server does not say how long to wait: doubled each time, with jitter."""
+ABORT_SECONDS = 2.0
+CLOSED_SHARE = 0.1
+"""The most of a row's time for which one answer (`Retry-After`) may keep all other rows from the server."""
+UPLOAD_BYTES = 2**27
+"""Bytes of bodies with images that are held at a time, ready to be sent."""
+PREPARED = 2
+"""Rows with images whose bodies are made at a time."""
+
+
+class Trouble(Exception):
+    """An attempt failed. `again` says that it is safe and sensible to try once more."""
+
+    def __init__(self, error: GenerationError, *, again: bool) -> None:
+        super().__init__(error, again)
+        self.error, self.again = error, again
+
+    def __str__(self) -> str:
+        return self.error.message
+
+    def __reduce__(self) -> Any:
+        return functools.partial(type(self), again=self.again), (self.error,)
+
+
+class Refused(Exception):
+    """The server answered with another status than 200."""
+
+    def __init__(self, reply: WireReply) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+    def __str__(self) -> str:
+        return str(self.reply.status)
+
+
+class _OnLoop(NamedTuple):
+    """What belongs to one event loop."""
+
+    client: Client
+    gate: Gate
+    deadlines: Deadlines
+    uploads: Room
+    preparing: asyncio.Semaphore
+
+
+class Transport:
+    """The way to one server."""
+
+    def __init__(self, access: Access, settings: ServerSettings) -> None:
+        self.access, self.timeout, self.retries, self.budget = access, settings.timeout, settings.retries, settings.batch_budget
+        self.max_in_flight = settings.max_in_flight
+        self._held = PerLoop(self._on_loop, _put_away)
+
+    def _on_loop(self) -> _OnLoop:
+        client = Client(self.max_in_flight + 8, self.access.headers())
+        return _OnLoop(client, Gate(self.max_in_flight), Deadlines(), Room(UPLOAD_BYTES), asyncio.Semaphore(PREPARED))
+
+    async def here(self) -> _OnLoop:
+        """What belongs to the running loop."""
+        return self._held.last() or await self._held.get()
+
+    def call_ends(self) -> float | None:
+        """The running loop's time at which a call that begins now has spent its budget."""
+        return None if self.budget is None else asyncio.get_running_loop().time() + self.budget
+
+    def ends(self, call_ends: float | None = None) -> float:
+        """The deadline of a row that begins now, by the running loop's clock: its own, or that of the whole call."""
+        ends = asyncio.get_running_loop().time() + self.timeout
+        return ends if call_ends is None or ends < call_ends else call_ends
+
+    async def by(self, deadline: float) -> Block:
+        """A block that has until then. Raises `Late`; see `late`."""
+        return (self._held.last() or await self._held.get()).deadlines.by(deadline)
+
+    async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
+        """One attempt, whose answer may have `most` bytes. Raises `Refused` for another status than 200, and `Trouble`."""
+        body = body or body_of(request)
+        client, gate, deadlines, _, _ = self._held.last() or await self._held.get()
+        sent_at = gate.try_enter()
+        if sent_at is None:
+            sent_at = await self._entered(gate, deadlines, deadline)
+        opened: Opened | None = None
+        try:
+            with deadlines.by(deadline):
+                opened = await client.open(request.method, self.access.url(request.path), body)
+                reply = WireReply(status=opened.status, headers=opened.headers, body=await opened.body(most))
+        except TooLong as refusal:
+            self._malformed(refusal)
+        except (Broken, Late) as ended:
+            if opened is None or opened.status != 200 or not is_ok(json_of(opened.came())):
+                raise self._trouble(ended, "for the answer" if opened is None else "for the rest of the answer") from ended
+            reply = WireReply(status=200, headers=opened.headers, body=opened.came())  # whole, though its connection was not
+        finally:
+            gate.leave()
+            if opened is not None:
+                opened.close()
+        self._note(gate, reply, sent_at)
+        if reply.status != 200:
+            raise Refused(reply)
+        return reply
+
+    async def events(
+        self, request: WireRequest, deadline: Callable[[], float], *, body: bytes | Upload | None = None, most: int = BASE, total: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """One attempt at a stream: the data of its events, each of `most` bytes, and `total` in all. Leaving early closes the connection.
+
+        `deadline` may come nearer while it goes on. Raises as `once` does.
+        """
+        events, body, left = Events(most), body or body_of(request), total
+        client, gate, deadlines, _, _ = self._held.last() or await self._held.get()
+        sent_at = await self._entered(gate, deadlines, deadline())
+        opened: Opened | None = None
+        try:
+            with deadlines.by(deadline()):
+                opened = await client.open(request.method, self.access.url(request.path), body)
+                refusal = await opened.body(most) if opened.status != 200 else b""
+            reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
+            self._note(gate, reply, sent_at)
+            if opened.status != 200:
+                raise Refused(reply)
+            pieces = opened.pieces()
+            async with contextlib.aclosing(pieces):
+                while not events.done:
+                    with deadlines.by(deadline()):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
+                    for data in events.feed(piece):
+                        left = None if left is None else left - len(data)
+                        if left is not None and left < 0:
+                            raise TooLong(f"more than {total} bytes")
+                        yield data
+        except (Broken, Late) as ended:
+            raise self._trouble(ended, "for the answer" if opened is None else "for the rest of its stream") from ended
+        except TooLong as refusal:
+            self._malformed(refusal)
+        finally:
+            gate.leave()
+            if opened is not None:
+                opened.close()
+        if not events.done:
+            raise Trouble(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
+
+    async def again(self, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
+        """Call `attempt` (with its number, counted from 0) until it raises no `Trouble`, or none that allows another attempt; then that is raised."""
+        try:
+            return await attempt(0)
+        except Trouble as trouble:
+            return await self.once_more(trouble, attempt, deadline)
+
+    async def once_more(self, trouble: Trouble, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
+        """As `again`, for a first attempt that has ended in `trouble`; so one that works costs nothing more than itself."""
+        if not trouble.again or not self.retries:
+            raise trouble
+        first: Trouble | None = trouble
+        import tenacity
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome is not None else None
+            said = error.error.retry_after if isinstance(error, Trouble) and isinstance(error.error, RateLimited) else None
+            return max(said or 0.0, jitter(state))
+
+        def stop(state: tenacity.RetryCallState) -> bool:
+            pause = wait(state) if state.attempt_number <= self.retries else 0.0
+            ends = asyncio.get_running_loop().time() + pause
+            return state.attempt_number > self.retries or ends >= deadline
+
+        jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
+        allowed = tenacity.retry_if_exception(lambda error: isinstance(error, Trouble) and error.again)
+        async for trial in tenacity.AsyncRetrying(retry=allowed, stop=stop, wait=wait, reraise=True):
+            with trial:
+                if first is not None:
+                    replayed, first = first, None
+                    raise replayed
+                return await attempt(trial.retry_state.attempt_number - 1)
+        raise AssertionError("tenacity ends with an answer or an error")
+
+    async def abort(self, request: WireRequest) -> None:
+        """Tell the server to end a request; what it answers makes no difference, since the request is given up anyway."""
+        client, _, deadlines, _, _ = await self.here()
+        with contextlib.suppress(Broken, Late, TooLong), deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS):
+            opened = await client.open(request.method, self.access.url(request.path), body_of(request))
+            try:
+                await opened.body(BASE)
+            finally:
+                opened.close()
+
+    async def _entered(self, gate: Gate, deadlines: Deadlines, deadline: float) -> float:
+        """Wait for room at the gate; gives the loop's time at which there was some."""
+        try:
+            with deadlines.by(deadline):
+                return await gate.enter()
+        except Late as late:
+            raise Trouble(self.late("for its turn"), again=False) from late
+
+    def _trouble(self, ended: Broken | Late, waited: str) -> Trouble:
+        """What ended an attempt; where its time was over, it was the last."""
+        if isinstance(ended, Broken):
+            return Trouble(unreachable(self.access.root, self.access.scrub(str(ended))), again=True)
+        return Trouble(self.late(waited), again=False)
+
+    def late(self, waited: str) -> Timeout:
+        """The error of a row whose time is over."""
+        allowed = f"{self.timeout:g} s for a request (timeout)" + ("" if self.budget is None else f" and {self.budget:g} s for the whole call (batch_budget)")
+        return Timeout(f"{self.access.root}: the time is over, {allowed}, with all its waits and attempts; it waited {waited}")
+
+    def _malformed(self, refusal: TooLong) -> NoReturn:
+        raise Trouble(MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False) from refusal
+
+    def close(self) -> None:
+        """Close all connections; they are opened again when they are needed again."""
+        self._held.close()
+
+    def _note(self, gate: Gate, reply: WireReply, sent_at: float) -> None:
+        """Tell the gate how a request fared. What no row could wait for closes it for none: one answer is not the server's word for all of them."""
+        if reply.status in (429, 503):
+            asked = retry_after(reply.headers) or 0.0
+            gate.narrow(sent_at, min(asked, self.timeout * CLOSED_SHARE) if asked < self.timeout else None)
+        elif reply.status not in AGAIN:
+            gate.widen()
+
+
+async def _put_away(held: _OnLoop) -> None:
+    held.deadlines.close()
+    await held.client.close()
+
+
+_TOO_LONG = "ask for fewer tokens, or see what the server does with max_tokens; the answer was not used"
+
+
+def body_of(request: WireRequest) -> bytes | None:
+    """The body of a request as JSON."""
+    return None if request.body is None else encoded(request.body)

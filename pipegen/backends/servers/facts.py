@@ -1,0 +1,109 @@
+"""What a server offers: found out by asking it, kept for a while, and asked again when it is stale or could not be found out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.backends.http.loops import PerLoop
+from pipegen.backends.http.transport import Refused, Transport, Trouble
+from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.wire import Facts, WireRequest
+from pipegen.core.slots import is_ok
+
+__all__ = ["Directory", "models_of"]
+
+KEPT_SECONDS = 300.0
+"""How long what was found out about a server is taken for true."""
+PAUSE_SECONDS = 2.0
+"""How long a look-up that failed is not tried again. It is remembered as a failure, never as "no limit"."""
+LOOK_UP_SECONDS = 10.0
+_LONGEST_NAME = 4096
+ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len", "has_image_understanding")
+"""What is kept of a server's page of facts, which may hold more than it should."""
+
+
+def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
+    """The models that `/v1/models` lists, each with its context length where it is said.
+
+    >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
+    {'tiny': 256, 'other': None}
+    """
+    listed = answer.get("data")
+    entries = [entry for entry in listed if isinstance(entry, Mapping) and _is_name(entry.get("id"))] if isinstance(listed, list) else []
+    return {entry["id"]: length if type(length := entry.get("max_model_len")) is int and length > 0 else None for entry in entries}
+
+
+def _is_name(value: Any) -> bool:
+    """Whether requests can ask for a model by this."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
+
+
+class Directory:
+    """The facts of one server. `known` is what is known now, without asking."""
+
+    def __init__(self, transport: Transport, about: str | None) -> None:
+        self._transport, self._about = transport, about
+        self._facts: Facts | None = None
+        self._stale_at, self._lacks = 0.0, dict[str, float]()
+        self._known: Facts | None = None
+        self._known_until = 0.0
+        self._turns = PerLoop(asyncio.Lock, _nothing)
+
+    @property
+    def known(self) -> Facts:
+        """The same object as long as nothing changes."""
+        if self._known is None or time.monotonic() >= self._known_until:
+            facts, now = self._facts or Facts(), time.monotonic()
+            lacks = {word: until for word, until in self._lacks.items() if now < until}
+            self._known = Facts(models=facts.models, about=facts.about, lacks=frozenset(lacks))
+            self._known_until = min(lacks.values(), default=float("inf"))
+        return self._known
+
+    @property
+    def found(self) -> bool:
+        """Whether the server has been asked with success."""
+        return self._facts is not None
+
+    def learn(self, lacks: str) -> None:
+        """Remember for a while that the server lacks something."""
+        self._lacks[lacks] = time.monotonic() + KEPT_SECONDS
+        self._known = None
+
+    @property
+    def fresh(self) -> Facts | None:
+        """What is known, where nothing has to be looked up for it."""
+        return self.known if time.monotonic() < self._stale_at else None
+
+    async def facts(self) -> Facts:
+        """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
+        if time.monotonic() >= self._stale_at:
+            async with await self._turns.get():
+                if time.monotonic() >= self._stale_at:
+                    await self._look_up()
+        return self.known
+
+    async def _look_up(self) -> None:
+        models = await self._get("/v1/models")
+        about = await self._get(self._about) if self._about is not None and models is not None else None
+        kept = {name: about[name] for name in ABOUT if isinstance(about.get(name), (str, int, float))} if about else {}
+        self._facts = None if models is None else Facts(models=models_of(models), about=kept)
+        self._known, self._stale_at = None, time.monotonic() + (PAUSE_SECONDS if models is None else KEPT_SECONDS)
+
+    async def _get(self, path: str) -> Mapping[str, Any] | None:
+        deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
+        try:
+            reply = await self._transport.once(WireRequest(path=path, method="GET"), deadline)
+        except (Refused, Trouble):
+            return None
+        read = json_of(reply.body)
+        return read.unwrap() if is_ok(read) and isinstance(read.unwrap(), dict) else None
+
+    def close(self) -> None:
+        self._turns.close()
+
+
+async def _nothing(_: object) -> None:
+    """Locks need no putting away."""

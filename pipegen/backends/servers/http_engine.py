@@ -1,0 +1,186 @@
+"""What every online engine is besides its rows: connections, the thread for synchronous callers, and the protocol `AsyncBackend`."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Generic, Self, TypeVar, cast
+
+from pipegen.backends.http.access import Access
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.transport import Refused, Trouble
+from pipegen.backends.servers.errors import AGAIN
+from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.sending import Make, Sender
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.core.errors import CallFailed, GenerationError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.plugin import Plugin
+from pipegen.records.options import GenerationOptions, resolve
+
+__all__ = ["Served"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Served(ABC, Generic[A, R]):
+    """An engine that is a server: asked with A, it answers with R. It is an `AsyncBackend`.
+
+    `model` is the name by which the server is asked for it, unless the settings or the server itself say another.
+    """
+
+    def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
+        self.name, self.wire = wire.name, wire
+        self.sender = Sender(wire, access, settings, model)
+        self.plugins: tuple[Plugin, ...] = ()
+        self._loop = LoopThread()
+        self.limit_of = Remembered(self._limit_by)
+        self.capable = Remembered(self._capable_by)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
+
+    @abstractmethod
+    def make(self, asked: A, *, stream: bool) -> Make:
+        """What a row is asked with, once the server's facts are known."""
+
+    @abstractmethod
+    def answer(self, asked: A, completions: tuple[Completion, ...]) -> Slot[R]:
+        """The row's answer, from the completions of a whole reply."""
+
+    @abstractmethod
+    def row(self, asked: A, deadline: float) -> Awaitable[Slot[R]]:
+        """One row, asked and answered."""
+
+    @abstractmethod
+    async def followed(self, asked: A, deadline: float, tell: Any) -> Slot[R]:
+        """One row by its stream; `tell` is called with what it brings."""
+
+    @abstractmethod
+    def events(self, position: int, brought: Any) -> Any:
+        """The event that tells of what a row brought."""
+
+    def with_plugin(self, plugin: Plugin) -> Self:
+        """The same engine (with the same connections) with a plugin attached."""
+        other = copy.copy(self)
+        other.plugins = (*self.plugins, plugin)
+        return other
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is honoured; the context length is the server's, and unknown before it was asked."""
+        return self.capable(self.sender.directory.known)
+
+    @abstractmethod
+    def _capable_by(self, facts: Facts) -> Capabilities: ...
+
+    def _limit_by(self, facts: Facts) -> int | None:
+        """The model's context length in tokens, as these facts say it."""
+        model = self.sender.model(facts)
+        return facts.models.get(model.unwrap() or "") if is_ok(model) else None
+
+    def close(self) -> None:
+        """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""
+        self.sender.close()
+        self._loop.close()
+
+    # AsyncBackend
+
+    def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
+        """The request for one row, given what is known of the server. Pure; its body is the caller's own, though rows share parts of theirs."""
+        facts = self.sender.directory.known
+        make = self.make(encoded, stream=stream)
+        made = self.sender.model(facts).bind(lambda model: make(facts, model, "")).bind(lambda ask: self.wire.to_wire(ask, facts))
+        return made.map(lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body)))
+
+    async def send(self, request: WireRequest) -> WireReply:
+        """Send it, again where that is safe. Raises `CallFailed` with the typed error."""
+
+        deadline = self.sender.transport.ends()
+
+        async def attempt(number: int) -> WireReply:
+            try:
+                return await self.sender.transport.once(request, deadline)
+            except Refused as refused:
+                raise Trouble(self.classify(refused.reply), again=refused.reply.status in AGAIN) from refused
+
+        try:
+            return await self.sender.transport.again(attempt, deadline)
+        except Trouble as trouble:
+            raise CallFailed(trouble.error) from trouble
+
+    def read(self, encoded: A, reply: WireReply) -> Slot[R]:
+        """The row's answer. Pure."""
+        facts = self.sender.directory.known
+        asked = self.make(encoded, stream=False)(facts, None, "")
+        return asked.bind(lambda ask: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask))).bind(lambda found: self.answer(encoded, found))
+
+    async def limit(self) -> int | None:
+        """The server's context length in tokens; None where it does not say, or cannot be asked now."""
+        return self.limit_of(await self.sender.directory.facts())
+
+    def classify(self, reply: WireReply) -> GenerationError:
+        """The error that a refusal stands for. Pure."""
+        return self.sender.classify(reply, Ask(options=resolve(GenerationOptions())))
+
+    # Calls
+
+    def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
+        """One slot for each input, in order; a row that fails fails alone."""
+        return self._loop.run(self.agenerate(inputs)) if inputs else []
+
+    def stream(self, inputs: Sequence[A]) -> Iterator[Any]:
+        """What comes as it comes, and one `RowDone` for each row."""
+        return self._loop.iterate(lambda: self.astream(inputs))
+
+    async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
+        """As `generate`, on the caller's own loop."""
+        call_ends, ends = self.sender.transport.call_ends(), self.sender.transport.ends
+        return await self.sender.each(inputs, lambda _, asked: self.row(asked, ends(call_ends)))
+
+    async def astream(self, inputs: Sequence[A]) -> AsyncGenerator[Any, None]:
+        """As `stream`, on the caller's own loop."""
+        from pipegen.engines.protocol import RowDone
+
+        call_ends = self.sender.transport.call_ends()
+
+        async def one(position: int, asked: A, put: Any) -> None:
+            slot = await self.followed(asked, self.sender.transport.ends(call_ends), lambda brought: put(self.events(position, brought)))
+            put(RowDone(row=position, slot=cast(Any, slot)))
+
+        rows = _stream_rows(self.sender, inputs, one)
+        try:
+            async for event in rows:
+                yield event
+        finally:
+            await rows.aclose()
+
+
+async def _stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:
+    """The events that `one` tells of, for every row, as many at a time as may be in flight. Leaving early cancels the rows."""
+    events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def work() -> None:
+        try:
+            await sender.each(inputs, lambda position, row: one(position, row, events.put_nowait))
+        finally:
+            events.put_nowait(_END)
+
+    at_work = asyncio.create_task(work())
+    try:
+        while (event := await events.get()) is not _END:
+            yield event
+        await at_work
+    finally:
+        at_work.cancel()
+        await asyncio.gather(at_work, return_exceptions=True)
+
+
+_END = object()

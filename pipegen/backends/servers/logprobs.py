@@ -1,0 +1,120 @@
+"""Logprobs on the wire: what the engines say of each generated token, in their four forms, read by one rule.
+
+>>> logprobs_of(entries_in({"content": [{"token": "token_id:5", "logprob": -0.5, "top_logprobs": []}]}), (5,)).unwrap()
+(TokenLogprob(token_id=5, logprob=-0.5, top=(), margin=None),)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.servers.reading import malformed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.results import TokenLogprob, margin_of
+
+__all__ = ["MARGIN", "Entry", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
+
+MARGIN = 2
+"""How many of the likeliest tokens are asked for at least: the margin between them tells near ties."""
+SENTINEL = -9999.0
+"""What servers write where a log probability is minus infinity, or is not there."""
+Pair = tuple[Any, Any]
+Entry = tuple[Pair | None, list[Pair]]
+"""What is said of one generated token and of the likeliest there: (id, logprob) each, not checked yet."""
+
+
+def logprobs_of(entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: int = 0, seen: int = 0) -> Slot[tuple[TokenLogprob, ...]]:
+    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does, and where more is said than was generated.
+
+    >>> logprobs_of([], (7,), seen=2).failure().message
+    'there is no logprob of generated token 2 (id 7)'
+    """
+    if len(entries) > len(token_ids):
+        return malformed(f"the answer has logprobs of {seen + len(entries)} tokens, and generated {seen + len(token_ids)}")
+    out: list[TokenLogprob] = []
+    for place, token_id in enumerate(token_ids):
+        own, top = entries[place] if place < len(entries) else (None, [])
+        read = logprob(token_id, seen + place, own, top, wanted)
+        if not is_ok(read):
+            return Failure(read.failure())
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def entries_in(said: Any) -> list[Entry]:
+    """What the `logprobs` of a choice say: `content` of the chat form, its tokens named by `token_id` or as `token_id:5`; or the columns of completions."""
+    if not isinstance(said, Mapping):
+        return []
+    if isinstance(said.get("content"), list):
+        return [(_named(entry), [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in said["content"]]
+    tokens, values, tops = (_listed(said, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    rows: list[Entry] = []
+    for place, (token, value) in enumerate(zip(tokens, values, strict=False)):
+        table = tops[place] if place < len(tops) else None
+        rows.append(((_id(token), value), [(_id(name), other) for name, other in table.items()] if isinstance(table, Mapping) else []))
+    return rows
+
+
+def entries_of_meta(meta: Mapping[str, Any], first: int = 0) -> list[Entry]:
+    """What SGLang's `meta_info` says, from the token at `first` of its lists on: rows of [logprob, id, text]."""
+    own, tops = _listed(meta, "output_token_logprobs"), _listed(meta, "output_top_logprobs")
+    rows: list[Entry] = []
+    for place in range(first, len(own)):
+        table = tops[place] if place < len(tops) else None
+        rows.append((_row(own[place]), [_row(entry) or (None, None) for entry in table] if isinstance(table, list) else []))
+    return rows
+
+
+def _row(entry: Any) -> Pair | None:
+    return (entry[1], entry[0]) if isinstance(entry, list) and len(entry) >= 2 else None
+
+
+def _named(entry: Any) -> Pair | None:
+    if not isinstance(entry, Mapping):
+        return None
+    return (entry["token_id"] if "token_id" in entry else _id(entry.get("token")), entry.get("logprob"))
+
+
+def _listed(entry: Any, name: str) -> list[Any]:
+    value = entry.get(name) if isinstance(entry, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def _id(token: Any) -> int | None:
+    """The id in `token_id:123`."""
+    number = token.removeprefix("token_id:") if isinstance(token, str) and token.startswith("token_id:") else ""
+    return int(number) if number.isdecimal() and len(number) < 19 else None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > SENTINEL
+
+
+def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
+    """The logprob of the generated token at `index`, from the (id, logprob) that the server said of it and of the likeliest there.
+
+    What is missing, no number, not finite, the sentinel that stands for minus infinity, or said of another token is `MalformedResponse`, which names
+    the index. 0.0 is a logprob. More of the likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
+
+    >>> logprob(5, 3, (5, None), (), 0).failure().message
+    'the logprob of generated token 3 (id 5) is None, not a number'
+    """
+    if said is None:
+        return malformed(f"there is no logprob of generated token {index} (id {token_id})")
+    if said[0] != token_id or isinstance(said[0], bool):
+        return malformed(f"the logprob of generated token {index} is said of id {said[0]!r:.40}, and the token has id {token_id}")
+    if not _number(said[1]):
+        return malformed(f"the logprob of generated token {index} (id {token_id}) is {said[1]!r:.40}, not a number")
+    numbers = [(other, float(value)) for other, value in top if type(other) is int and _number(value)]
+    if len(numbers) < wanted and len(numbers) < len(top):
+        other, value = next(pair for pair in top if type(pair[0]) is not int or not _number(pair[1]))
+        return malformed(f"a top logprob of generated token {index} is {value!r:.40} for id {other!r:.40}")
+    if len(top) < wanted:
+        return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
+    likeliest = sorted(numbers, key=lambda entry: -entry[1])
+    margin = margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
+    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest[:wanted]), margin=margin))

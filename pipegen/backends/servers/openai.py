@@ -1,0 +1,242 @@
+"""Chat completions on the wire, where the server renders, tokenises and decodes: `/v1/chat/completions` of vLLM, of SGLang, and of anything like OpenAI's.
+
+Pure functions; a dialect says which fields beyond OpenAI's own a server knows, and where they go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.servers import sglang, vllm
+from pipegen.backends.servers.choices import pieces, whole
+from pipegen.backends.servers.errors import classified
+from pipegen.backends.servers.extra_body import SERVERS, misplaced
+from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
+from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.names import shown
+from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.options import GenerationOptions
+
+__all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
+
+PATH = "/v1/chat/completions"
+_MANY = 2**53
+"""A number of tokens is smaller than this; what is not is not taken for one."""
+
+
+def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
+    """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent.
+
+    The tools of a request win over those of `extra_body`, which are those of all requests.
+    """
+    extra = {name: value for name, value in ask.extra_body.items() if name != "tools" or not ask.tools}
+    thinking = extra.pop("enable_thinking", None) if dialect != "plain" and ask.options.chat is not None else None
+    own = {
+        "model": ask.model,
+        "messages": [dict(message) for message in ask.messages],
+        "tools": list(ask.tools) or None,
+        "rid": (ask.rid or None) if dialect == "sglang" else None,
+    }
+    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.n, ask.stream, thinking, dialect)
+    return merged(body, extra) if extra else body
+
+
+@Remembered
+def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
+    """What the rows of a batch have in common in their bodies."""
+    chat = options.chat
+    own = {
+        "max_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "seed": options.seed,
+        "n": n if n > 1 else None,
+        "stream": stream or None,
+        "stream_options": {"include_usage": True} if stream else None,
+    }
+    more: dict[str, Any] = {}
+    if dialect != "plain" and chat is not None:
+        more = {
+            "top_k": options.top_k or (0 if dialect == "vllm" else -1),
+            "min_p": options.min_p,
+            "repetition_penalty": options.repetition_penalty,
+            # Where the end token is ignored, it would only be held back.
+            "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
+            "stop": list(stops) or None,
+            "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
+            "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
+            "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+            "spaces_between_special_tokens": False if dialect == "vllm" else None,
+            "chat_template_kwargs": {
+                **({} if chat.enable_thinking is None else {"enable_thinking": chat.enable_thinking}),
+                **(chat.template_kwargs or {}),
+                **({} if thinking is None else {"enable_thinking": thinking}),
+            },
+            **_form(options, dialect),
+            "continue_final_message": True if chat.continue_final_message else None,
+            "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
+            "no_stop_trim": True if dialect == "sglang" and stops else None,
+            "return_token_ids": True if dialect == "vllm" else None,
+        }
+        if options.logprobs:
+            more |= {"logprobs": True, "top_logprobs": vllm.logprobs_asked(options) if dialect == "vllm" else max(options.top_logprobs or 0, MARGIN)}
+            more |= {"return_tokens_as_token_ids": True} if dialect == "vllm" else {"return_token_ids": True, "return_meta_info": True}
+    return {name: value for name, value in {**own, **more}.items() if value is not None}
+
+
+def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
+    """The form of the answer, as each server has it."""
+    form = form_of(options) if dialect == "vllm" else sglang.form_of(options)
+    if dialect == "vllm":
+        return {"structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form.items()}} if form else {}
+    if "json_schema" in form:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(form["json_schema"]), "strict": True}}}
+    return form
+
+
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer."""
+    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
+
+
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
+    found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    return found.map(lambda made: made or (Completion(usage=_usage(event)),))
+
+
+def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
+    said = answer.get("usage")
+    return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
+
+
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, holder: str, place: str, seen: int) -> Slot[Completion]:
+    read = _read(choice, answer, holder, place)
+    return read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen)) if ask.options.logprobs else read
+
+
+def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str) -> Slot[Completion]:
+    said = choice.get(holder)
+    if not isinstance(said, Mapping):
+        return malformed(f"{place}.{holder} is {type(said).__name__}, not an object")
+    reasoning = said.get("reasoning_content") if said.get("reasoning_content") is not None else said.get("reasoning")
+    calls, finish, index = said.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
+    for name, value in (("content", said.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
+        if value is not None and not isinstance(value, str):
+            return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
+        return malformed(f"{place}.tool_calls is not a list of objects, or its index no number")
+    stop = next((choice[name] for name in ("stop_reason", "matched_stop") if choice.get(name) is not None), None)
+    prompt = answer.get("prompt_token_ids", choice.get("prompt_token_ids"))
+    ids = choice["token_ids"] if choice.get("token_ids") is not None else choice.get("response_token_ids")  # vLLM's name, and SGLang's
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
+    made = ids_of(ids, f"{place}.token_ids") if ids is not None else None
+    for read in (known, made):
+        if read is not None and not is_ok(read):
+            return Failure(read.failure())
+    return Success(
+        Completion(
+            token_ids=None if made is None else made.unwrap(),
+            prompt_token_ids=None if known is None else known.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            text=said.get("content"),
+            reasoning=reasoning,
+            tool_calls=tuple([freeze(call) for call in calls]),
+            usage=_usage(answer),
+            index=index,
+        )
+    )
+
+
+def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Ask, seen: int) -> Slot[Completion]:
+    """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info` does."""
+    meta = choice.get("meta_info")
+    entries = entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
+    read = logprobs_of(entries, completion.token_ids or (), wanted=ask.options.top_logprobs or 0, seen=seen)
+    return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
+
+
+def _unsupported(ask: Ask, dialect: str) -> UnsupportedOption | None:
+    """The option that such a server would change, or cannot carry out."""
+    if dialect == "sglang" and ask.stream and ask.options.logprobs:
+        words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
+        return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
+    return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
+
+
+def _lacking(reply: WireReply, request: WireRequest) -> str:
+    """`images` where vLLM says that its model takes none."""
+    message, _ = error_message(reply)
+    return "images" if reply.status == 400 and "is not a multimodal model" in message else ""
+
+
+def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
+    """What such a server may end a row at. A plain one names no stop; and SGLang, told to leave a stop string in the text, leaves a stop token there too."""
+    if dialect == "vllm":
+        return frozenset({"ids", "stops"})
+    by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
+    return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.halts(options)
+
+
+def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
+    message, holder = error_message(reply)
+    if holder.get("code") == "context_length_exceeded" and _too_long(message) is None:
+        return PromptTooLong(0, 0, message=f"{server} says that the prompt is too long: {message}")
+    return classified(server, reply, ask, _too_long)
+
+
+def _too_long(message: str) -> tuple[int, int] | None:
+    return vllm.too_long(message) or sglang.too_long(message)
+
+
+def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
+    def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+        refusal = misplaced(ask.extra_body, dialect) or _unsupported(ask, dialect)
+        if refusal is not None:
+            return Failure(refusal)
+        return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))
+
+    return Wire(
+        name=name,
+        default_url=default_url,
+        key_variable=key_variable,
+        to_wire=to_wire,
+        from_wire=from_wire,
+        from_event=from_event,
+        lacking=_lacking,
+        halts=lambda options: _halts(options, dialect),
+        classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
+        abort=sglang.abort if dialect == "sglang" else None,
+        about=about,
+    )
+
+
+DIALECTS: Mapping[str, Wire] = {
+    "vllm": _wire("vllm", "vllm_chat", vllm.VLLM.default_url, vllm.VLLM.key_variable, vllm.VLLM.about),
+    "sglang": _wire("sglang", "sglang_chat", sglang.SGLANG.default_url, sglang.SGLANG.key_variable, "/model_info"),
+    "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
+}
+"""The wires of chat servers, by dialect; each is named after its row in the capability table."""
+
+
+def wire_of(dialect: str) -> Wire:
+    """The wire of a dialect. Raises `InvalidField` for one that is not there, with the nearest.
+
+    >>> wire_of("sglang").name
+    'sglang_chat'
+    """
+    if dialect not in DIALECTS:
+        raise InvalidField(f"dialect takes one of {', '.join(DIALECTS)}, not {dialect!r}{nearest(str(dialect), DIALECTS)}")
+    return DIALECTS[dialect]

@@ -1,0 +1,144 @@
+"""What every engine's answer is read with: typed looks into plain data, and bodies merged without touching them.
+
+>>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}, "c": None})
+{'a': {'b': 1, 'd': 3}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.http.plain_json import decoded
+from pipegen.backends.servers.wire import WireReply
+from pipegen.core.errors import InvalidRequest, MalformedResponse
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import GenerationOptions
+from pipegen.records.strict_json import MAX_DEPTH
+
+__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "refused_ids"]
+
+
+def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with `more` merged in, deeply; `None` takes a key away. Neither argument is changed."""
+    out: dict[str, Any] = dict(body)
+    for key, value in more.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = out.get(key)
+            out[key] = merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            out[key] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def form_of(options: GenerationOptions) -> dict[str, Any]:
+    """What form the answer must have, under the option's name; empty where it is free.
+
+    >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
+    {'choice': ['a', 'b']}
+    """
+    asked = options.structured
+    if asked is None:
+        return {}
+    choice = None if asked.choice is None else list(asked.choice)
+    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def malformed(words: str) -> Failure[Any]:
+    """A `MalformedResponse` as a slot."""
+    return Failure(MalformedResponse(words))
+
+
+def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
+    """The JSON object (or array) in these bytes, nested no deeper than `strict_json.MAX_DEPTH`.
+
+    >>> json_of(b'{"choices": [').failure().message
+    'the answer (13 bytes) is not JSON: Expecting value at character 13'
+    >>> json_of(b"[" * 100 + b"]" * 100).failure().message
+    'the answer (200 bytes) is nested too deeply'
+    """
+    try:
+        value = decoded(data)
+    except UnicodeDecodeError:
+        return malformed(f"{what} ({len(data)} bytes) is not text")
+    except json.JSONDecodeError as refusal:
+        return malformed(f"{what} ({len(data)} bytes) is not JSON: {refusal.msg} at character {refusal.pos}")
+    except RecursionError:
+        return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
+    except ValueError:  # a whole number of thousands of digits
+        return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
+    if _deeper(value, data):
+        return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
+    return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
+
+
+def _deeper(value: Any, data: bytes) -> bool:
+    """Whether a value is nested too deeply for whoever reads it by recursion."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
+    """A list of token ids.
+
+    >>> ids_of([1, True], "token_ids").failure().message
+    'token_ids[1] is True, not a token id'
+    """
+    if not isinstance(value, list):
+        return malformed(f"{place} is {type(value).__name__}, not a list of token ids")
+    if not value or (set(map(type, value)) == {int} and min(value) >= 0):
+        return Success(tuple(value))
+    for position, number in enumerate(value):
+        if type(number) is not int or number < 0:
+            return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
+    return Success(tuple(value))
+
+
+def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
+    """The message of a refusal in any of the shapes that servers use, and the object that held it.
+
+    >>> [error_message(WireReply(status=400, body=body))[0] for body in (b'{"error": {"message": "a"}}', b'{"error": "b"}', b'{"message": "c"}', b"d")]
+    ['a', 'b', 'c', 'd']
+    """
+    text = reply.body[:100_000].decode(errors="replace").strip()
+    read = json_of(text.encode())
+    value = read.unwrap() if is_ok(read) else None
+    if isinstance(value, Mapping):
+        for holder in (value.get("error"), value):
+            if isinstance(holder, str):
+                return holder[:2000], value
+            if isinstance(holder, Mapping):
+                said = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
+                if said is not None:
+                    return (said if isinstance(said, str) else json.dumps(said))[:2000], holder
+    return text[:2000], {}
+
+
+def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int | None, images: int) -> InvalidRequest | None:
+    """Why ids must not reach a server, which they could crash or silently mislead; None where nothing is wrong with them.
+
+    >>> refused_ids([1, -5], 100, None, 0).message
+    'prompt id -5 at position 1 is outside the vocabulary of 100 ids'
+    """
+    if not token_ids:
+        return InvalidRequest("the prompt is empty: an engine needs at least one token")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        return InvalidRequest(f"prompt id {bad} at position {list(token_ids).index(bad)} is outside the vocabulary of {vocab_size} ids")
+    marks = token_ids.count(image_token_id) if image_token_id is not None else 0
+    if marks != images:
+        return InvalidRequest(f"the prompt holds {marks} picture placeholders for {images} pictures")
+    return None

@@ -1,0 +1,297 @@
+"""From an `Ask` to its completions: the one place where wire functions and transport meet, for whole answers and for streams.
+
+What a server answers is foreign data: whatever the reading of it raises fails its own row, with an incident in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from returns.result import Failure, Success
+
+from pipegen.backends.http.access import Access
+from pipegen.backends.http.bounds import most_bytes, most_bytes_of_stream
+from pipegen.backends.http.client import Upload
+from pipegen.backends.http.deadlines import Late
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.transport import Refused, Transport, Trouble, body_of
+from pipegen.backends.servers.errors import AGAIN
+from pipegen.backends.servers.facts import Directory
+from pipegen.backends.servers.reading import json_of, malformed
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.core.border import Raised, guard, report
+from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
+from pipegen.core.slots import Slot, is_ok
+
+__all__ = ["Asked", "Make", "Sender"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Make: TypeAlias = Callable[[Facts, str | None, str], Slot[Ask]]
+"""The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
+LAST_WORDS = 5.0
+"""Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
+
+
+class Asked(Protocol[R_co]):
+    """A row that is asked for whole."""
+
+    @property
+    def heavy(self) -> bool:
+        """Whether its body is made in a thread, and held only while it is sent: it holds images."""
+        ...
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        """As `Make`."""
+        ...
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[R_co]:
+        """The row's answer."""
+        ...
+
+
+class _Sendable(NamedTuple):
+    """A row as it is sent."""
+
+    facts: Facts
+    ask: Ask
+    """Without what was only of use for the request."""
+    request: WireRequest
+    body: bytes | Upload | None
+    most: int
+    """The bytes that its answer may have."""
+    leave: Callable[[], None]
+    """Gives the room of its body back; to be called once it is sent or given up, and as often as one likes."""
+
+
+class Sender:
+    """Asks one server, by one engine's wire."""
+
+    def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
+        self.wire, self.access, self.settings, self._model = wire, access, settings, model
+        self.transport = Transport(access, settings)
+        self.directory = Directory(self.transport, wire.about)
+        self.model = Remembered(self._model_by)
+
+    async def facts(self, deadline: float) -> Facts:
+        """What the server offers, looked up where that is stale. Raises `Trouble` where it takes too long."""
+        try:
+            with await self.transport.by(deadline):
+                return await self.directory.facts()
+        except Late as late:
+            raise Trouble(self.transport.late("for what the server offers"), again=False) from late
+
+    def _model_by(self, facts: Facts) -> Slot[str | None]:
+        """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
+        if self.settings.served_model_name is not None:
+            return Success(self.settings.served_model_name)
+        served = tuple(facts.models)
+        if self._model in served or not served:
+            return Success(self._model if self._model in served else None)
+        if len(served) == 1:
+            return Success(served[0])
+        words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self._model!r}"
+        return Failure(InvalidRequest(words, hint="say which with served_model_name"))
+
+    def classify(self, reply: WireReply, ask: Ask) -> GenerationError:
+        """The error of a refusal, without any secret that the server repeated."""
+        scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
+        return self.wire.classify(scrubbed, ask)
+
+    async def whole(self, row: Asked[R], deadline: float) -> Slot[R]:
+        """The answer of one row; sent again where that is safe.
+
+        A call keeps thousands of these waiting, and the garbage collector looks at all that each holds: so few coroutines, no closures, no timers.
+        """
+        try:
+            try:
+                return await self._read_once(row, deadline)
+            except Trouble as first:
+                return await self.transport.once_more(first, functools.partial(self._read_once, row, deadline), deadline)
+        except Trouble as trouble:
+            return Failure(trouble.error)
+
+    async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
+        """One attempt at a whole answer. Raises `Trouble`."""
+        while True:
+            facts, ask, request, body, most, leave = await self._ready(row.ask, row.heavy, deadline)
+            try:
+                reply = await self.transport.once(request, deadline, body=body, most=most)
+            except (asyncio.CancelledError, Refused, Trouble) as ended:
+                await self._ended(ended, facts, ask, request)
+            else:
+                return Success(_value(self._read(row, ask, reply)))
+            finally:
+                leave()
+
+    def _read(self, row: Asked[R], ask: Ask, reply: WireReply) -> Slot[R]:
+        read = guard(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
+        return read.unwrap() if is_ok(read) else Failure(read.failure())
+
+    def _unreadable(self, raised: Raised) -> MalformedResponse:
+        return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
+
+    async def pieces(
+        self,
+        make: Make,
+        take: Callable[[Completion], bool],
+        deadline: float,
+        *,
+        heavy: bool = False,
+        ended: Callable[[], bool] = lambda: False,
+        bounded: bool = False,
+    ) -> GenerationError | None:
+        """Show `take` the pieces of one row as they come, until it says that the row is done; the error where there are no more before `ended` says so.
+
+        After that the stream has little time for its last words, and what goes wrong in them makes no difference. `bounded` says that its events bring
+        only what is new, so that all of them together have a bound too. Sent again is only what has brought no piece yet.
+        """
+        until = deadline
+
+        async def attempt(number: int) -> None:
+            begun = False
+
+            async def follow(ready: _Sendable) -> None:
+                nonlocal begun, until
+                seen, ask = 0, ready.ask
+                total = most_bytes_of_stream(ask) if bounded else None
+                events = self.transport.events(ready.request, lambda: until, body=ready.body, most=ready.most, total=total)
+                async with contextlib.aclosing(events):
+                    async for data in events:
+                        try:
+                            for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
+                                begun = True
+                                seen += len(piece.token_ids or ())
+                                if take(piece):
+                                    if piece.finish is None:  # the row ended by a rule of pipegen's own
+                                        await self._abort(ready.request.rid)
+                                    return
+                        except (Refused, Trouble):
+                            raise
+                        except Exception as raised:  # a server's answer is foreign data
+                            raise Trouble(self._unreadable(report(raised)), again=False) from raised
+                        if until == deadline and ended():
+                            until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
+                if not ended():
+                    _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
+
+            try:
+                while True:
+                    ready = await self._ready(make, heavy, deadline)
+                    try:
+                        return await follow(ready)
+                    except (asyncio.CancelledError, Refused, Trouble) as stopped:
+                        if ended() and not isinstance(stopped, asyncio.CancelledError):
+                            return None
+                        await self._ended(stopped, ready.facts, ready.ask, ready.request)
+                    finally:
+                        ready.leave()
+            except Trouble as trouble:
+                raise Trouble(trouble.error, again=trouble.again and not begun) from trouble
+
+        try:
+            await self.transport.again(attempt, deadline)
+        except Trouble as trouble:
+            return trouble.error
+        return None
+
+    def pieces_in(self, ask: Ask, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
+        """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
+        if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
+            return self.wire.from_event(value, ask, seen)
+        held = value["error"] if isinstance(value.get("error"), dict) else value
+        code = held.get("code")
+        status = code if type(code) is int and 400 <= code < 600 else 500
+        raise Refused(WireReply(status=status, body=json.dumps(value).encode()))
+
+    async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
+        """What to send, by the way that the server is known to offer. Raises `Trouble` where there is none."""
+        facts = self.directory.fresh or await self.facts(deadline)
+        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
+        if not heavy:
+            return self._made(make, facts, rid)
+        _, _, deadlines, uploads, preparing = await self.transport.here()
+        try:
+            with deadlines.by(deadline):
+                async with preparing:  # until it has room: so few bodies wait that are made already
+                    made = await asyncio.to_thread(self._made, make, facts, rid)
+                    upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
+                    made = made._replace(body=upload, leave=upload.let_go, ask=dataclasses.replace(made.ask, messages=(), images=()))
+                    made = made._replace(request=dataclasses.replace(made.request, body=None))
+                    await uploads.enter(upload.size)
+        except Late as late:
+            raise Trouble(self.transport.late("for its images to be made ready"), again=False) from late
+        return made
+
+    def _made(self, make: Make, facts: Facts, rid: str) -> _Sendable:
+        ask = _value(make(facts, _value(self.model(facts)), rid))
+        request = _value(self.wire.to_wire(ask, facts))
+        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
+
+    async def _ended(self, ended: BaseException, facts: Facts, ask: Ask, request: WireRequest) -> None:
+        """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
+        if isinstance(ended, Refused):
+            reply = ended.reply
+            lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
+            if not lacks or lacks in facts.lacks:
+                raise Trouble(self._refusal(reply, ask), again=reply.status in AGAIN) from ended
+            self.directory.learn(lacks)
+            return
+        if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
+            await self._abort(ask.rid)
+        raise ended
+
+    def _refusal(self, reply: WireReply, ask: Ask) -> GenerationError:
+        """The error of a refusal, whatever it holds."""
+
+        def failed(raised: Raised) -> GenerationError:
+            words = f"{self.access.root} answered {reply.status}, and its words cannot be read: {self.access.scrub(raised.words)}"
+            return BackendFailed(words, backend=self.wire.name, scope="row", incident=raised.incident)
+
+        made = guard(lambda: self.classify(reply, ask), failed)
+        return made.unwrap() if is_ok(made) else made.failure()
+
+    async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
+        """What `one` gives for every row, as many at a time as may be in flight. Cancelled, or where one raises, it cancels the others and waits for them."""
+        left, made = iter(enumerate(rows)), dict[int, R]()
+
+        async def work() -> None:
+            for position, row in left:
+                made[position] = await one(position, row)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(rows), self.settings.max_in_flight)):
+                    group.create_task(work())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several
+        return [made[position] for position in range(len(rows))]
+
+    def close(self) -> None:
+        """Close all connections, and forget nothing that was found out."""
+        self.transport.close()
+        self.directory.close()
+
+    async def _abort(self, rid: str) -> None:
+        if self.wire.abort is not None:
+            await self.transport.abort(self.wire.abort(rid))
+
+
+def _nothing() -> None:
+    """Nothing is held for a small body."""
+
+
+def _value(slot: Slot[R]) -> R:
+    """The slot's value. Raises its failure as `Trouble`: a malformed answer may come whole when it is asked for again."""
+    if not is_ok(slot):
+        raise Trouble(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
+    return slot.unwrap()

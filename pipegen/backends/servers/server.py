@@ -1,0 +1,202 @@
+"""The engine behind the token routes: pipegen renders, tokenises and cuts; a server generates, ids in and ids out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from returns.result import Failure, Success
+
+from pipegen.backends.checkpoint.image_processors import grid_only
+from pipegen.backends.checkpoint.metadata import LightModel, OnModel
+from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.http.access import Access
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.transport import Trouble
+from pipegen.backends.servers.http_engine import Served
+from pipegen.backends.servers.images import places
+from pipegen.backends.servers.reading import refused_ids
+from pipegen.backends.servers.rows import Row, raw_of, touches
+from pipegen.backends.servers.sending import Make
+from pipegen.backends.servers.settings import ServerSettings
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire
+from pipegen.core.errors import GenerationError, MalformedResponse
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.names import shown
+from pipegen.engines.protocol import TokensMade
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
+from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.secret import revealed
+from pipegen.stages.fitting import check_fit
+from pipegen.stages.parts.row_decoder import ending_ids
+from pipegen.stages.stopping import plan_stops
+
+__all__ = ["ServerEngine"]
+
+
+class _Ends(NamedTuple):
+    """What ends a row at the server: all ids, and stop strings, all or none."""
+
+    ids: tuple[int, ...]
+    stops: tuple[str, ...]
+    followed: bool
+    """Whether its stream must be followed all the same."""
+
+
+class ServerEngine(OnModel, Served[Encoded, Raw]):
+    """An engine whose weights are in a server. Tokenizer, template, limits and pictures come from the checkpoint here, and nothing is asked before a call."""
+
+    def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
+        super().__init__(wire, access, settings, model)
+        self._checkpoint: LightModel = checkpoint
+        self._ends = Remembered(self._ends_of)
+
+    def _capable_by(self, facts: Facts) -> Capabilities:
+        reason = self._checkpoint.no_images_because
+        if not reason and "generate" in facts.lacks:
+            reason = "the server has no endpoint that takes them with token ids"
+        honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
+        if facts.about.get("enable_deterministic_inference") is True:
+            honours |= {"repeatable"}
+        limits = {"context_length": self.limit_of(facts), "vocab_size": self._checkpoint.vocab_size}
+        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, reason=reason, **limits)
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
+
+    def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
+        return TokensMade(row=position, token_ids=brought)
+
+    def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
+        if self._must_follow(asked.options):
+            return self.followed(asked, deadline, None)
+        return self._pictured(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
+
+    async def _pictured(self, asked: Encoded, deadline: float) -> Slot[Raw]:
+        ready = await self._ready(asked, deadline)
+        return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
+
+    async def followed(self, asked: Encoded, deadline: float, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
+        """The row by its stream, ended by pipegen's own rules."""
+        ready = await self._ready(asked, deadline)
+        if not is_ok(ready):
+            return Failure(ready.failure())
+        encoded, features = ready.unwrap()
+        row = Row(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name)
+
+        def take(piece: Completion) -> bool:
+            made = row.take(piece)
+            if made and tell is not None:
+                tell(made)
+            return row.done
+
+        make = self.make(encoded, stream=True, features=features)
+        error = await self.sender.pieces(make, take, deadline, heavy=bool(encoded.prompt.images), ended=lambda: row.done)
+        return row.slot() if error is None else Failure(error)
+
+    async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
+        """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
+        try:
+            checked = self.checked(asked, await self.sender.facts(deadline))
+        except Trouble as late:
+            return Failure(late.error)
+        resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
+        if resized is None:
+            return checked.map(lambda encoded: (encoded, None))
+        made = await self.sender.whole(_Resized(self, asked), deadline)
+        if not is_ok(made) and "render" in self.sender.directory.known.lacks:
+            return Failure(resized)
+        return made.bind(lambda features: checked.map(lambda encoded: (encoded, features)))
+
+    def checked(self, encoded: Encoded, facts: Facts) -> Slot[Encoded]:
+        """The row as the server may be sent it: within its limit, and nothing that could crash it or mislead it."""
+        prompt = encoded.prompt
+        refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
+        if not self.wire.keeps_sizes:
+            refused = refused or self._checkpoint.resized_again(prompt)
+        if refused is not None:
+            return Failure(refused)
+        room = _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size)
+        other = other_factors(self._checkpoint.positions, encoded, room)
+        return check_fit(encoded, room) if other is None else Failure(other)
+
+    def _must_follow(self, options: GenerationOptions) -> bool:
+        """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
+        return any(plugin.feed is not None for plugin in self.plugins) or self._ends(options, self.sender.directory.known).followed
+
+    def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
+        """How rows with these options end."""
+        plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
+        ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
+        hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
+        told = "stops" in halts and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        stops = plan.text if told else ()
+        return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in halts))
+
+    def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
+        return functools.partial(self.ask, asked, stream, features)
+
+    def ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        prompt, ends = asked.prompt, self._ends(asked.options, facts)
+        return Success(
+            Ask(
+                token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
+                options=asked.options,
+                ending_ids=ends.ids,
+                stops=ends.stops,
+                images=prompt.images,
+                places=places(prompt, self._checkpoint.image_token_id),
+                resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,
+                features=features,
+                prompt_tokens=len(prompt.token_ids),
+                model=model,
+                rid=rid,
+                stream=stream,
+                extra_body=revealed(self.sender.settings.extra_body),
+            )
+        )
+
+    def answer(self, asked: Encoded, completions: tuple[Completion, ...]) -> Slot[Raw]:
+        if len(completions) != 1:
+            return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
+        return raw_of(asked, completions[0], self.tokenizer.vocab_size, self.name)
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A row that is asked for whole."""
+
+    engine: ServerEngine
+    encoded: Encoded
+    features: Any = None
+
+    @property
+    def heavy(self) -> bool:
+        return bool(self.encoded.prompt.images)
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+        checked = self.engine.checked(self.encoded, facts)
+        if not is_ok(checked):
+            return Failure(checked.failure())
+        self.encoded = checked.unwrap()
+        return self.engine.ask(self.encoded, False, self.features, facts, model, rid)
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
+        return self.engine.answer(self.encoded, completions)
+
+
+class _Resized(_Whole):
+    """What the server makes of a row's pictures."""
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
+        return Success(completions[0].features)
+
+
+@functools.lru_cache(maxsize=64)
+def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
+    """What `check_fit` asks of an engine: its name and its limits."""
+    return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)

@@ -1,0 +1,232 @@
+"""SGLang on the wire, ids in and ids out: `/generate`.
+
+Pure functions; the facts are those of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.servers import reading
+from pipegen.backends.servers.errors import classified, lengths_in
+from pipegen.backends.servers.images import data_url
+from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of
+from pipegen.backends.servers.reading import ids_of, malformed, merged
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.core.errors import GenerationError, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import TokenLogprob
+
+__all__ = ["SGLANG", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
+
+LEAST_TEMPERATURE = 1e-6
+"""Below this SGLang decodes greedily."""
+MOST_STOPS = 32
+"""Stop strings that SGLang takes in one request."""
+
+
+def sampling_params(ask: Ask) -> Mapping[str, Any]:
+    """SGLang's `sampling_params` for these options, everything said; `None` is not sent.
+
+    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `halts`).
+    """
+    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
+
+
+@Remembered
+def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
+    said = {
+        "n": n if n > 1 else None,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "sampling_seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+        # With nothing to hold back it would only hold back the end token, which ends nothing here.
+        "min_new_tokens": options.min_new_tokens if ending_ids else 0,
+        "stop": list(stops) or None,
+        "stop_token_ids": list(ending_ids) or None,
+        "ignore_eos": _ignores_eos(options),
+        "no_stop_trim": True,
+        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "spaces_between_special_tokens": False,
+        **form_of(options),
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def form_of(options: GenerationOptions) -> dict[str, Any]:
+    """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
+    form = reading.form_of(options)
+    return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
+
+
+def _ignores_eos(options: GenerationOptions) -> bool:
+    return bool(options.stop is not None and options.stop.ignore_eos)
+
+
+def halts(options: GenerationOptions) -> frozenset[str]:
+    """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop strings where they must not count at first."""
+    many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS
+    stops = frozenset() if options.min_new_tokens or many else frozenset({"stops"})
+    return stops if _ignores_eos(options) else stops | {"ids"}
+
+
+def unsupported(ask: Ask) -> UnsupportedOption | None:
+    """The option that this server would change or cannot carry out, if there is one."""
+    options = ask.options
+    if options.temperature and options.temperature < LEAST_TEMPERATURE:
+        words = f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below {LEAST_TEMPERATURE:g}"
+        return UnsupportedOption(words, option="temperature", hint="take temperature 0 (greedy), or more")
+    if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
+        words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
+        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
+    if options.logprobs and changed:
+        words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"
+        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or take temperature 0 or 1 without penalties and min_new_tokens")
+    return None
+
+
+_NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
+    "temperature": (0.0, 1.0),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_new_tokens": (0,),
+}
+"""The values with which SGLang's logprobs are the model's own."""
+
+
+def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+    """The request."""
+    refusal = unsupported(ask)
+    if refusal is not None:
+        return Failure(refusal)
+    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": sampling_params(ask)}
+    if ask.rid:
+        body["rid"] = ask.rid
+    if ask.stream:
+        body["stream"] = True
+    if ask.images:
+        body |= {"image_data": [data_url(image) for image in ask.images], "return_prompt_token_ids": True}
+    if ask.options.logprobs:
+        body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN)}
+    return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
+
+
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer: an object, or an array of them where several were asked."""
+    items = answer if isinstance(answer, list) else [answer]
+    if len(items) != ask.n:
+        return malformed(f"the answer holds {len(items)} completions, and {ask.n} {'was' if ask.n == 1 else 'were'} asked")
+    out: list[Completion] = []
+    for index, item in enumerate(items):
+        read = _completion(item, ask, 0, index)
+        if not is_ok(read):
+            return Failure(read.failure())
+        if read.unwrap().finish is None:
+            return malformed("meta_info holds no finish_reason")
+        out.append(read.unwrap())
+    return Success(tuple(out))
+
+
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only the new ones: `completion_tokens` tells which."""
+    return _completion(event, ask, seen, 0).map(lambda piece: (piece,))
+
+
+def _completion(item: Any, ask: Ask, seen: int, index: int) -> Slot[Completion]:
+    meta = item.get("meta_info") if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
+        return malformed("the answer holds no meta_info")
+    reason = meta.get("finish_reason")
+    if not (reason is None or (isinstance(reason, Mapping) and isinstance(reason.get("type"), str))):
+        return malformed(f"meta_info.finish_reason is {reason!r:.80}")
+    finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
+    if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
+        return malformed("SGLang's logits were not numbers")
+    prompt, routed = item.get("prompt_token_ids"), meta.get("routed_experts")
+
+    def new_of(ids: tuple[int, ...]) -> Slot[Completion]:
+        total = meta.get("completion_tokens")
+        if not ask.stream or type(total) is not int or total == len(ids):
+            new = ids[seen:]
+        elif total == seen + len(ids):
+            new = ids
+        else:
+            return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
+        noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
+        if ask.options.logprobs:
+            told = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+            first = seen if isinstance(told, list) and len(told) == seen + len(new) else 0
+            noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
+        known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+        return noted.bind(
+            lambda logprobs: known.map(
+                lambda prompt_ids: Completion(
+                    token_ids=new,
+                    logprobs=logprobs,
+                    finish=finish,
+                    stop=stop if isinstance(stop, (int, str)) else None,
+                    prompt_token_ids=prompt_ids,
+                    index=index,
+                    routed_experts=routed,
+                )
+            )
+        )
+
+    ids = item.get("output_ids")
+    return ids_of([] if ids is None and (ask.stream or finish == "abort") else ids, "output_ids").bind(new_of)
+
+
+_TOO_LONG = (
+    re.compile(r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)"),
+    re.compile(r"maximum context length of (?P<limit>\d+) tokens.*?: (?P<prompt>\d+) tokens from the input", re.DOTALL),
+    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)"),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of SGLang's wordings; None where it is about something else.
+
+    >>> too_long("The input (3000 tokens) is longer than the model's context length (2048 tokens).")
+    (3000, 2048)
+    """
+    return lengths_in(message, _TOO_LONG)
+
+
+def classify(reply: WireReply, ask: Ask) -> GenerationError:
+    """The error that a refusal stands for, in any of the five shapes; over-long prompts are `PromptTooLong` whatever the status."""
+    return classified("SGLang", reply, ask, too_long)
+
+
+def abort(rid: str) -> WireRequest:
+    """The request that ends another by its name."""
+    return WireRequest(path="/abort_request", body={"rid": rid})
+
+
+SGLANG = Wire(
+    name="sglang_server",
+    default_url="http://localhost:30000",
+    key_variable="SGLANG_API_KEY",
+    to_wire=to_wire,
+    from_wire=from_wire,
+    from_event=from_event,
+    classify=classify,
+    halts=halts,
+    raw_stops=True,
+    abort=abort,
+    about="/server_info",
+)
+"""SGLang's wire."""

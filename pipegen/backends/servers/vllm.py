@@ -1,0 +1,225 @@
+"""vLLM on the wire, ids in and ids out: `/inference/v1/generate`, and `/v1/completions` for text where a server has that endpoint switched off.
+
+Pure functions; the facts are those of vLLM 0.32.0 (`vllm/entrypoints/scale_out/token_in_token_out/protocol.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.servers.choices import pieces, whole
+from pipegen.backends.servers.errors import classified, lengths_in
+from pipegen.backends.servers.images import data_url
+from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of
+from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.servers.vllm_render import read_features, render_request, renders_none, unkept
+from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import GenerationOptions
+
+__all__ = ["VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises a temperature above 0 to at least this, with a warning only."""
+MOST_TEMPERATURE = 2.0
+MOST_LOGPROBS = 20
+"""What vLLM's `--max-logprobs` is unless a server says otherwise."""
+
+
+def sampling_params(ask: Ask) -> Mapping[str, Any]:
+    """vLLM's `SamplingParams` for these options, everything said; `None` is not sent.
+
+    The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
+    """
+    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
+
+
+@Remembered
+def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
+    said = {
+        "n": n,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "seed": options.seed,
+        "max_tokens": options.max_new_tokens,
+        # With nothing to hold back it would only hold back the end token, which ends nothing here.
+        "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
+        "stop": list(stops),
+        "stop_token_ids": list(ending_ids),
+        "ignore_eos": True,
+        "logprobs": logprobs_asked(options),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
+        "spaces_between_special_tokens": False,
+        "detokenize": bool(stops),
+        "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def logprobs_asked(options: GenerationOptions) -> int | None:
+    """How many logprobs to ask for: two at least, for the margin. The server counts the drawn token among them, so one more where that need not be the
+    likeliest."""
+    if not options.logprobs:
+        return None
+    top = max(options.top_logprobs or 0, MARGIN)
+    return top + 1 if options.temperature else top
+
+
+def unsupported(ask: Ask) -> UnsupportedOption | None:
+    """The option that this server would change or cannot carry out, if there is one."""
+    options = ask.options
+    ignores_eos = options.stop is not None and options.stop.ignore_eos
+    if options.temperature and options.temperature < LEAST_TEMPERATURE:
+        words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
+        return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
+    if options.temperature and options.temperature > MOST_TEMPERATURE:
+        return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
+    if (logprobs_asked(options) or 0) > MOST_LOGPROBS:
+        words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
+        return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
+    if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
+        words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
+        return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    return None
+
+
+def halts(options: GenerationOptions) -> frozenset[str]:
+    """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back for `min_new_tokens` though `ignore_eos` is asked."""
+    holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
+    return frozenset({"ids"} if holds_back else {"ids", "stops"})
+
+
+def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+    """The request, by the way that the server offers."""
+    refusal = unsupported(ask)
+    if refusal is not None:
+        return Failure(refusal)
+    if "generate" not in facts.lacks:
+        if ask.resized and ask.features is None:
+            return Failure(unkept("this vLLM server does not keep the sizes of pictures")) if "render" in facts.lacks else Success(render_request(ask))
+        body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
+        if ask.images:
+            parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
+            body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
+        return Success(_request(GENERATE, body, ask, lacks="generate"))
+    if ask.images:
+        words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
+        return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
+    said = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
+    params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
+    del params["detokenize"]
+    return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
+
+
+def _request(path: str, body: dict[str, Any], ask: Ask, *, lacks: str = "") -> WireRequest:
+    said = {name: value for name, value in body.items() if value is not None}
+    return WireRequest(path=path, body=merged(said, ask.extra_body) if ask.extra_body else said, stream=ask.stream, rid=ask.rid, lacks=lacks)
+
+
+def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer, of either endpoint; or what it made of pictures, where that was asked."""
+    if ask.resized and ask.features is None:
+        return read_features(answer, ask)
+    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, 0, place))
+
+
+def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+    """What one event of a stream brings: only new tokens."""
+    return pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, seen, place))
+
+
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, place: str) -> Slot[Completion]:
+    ids = choice.get("token_ids")
+    if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
+        ids = []
+    elif ids is None:
+        return malformed(f"{place} holds no token_ids: the server is too old to give them")
+    prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+    index, finish, stop = choice.get("index", 0), choice.get("finish_reason"), choice.get("stop_reason")
+    if type(index) is not int or not (finish is None or isinstance(finish, str)):
+        return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
+
+    made = ids_of(ids, f"{place}.token_ids")
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
+    for read in (made, known):
+        if read is not None and not is_ok(read):
+            return Failure(read.failure())
+    token_ids = made.unwrap()
+    wanted = ask.options.top_logprobs or 0
+    noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=wanted, seen=seen) if ask.options.logprobs else None
+    if noted is not None and not is_ok(noted):
+        return Failure(noted.failure())
+    return Success(
+        Completion(
+            token_ids=token_ids,
+            logprobs=None if noted is None else noted.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=None if known is None else known.unwrap(),
+            index=index,
+            routed_experts=choice.get("routed_experts"),
+        )
+    )
+
+
+_TOO_LONG = (
+    re.compile(r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length \((?P<limit>\d+)\)"),  # where max_tokens is not said
+    re.compile(r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of (?P<limit>\d+)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least )?(?P<prompt>\d+)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the (?:messages|prompt)", re.DOTALL),
+    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?(?:request has|resulted in|requested|contains?) (?:at least )?(?P<prompt>\d+)", re.DOTALL),
+    re.compile(r"prompt \((?:length )?(?P<prompt>\d+)(?: tokens)?\).*?(?:maximum|max_model_len|limit)\D*(?P<limit>\d+)", re.DOTALL),
+)
+
+
+def too_long(message: str) -> tuple[int, int] | None:
+    """The prompt's length and the limit that a refusal names, in any of vLLM's wordings; None where it is about something else.
+
+    >>> too_long("The decoder prompt (length 300) is longer than the maximum model length of 256. Make sure that ...")
+    (300, 256)
+    """
+    return lengths_in(message, _TOO_LONG)
+
+
+def classify(reply: WireReply, ask: Ask) -> GenerationError:
+    """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
+    return classified("vLLM", reply, ask, too_long)
+
+
+def lacking(reply: WireReply, request: WireRequest) -> str:
+    """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
+    message, holder = error_message(reply)
+    if request.lacks == "render":
+        return "render" if renders_none(reply) else ""
+    if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
+        return "generate"
+    return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
+
+
+VLLM = Wire(
+    name="vllm_server",
+    default_url="http://localhost:8000",
+    key_variable="VLLM_API_KEY",
+    to_wire=to_wire,
+    from_wire=from_wire,
+    from_event=from_event,
+    classify=classify,
+    lacking=lacking,
+    halts=halts,
+    keeps_sizes=True,
+    about="/version",
+)
+"""vLLM's wire."""

@@ -1,0 +1,190 @@
+"""What crosses the wire between pipegen and a server, as records, and the protocol that an online backend keeps.
+
+One file of pure functions for each engine builds these records and reads them (`pipegen.backends.servers.vllm`, `.sglang`, `.openai`); one shared
+transport sends them. A further engine is one more such file, whose functions a `Wire` gathers.
+
+>>> WireRequest(path="/generate", body={"input_ids": [1]}).path
+'/generate'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from pipegen.core.errors import GenerationError
+from pipegen.core.slots import Slot
+from pipegen.engines.capabilities import Capability
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import Encoded, PreparedImage, TokenLogprob
+
+__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest"]
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One generation as a server is asked for it, whatever the engine: everything said, nothing of the wire's own words yet."""
+
+    token_ids: tuple[int, ...] = ()
+    """The prompt, with one placeholder for each picture; empty where the server renders."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt in the OpenAI chat form, where the server renders."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    options: GenerationOptions
+    """Resolved: a value for everything."""
+    ending_ids: tuple[int, ...] = ()
+    """All ids that end the row, the model's own end tokens among them."""
+    stops: tuple[str, ...] = ()
+    """Stop strings that the server is to halt at, as an early exit; where the text ends is decided by pipegen."""
+    images: tuple[PreparedImage, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+    """Where each picture's tokens lie in the expanded prompt: offset and length."""
+    resized: bool = False
+    """Whether the server's own processor would give the pictures other sizes than they were prepared to."""
+    features: Any = None
+    """What the server made of such pictures in a request before this one; `token_ids` are then those of the expanded prompt."""
+    prompt_tokens: int = 0
+    """How long the prompt is with its pictures expanded; 0 where that is not known."""
+    model: str | None = None
+    """The name that the server knows the model by."""
+    rid: str = ""
+    """The name of this very attempt, by which it can be aborted."""
+    stream: bool = False
+    n: int = 1
+    """How many completions to ask for in this one request."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Merged into the body last, deeply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireRequest:
+    """One HTTP request; the body is plain data, sent as JSON."""
+
+    path: str
+    body: Mapping[str, Any] | None = None
+    method: str = "POST"
+    stream: bool = False
+    rid: str = ""
+    lacks: str = ""
+    """The word under which it is remembered that a server has no such endpoint; empty where there is no other way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireReply:
+    """One HTTP answer, with its whole body."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Looked up by names in lower case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a server generated, as its answer or one event of its stream says it; in an event, only what is new."""
+
+    token_ids: tuple[int, ...] | None = None
+    """None where the server gives no ids."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: str | None = None
+    """`stop`, `length`, `abort`, ... in the engine's own word; None while it runs."""
+    stop: int | str | None = None
+    """The stop token or stop string that the server says it halted at."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """The prompt as the server ran it, where it says so."""
+    text: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """In an event, pieces of calls; each names the `index` of its call."""
+    usage: Mapping[str, int] = field(default_factory=dict)
+    index: int = 0
+    features: Any = None
+    """What the server made of the pictures, where that was all that it was asked."""
+    routed_experts: Any = None
+    """As the server wrote them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a server was found to offer."""
+
+    models: Mapping[str, int | None] = field(default_factory=dict)
+    """The models that it serves, each with its context length in tokens, where it says so."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What its own page of facts says: `/version` of vLLM, `/server_info` of SGLang."""
+    lacks: frozenset[str] = frozenset()
+    """What it was found not to offer, in the words of `WireRequest.lacks` and `Wire.lacking`."""
+
+
+def _lacks_nothing(reply: WireReply, request: WireRequest) -> str:
+    return ""
+
+
+def _all(options: GenerationOptions) -> frozenset[str]:
+    return frozenset({"ids", "stops"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The pure functions of one engine. See `docs/extending.md` for one written from scratch."""
+
+    name: str
+    """Of the route, and of the engine's row in `pipegen.ENGINES`, if it has one."""
+    default_url: str
+    """Where such a server listens on this machine."""
+    key_variable: str
+    """The environment variable that holds the key."""
+    to_wire: Callable[[Ask, Facts], Slot[WireRequest]]
+    """The request, or why this engine cannot be asked this."""
+    from_wire: Callable[[Any, Ask], Slot[tuple[Completion, ...]]]
+    """The completions of an answer with status 200, in the order of their indices."""
+    from_event: Callable[[Any, Ask, int], Slot[tuple[Completion, ...]]]
+    """What one event of a stream brings, given how many tokens came before."""
+    classify: Callable[[WireReply, Ask], GenerationError]
+    """The error that an answer with another status, or an error in a stream, stands for."""
+    lacking: Callable[[WireReply, WireRequest], str] = _lacks_nothing
+    """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
+    halts: Callable[[GenerationOptions], frozenset[str]] = _all
+    """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
+    keeps_sizes: bool = False
+    """Whether the server can be asked to keep pictures at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
+    then makes the request for them, and `from_wire` reads its answer."""
+    raw_stops: bool = False
+    """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
+    abort: Callable[[str], WireRequest] | None = None
+    """The request that ends another by its `rid`; None where closing the connection does."""
+    honours: frozenset[Capability] | None = None
+    """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
+    about: str | None = None
+    """The path of the engine's page of facts."""
+
+
+@runtime_checkable
+class AsyncBackend(Protocol):
+    """An online backend: prepare a request, send it, read the answer; and say what is known of the server."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, encoded: Encoded, *, stream: bool = False) -> Slot[WireRequest]:
+        """The request for one row, or why there is none. Pure, given what was found out about the server."""
+        ...
+
+    async def send(self, request: WireRequest) -> WireReply:
+        """Send it, again where that is safe. Raises `CallFailed` with the typed error when no answer with status 200 came."""
+        ...
+
+    def read(self, encoded: Encoded, reply: WireReply) -> Slot[Any]:
+        """The row's answer. Pure."""
+        ...
+
+    async def limit(self) -> int | None:
+        """The server's context length in tokens, prompt and answer together; None where it does not say, or cannot be asked now."""
+        ...
+
+    def classify(self, reply: WireReply) -> GenerationError:
+        """The error that a refusal stands for. Pure."""
+        ...

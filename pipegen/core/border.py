@@ -1,0 +1,89 @@
+"""The border with foreign code and foreign data: whatever they raise fails their own row, and nothing else.
+
+Foreign code is decoders, plugins, templates and tokenizers; foreign data is requests and servers' answers. Every call of the one, and every reading of the
+other, goes through `guard`: any `Exception` becomes a typed error with an incident, and its traceback goes to the log. The code in between is
+pipegen's own: there only `EXHAUSTED` is caught, since one row may be too large or nested too deep for it, and a bug raises.
+
+>>> from pipegen.core.errors import PluginFailed
+>>> slot = guard(lambda: 1 // 0, lambda raised: PluginFailed(f"it raised {raised.words}", incident=raised.incident))
+>>> slot.failure().message, len(slot.failure().incident)
+('it raised ZeroDivisionError: integer division or modulo by zero', 12)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core.errors import GenerationError
+from pipegen.core.slots import Slot
+
+__all__ = ["EXHAUSTED", "Raised", "guard", "guard_slot", "report"]
+
+T = TypeVar("T")
+E = TypeVar("E", bound=GenerationError)
+
+EXHAUSTED: tuple[type[Exception], ...] = (MemoryError, RecursionError)
+"""What any code may raise for one row that is too large, or nested too deep."""
+_PANIC = "PanicException"
+"""What packages written in Rust (tokenizers) raise for a bug of theirs. It is no `Exception`."""
+
+
+class Raised(NamedTuple):
+    """An exception in words, and the incident under which the log has its traceback."""
+
+    words: str
+    incident: str
+
+
+def report(raised: BaseException, *, traced: bool = True) -> Raised:
+    """The exception in words. With `traced`, its traceback goes to the log, under a new incident.
+
+    >>> report(ValueError("no"), traced=False)
+    Raised(words='ValueError: no', incident='')
+    """
+    import logging  # seldom needed, and `import pipegen` stays light
+
+    try:
+        said = str(raised)[:500]
+    except Exception:  # noqa: BLE001 - a foreign exception may fail even to say what it is
+        said = "(its message cannot be read)"
+    words = f"{type(raised).__name__}: {said}" if said else type(raised).__name__
+    if not traced:
+        return Raised(words, "")
+    seen = Raised(words, os.urandom(6).hex())
+    logging.getLogger("pipegen").error("incident %s: %s", seen.incident, seen.words, exc_info=(type(raised), raised, raised.__traceback__))
+    return seen
+
+
+def guard(
+    work: Callable[[], T], failed: Callable[[Raised], E], *, known: tuple[type[Exception], ...] = (), only: tuple[type[Exception], ...] = (Exception,)
+) -> Result[T, E]:
+    """What `work` gives; where it raises one of `only`, the error that `failed` makes of it. What ends the program (Ctrl-C, exit) comes through.
+
+    Exceptions of the kinds `known` say all there is to know in their words: of them nothing is logged, and the incident is empty.
+
+    >>> guard(lambda: 3, lambda raised: GenerationError(raised.words))
+    <Success: 3>
+    """
+    try:
+        return Success(work())
+    except BaseException as raised:
+        if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
+            raise
+        return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+
+
+def guard_slot(
+    work: Callable[[], Slot[T]],
+    failed: Callable[[Raised], GenerationError],
+    *,
+    known: tuple[type[Exception], ...] = (),
+    only: tuple[type[Exception], ...] = (Exception,),
+) -> Slot[T]:
+    """As `guard`, for work that gives a slot itself."""
+    done = guard(work, failed, known=known, only=only)
+    return done.unwrap() if isinstance(done, Success) else Failure(done.failure())

@@ -1,0 +1,250 @@
+"""What can go wrong with one request, as data.
+
+Errors are frozen, picklable, comparable records that travel in a request's own slot. They are exceptions too, so that `slot.unwrap()` shows the
+message and the hint, and `raise slot.failure()` works; pipegen itself raises none of them but in `attach`. Two more exceptions are for the two other
+kinds of trouble: `CallFailed` is how a backend says that a whole call failed, `ContractError` says that somebody's code broke a promise (a bug).
+
+>>> PromptTooLong(10, 4).message
+'the prompt has 10 tokens; the limit is 4'
+>>> PromptTooLong(10, 4).retryable
+False
+>>> raise PromptTooLong(10, 4)
+Traceback (most recent call last):
+...
+pipegen.core.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hint: shorten the prompt)
+"""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+__all__ = [
+    "BackendFailed",
+    "BadImage",
+    "CallFailed",
+    "ContractError",
+    "GenerationError",
+    "InternalError",
+    "InvalidRequest",
+    "MalformedResponse",
+    "PluginFailed",
+    "PromptTooLong",
+    "RateLimited",
+    "StageFailed",
+    "TemplateFailed",
+    "Timeout",
+    "UnsupportedMultimodal",
+    "UnsupportedOption",
+    "UnsupportedPlugin",
+]
+
+
+E = TypeVar("E")
+_OF_EXCEPTIONS = ("__cause__", "__context__", "__notes__", "__suppress_context__", "__traceback__")
+"""What Python itself sets on an exception that is raised."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _error(cls: type[E]) -> type[E]:
+    """A frozen dataclass that can be raised: its fields never change, what Python keeps on exceptions may."""
+    made = dataclass(frozen=True, slots=True)(cls)
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name not in _OF_EXCEPTIONS:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        RuntimeError.__setattr__(self, name, value)
+
+    setattr(made, "__setattr__", set_attribute)  # noqa: B010 - type checkers take no assignment to it
+    return made
+
+
+@_error
+class GenerationError(RuntimeError):
+    """Why one request got no result.
+
+    `message` says what was seen, `hint` what to do about it, `earlier` holds the errors of the routes tried before, oldest first. `incident` is the id
+    under which the log of the logger `pipegen` holds the traceback; empty where nothing was logged. Two errors that differ in it alone are equal.
+    """
+
+    message: str = ""
+    hint: str = field(default="", kw_only=True)
+    earlier: tuple[GenerationError, ...] = field(default=(), kw_only=True)
+    incident: str = field(default="", kw_only=True, compare=False)
+
+    retryable: ClassVar[bool] = False
+    """Whether the same request may succeed when it is sent again."""
+    default_hint: ClassVar[str] = "read the message; the request itself has to change"
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            object.__setattr__(self, "message", self._describe())
+        if not self.hint:
+            traced = "; the log has the traceback, under the incident" if self.incident and "incident" not in self.default_hint else ""
+            object.__setattr__(self, "hint", self._advise() + traced)
+
+    def _describe(self) -> str:
+        return type(self).__name__
+
+    def _advise(self) -> str:
+        return self.default_hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})"
+
+    def __reduce__(self) -> Any:
+        return _made_again, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
+
+    def after(self, earlier: tuple[GenerationError, ...]) -> Self:
+        """The same error, with `earlier` put before its history.
+
+        >>> StageFailed("late", stage="x").after((InvalidRequest("early"),)).earlier[0].message
+        'early'
+        """
+        return replace(self, earlier=earlier + self.earlier)
+
+
+def _made_again(kind: type[GenerationError], values: dict[str, Any]) -> GenerationError:
+    return kind(**values)
+
+
+@_error
+class UnsupportedMultimodal(GenerationError):
+    """A picture was sent to an engine or a model that takes none, or more of them than it takes."""
+
+    default_hint: ClassVar[str] = "send it to a vision model, or catch it with fallback(first, second, when=UnsupportedMultimodal)"
+
+
+@_error
+class UnsupportedOption(GenerationError):
+    """An option that this engine cannot honour; it is refused, never ignored."""
+
+    option: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "leave the option out, or choose an engine that honours it: `pipegen doctor` prints the table"
+
+
+@_error
+class UnsupportedPlugin(GenerationError):
+    """A plugin needs something that this engine or this request does not offer."""
+
+    plugin: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "attach the plugin to an engine with the capabilities it requires, such as hf"
+
+
+@_error
+class PromptTooLong(GenerationError):
+    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens)."""
+
+    message: str = field(default="", kw_only=True)
+    prompt_tokens: int = field(default=0, kw_only=False)
+    limit: int = field(default=0, kw_only=False)
+    default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
+
+    def _describe(self) -> str:
+        if self.prompt_tokens == self.limit:
+            return f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the limit for both is {self.limit}"
+        return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
+
+    def _advise(self) -> str:
+        return "shorten the prompt" if self.prompt_tokens >= self.limit > 0 else self.default_hint  # no room is gained by asking for less
+
+
+@_error
+class BadImage(GenerationError):
+    """The picture at position `index` of the request (counted from 0, in message order) cannot be used."""
+
+    message: str = field(default="", kw_only=True)
+    index: int = field(default=0, kw_only=False)
+    default_hint: ClassVar[str] = "check that the file is a complete picture within the limits"
+
+    def _describe(self) -> str:
+        return f"picture {self.index} cannot be used"
+
+
+@_error
+class InvalidRequest(GenerationError):
+    """The request is malformed; the message names the place."""
+
+    default_hint: ClassVar[str] = "correct the request at the place that the message names"
+
+
+@_error
+class TemplateFailed(GenerationError):
+    """The chat template raised while it rendered the messages."""
+
+    default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
+
+
+@_error
+class BackendFailed(GenerationError):
+    """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
+
+    All slots of one failed call carry the same `incident`.
+    """
+
+    backend: str = field(default="", kw_only=True)
+    scope: str = field(default="batch", kw_only=True)
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
+
+
+@_error
+class Timeout(GenerationError):
+    """No answer came within the time allowed."""
+
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "send it again, or allow more time"
+
+
+@_error
+class RateLimited(GenerationError):
+    """The server asked for patience; `retry_after` is in seconds, None when it did not say."""
+
+    retry_after: float | None = field(default=None, kw_only=True)
+    retryable: ClassVar[bool] = True
+    default_hint: ClassVar[str] = "send it again later, or lower max_in_flight"
+
+
+@_error
+class MalformedResponse(GenerationError):
+    """The engine answered with something that its protocol does not allow; the message names the place."""
+
+    default_hint: ClassVar[str] = "report it with the engine's version; the answer was not used"
+
+
+@_error
+class PluginFailed(GenerationError):
+    """A plugin raised, or returned something that it may not."""
+
+    plugin: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "mend the plugin, or detach it"
+
+
+@_error
+class StageFailed(GenerationError):
+    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth."""
+
+    stage: str = field(default="", kw_only=True)
+    default_hint: ClassVar[str] = "the stage refused this request; see the message"
+
+
+@_error
+class InternalError(GenerationError):
+    """A bug of pipegen's. Only a job makes it, where one row must not end the others; elsewhere the bug's own exception raises."""
+
+    default_hint: ClassVar[str] = "report it, with the traceback that the log has under the incident"
+
+
+class CallFailed(Exception):
+    """Raised by a backend when a whole call failed: every live slot of the call gets `error`."""
+
+    def __init__(self, error: GenerationError) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return self.error.message
+
+
+class ContractError(Exception):
+    """Somebody's code broke a promise, such as an engine that returned 3 outputs for 4 inputs. It is a bug, and it raises."""

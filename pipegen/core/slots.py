@@ -1,0 +1,83 @@
+"""Slots: how a batch carries its errors.
+
+A slot is a `Result` of the package `returns`: `Success(value)` or `Failure(GenerationError)`. A batch is a tuple of slots. N requests go in, N slots
+come out, in the same order; a failed slot passes every later stage untouched, the same object.
+
+>>> from returns.result import Failure, Success
+>>> from pipegen.core.errors import InvalidRequest
+>>> batch = (Success(1), Failure(InvalidRequest("no")), Success(3))
+>>> live(batch)
+(1, 3)
+>>> refill(batch, [Success("one"), Success("three")])[2]
+<Success: three>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from returns.result import Failure, Result, Success
+from typing_extensions import TypeIs
+
+from pipegen.core.errors import ContractError, GenerationError
+
+__all__ = ["Batch", "Slot", "is_ok", "live", "live_rows", "refill"]
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+E = TypeVar("E")
+
+Slot: TypeAlias = Result[T, GenerationError]
+Batch: TypeAlias = tuple[Slot[T], ...]
+
+
+def is_ok(slot: Result[T, E]) -> TypeIs[Success[T]]:
+    """Whether the slot holds a value; type checkers follow it.
+
+    >>> from returns.result import Failure
+    >>> is_ok(Success(1)), is_ok(Failure("no"))
+    (True, False)
+    """
+    return isinstance(slot, Success)
+
+
+def live(batch: Iterable[Slot[T]]) -> tuple[T, ...]:
+    """The values of the slots that hold one, in order.
+
+    >>> live((Success(1), Success(2)))
+    (1, 2)
+    """
+    return tuple([slot.unwrap() for slot in batch if isinstance(slot, Success)])
+
+
+def live_rows(batch: Iterable[Slot[Any]]) -> tuple[int, ...]:
+    """The positions of the slots that hold a value, counted from 0.
+
+    >>> from returns.result import Failure
+    >>> live_rows((Failure("no"), Success(2)))
+    (1,)
+    """
+    return tuple([row for row, slot in enumerate(batch) if isinstance(slot, Success)])
+
+
+def refill(batch: Batch[A], answers: Sequence[Slot[B]]) -> Batch[B]:
+    """The batch with its live slots replaced, in order, by `answers`; failed slots stay the same objects.
+
+    Raises `ContractError` unless there is exactly one answer for each live slot.
+
+    >>> refill((Success(1),), [Success("a"), Success("b")])
+    Traceback (most recent call last):
+    ...
+    pipegen.core.errors.ContractError: 2 answers for 1 live slots: a stage or an engine must give back one slot for each it gets
+    """
+    rows = live_rows(batch)
+    if len(rows) != len(answers):
+        raise ContractError(f"{len(answers)} answers for {len(rows)} live slots: a stage or an engine must give back one slot for each it gets")
+    out: list[Any] = list(batch)
+    for row, answer in zip(rows, answers, strict=True):
+        if not isinstance(answer, (Success, Failure)):
+            raise ContractError(f"answer {row} is {type(answer).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
+        out[row] = answer
+    return tuple(out)

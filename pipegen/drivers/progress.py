@@ -1,0 +1,132 @@
+"""Progress within a batch: how far the engine is with the call that it works on.
+
+with pg.backends.hf("embedded") as route:
+    pg.run(pg.watched(route, print), requests)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from returns.result import Success
+
+from pipegen.core.parallel import read_in_thread
+from pipegen.core.pipe import Pipe, Steps
+from pipegen.core.slots import Batch, Slot
+from pipegen.engines.protocol import RowDone, TokensMade
+
+__all__ = ["Progress", "watched"]
+
+P = TypeVar("P", bound=Pipe[Any, Any])
+
+
+class Progress(NamedTuple):
+    """How far a call is: of its `rows` (a request has as many as it has samples) `done` are done, and `tokens` tokens were made."""
+
+    engine: str
+    rows: int
+    done: int
+    tokens: int
+
+
+def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) -> P:
+    """The same pipe, whose calls tell how far they are: at their start, then as tokens come, at most once in `every` seconds, and at their end.
+
+    Engines that answer a call all at once tell of its start and its end only. `tell` is called from the thread that the engine works in; what it raises
+    is a bug and comes through.
+
+    >>> from pipegen.core.drive import run
+    >>> from pipegen.drivers.route import route
+    >>> from pipegen.testing.fake import FakeEngine
+    >>> slots = run(watched(route(FakeEngine("three words long")), print), [{"prompt": "Hi"}])
+    Progress(engine='fake', rows=1, done=0, tokens=0)
+    Progress(engine='fake', rows=1, done=1, tokens=16)
+    """
+
+    def steps(batch: Batch[Any]) -> Steps[Any]:
+        at_work = pipe.steps(batch)
+        try:
+            wanted = next(at_work)
+            while True:
+                wanted = at_work.send((yield replace(wanted, backend=_Watched(wanted.backend, tell, every))))
+        except StopIteration as done:
+            returned: Batch[Any] = done.value
+            return returned
+        finally:
+            at_work.close()
+
+    return replace(pipe, steps=steps)
+
+
+class _Count:
+    """What a call has made so far, told now and then."""
+
+    def __init__(self, engine: str, rows: int, tell: Callable[[Progress], object], every: float) -> None:
+        self._now, self._tell, self._every = Progress(engine, rows, 0, 0), tell, every
+        self._slots: list[Slot[Any] | None] = [None] * rows
+        self._told = time.monotonic()
+        tell(self._now)
+
+    def see(self, event: TokensMade | RowDone) -> None:
+        if isinstance(event, RowDone):
+            self._slots[event.row] = event.slot
+            self._now = self._now._replace(done=self._now.done + 1)
+        else:
+            self._now = self._now._replace(tokens=self._now.tokens + len(event.token_ids))
+        if time.monotonic() - self._told >= self._every:
+            self._told = time.monotonic()
+            self._tell(self._now)
+
+    def end(self, slots: Sequence[Slot[Any]] | None = None) -> Sequence[Slot[Any]]:
+        """Tell of the end, and give the answers: those of the rows that were seen, unless they come all at once."""
+        answers = [slot for slot in self._slots if slot is not None] if slots is None else slots
+        tokens = sum(len(slot.unwrap().token_ids) for slot in answers if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
+        self._tell(self._now._replace(done=len(answers), tokens=max(tokens, self._now.tokens)))
+        return answers
+
+
+class _Watched:
+    """The backend of a call, for the drivers; in all but `generate` and `agenerate` it is the engine itself."""
+
+    def __init__(self, engine: Any, tell: Callable[[Progress], object], every: float) -> None:
+        self._engine, self._tell, self._every = engine, tell, every
+
+    @property
+    def name(self) -> str:
+        return str(self._engine.name)
+
+    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+        count = self._count(inputs)
+        if not self._by_stream:
+            return count.end(self._engine.generate(inputs))
+        for event in self._engine.stream(inputs):
+            count.see(event)
+        return count.end()
+
+    async def _agenerate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+        count = self._count(inputs)
+        if not self._by_stream:
+            return count.end(await self._engine.agenerate(inputs))
+        if not hasattr(self._engine, "astream"):
+            await read_in_thread(self._engine.stream(inputs), count.see)
+            return count.end()
+        async for event in self._engine.astream(inputs):
+            count.see(event)
+        return count.end()
+
+    @property
+    def _by_stream(self) -> bool:
+        """Whether the engine's `generate` is its `stream`, read to the end: then it costs nothing to read that."""
+        return bool(getattr(self._engine, "generates_by_stream", False))
+
+    def _count(self, inputs: Sequence[Any]) -> _Count:
+        return _Count(self.name, len(inputs), self._tell, self._every)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._engine, name)
+        return self._agenerate if name == "agenerate" else found

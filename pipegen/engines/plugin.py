@@ -1,0 +1,72 @@
+"""A plugin is a value: what it needs of an engine, and up to three things that it does.
+
+`feed` watches the text of one row as it comes and may halt it; it is engine-neutral, incremental and pure: state in, state out. `trim` is a pure
+function on the finished text. `logits_processor` and `stopping_criteria` are for Hugging Face engines only.
+
+>>> shout = Plugin(name="shout", trim=str.upper)
+>>> shout.trim("abc")
+'ABC'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
+
+from pipegen.engines.capabilities import Capability
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.fields import InvalidField, record, text
+from pipegen.records.requests import GenerationRequest
+
+__all__ = ["Plugin", "RowContext"]
+
+
+@record
+class RowContext:
+    """What an engine tells a hook about the one row that it is made for."""
+
+    prompt_length: int
+    """Tokens of the prompt; the ids that the hook is called with begin with them, and there is no padding."""
+    tokenizer: Tokenizer
+    """The engine's own, to read the row's ids as text."""
+
+
+def _capabilities(value: Any) -> Any:
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(name, str) for name in value):
+        raise ValueError("capabilities, such as {'watch'}")
+    return frozenset(value)
+
+
+@record
+class Plugin:
+    """See the module. A plugin does nothing to a row until it is attached to that row's route."""
+
+    name: Annotated[str, text]
+    requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
+    """Capabilities that the engine must have, besides those that its own hooks imply (see `needs`)."""
+    start: Callable[[], Any] | None = None
+    """Make the state for a new row."""
+    feed: Callable[[Any, str], tuple[Any, int | None]] | None = None
+    """`feed(state, new_text)` gives the next state, and how many characters of `new_text` still belong to the answer if the row halts there."""
+    trim: Callable[[str], str] | None = None
+    logits_processor: Callable[[RowContext], Any] | None = None
+    """`logits_processor(context)` makes a fresh `LogitsProcessor` for one row; it sees that row alone, without padding."""
+    stopping_criteria: Callable[[RowContext], Any] | None = None
+    """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
+
+    refuses: Callable[[GenerationRequest], str | None] | None = None
+    """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
+
+    def check_all(self) -> None:
+        for name in ("start", "feed", "trim", "logits_processor", "stopping_criteria", "refuses"):
+            f = getattr(self, name)
+            if f is not None and not callable(f):
+                raise InvalidField(f"Plugin.{name} takes a function, not {f!r:.200}")
+        if (self.start is None) != (self.feed is None):
+            raise InvalidField(f"plugin {self.name!r} takes start and feed together, or neither")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """Everything the plugin requires of an engine."""
+        hooks = {"watch": self.feed, "logits_processor": self.logits_processor, "stopping_criteria": self.stopping_criteria}
+        return self.requires | {capability for capability, hook in hooks.items() if hook is not None}

@@ -1,0 +1,241 @@
+"""JSON Lines in and out: requests from lines, results and errors to plain data and back.
+
+A result becomes `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error `{"id", "ok": false, "error": {"type", "message",
+"hint", ...}}`. The options are the effective ones by their flat names, so that `{"options": line["options"]}` in a request gives the same call.
+
+>>> from returns.result import Failure
+>>> from pipegen.core.errors import PromptTooLong
+>>> to_plain(Failure(PromptTooLong(10, 4)), id="a")["error"]["message"]
+'the prompt has 10 tokens; the limit is 4'
+>>> from_plain(to_plain(Failure(PromptTooLong(10, 4))))
+<Failure: PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...limit=4)>
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core import errors
+from pipegen.core.drive import request_from
+from pipegen.core.errors import GenerationError, InvalidRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Line",
+    "LineId",
+    "error_from",
+    "error_to_plain",
+    "from_plain",
+    "lines_of",
+    "request_from_line",
+    "result_from",
+    "to_plain",
+    "values_of_line",
+]
+
+LineId = str | int
+"""What a line may have as its `id`; it is given back as it stands."""
+MAX_LINE_BYTES = 256 * 2**20
+"""How long a line may be, its pictures (as data URLs) included."""
+BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
+"""What `brief` leaves out of a result."""
+
+
+def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
+    """A slot as plain data that JSON can hold. `id` stands in place of the result's own; `brief` leaves out token ids and log probabilities."""
+    if not isinstance(slot, Result):
+        raise TypeError(f"a slot is made plain, not {type(slot).__name__}: Success(result) is a slot")
+    if not is_ok(slot):
+        return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
+    result = _result(slot.unwrap(), brief)
+    return {"id": result.pop("id") if id is None else id, "ok": True, **{name: value for name, value in result.items() if name != "id"}}
+
+
+def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
+    """The slot that `to_plain` wrote. Raises `InvalidField` for anything else."""
+    if not isinstance(values, Mapping):
+        raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
+    if values.get("ok") is True:
+        return Success(result_from({name: value for name, value in values.items() if name != "ok"}))
+    if values.get("ok") is False:
+        return Failure(error_from(values.get("error")))
+    raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
+
+
+def error_to_plain(error: GenerationError) -> dict[str, Any]:
+    """An error as plain data that JSON can hold, for callers who write lines of their own; `error_from` reads it.
+
+    >>> from pipegen.core.errors import PromptTooLong
+    >>> plain = error_to_plain(PromptTooLong(10, 4))
+    >>> plain["type"], plain["limit"]
+    ('PromptTooLong', 4)
+    """
+    fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error) if f.name != "incident" or error.incident}
+    earlier = [error_to_plain(one) for one in fields.pop("earlier")]
+    return {"type": type(error).__name__, **strict_json.plain(fields), **({"earlier": earlier} if earlier else {})}
+
+
+_ERRORS: Mapping[str, type[GenerationError]] = {
+    kind.__name__: kind for kind in (getattr(errors, name) for name in errors.__all__) if issubclass(kind, GenerationError)
+}
+
+
+def error_from(values: Any) -> GenerationError:
+    """The error of its plain form. Raises `InvalidField` for an unknown type or field."""
+    if not isinstance(values, Mapping):
+        raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
+    fields = dict(values)
+    kind = fields.pop("type", None)
+    if kind not in _ERRORS:
+        raise InvalidField(f"error.type takes one of {', '.join(_ERRORS)}, not {kind!r:.200}")
+    known = {f.name for f in dataclasses.fields(_ERRORS[kind])}
+    for name in fields:
+        if name not in known:
+            raise InvalidField(f"{kind} has no field {name!r:.200}{nearest(name, known)}")
+    if isinstance(fields.get("retry_after"), (str, int)):
+        fields["retry_after"] = float(fields["retry_after"])
+    return _ERRORS[kind](**{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))})
+
+
+def _options(options: GenerationOptions) -> dict[str, Any]:
+    return {name: value for name, value in flat_values(options).items() if value is not None}
+
+
+def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
+    fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
+    fields["finish"] = result.finish.value
+    fields["options"] = _options(result.options)
+    fields["tried"] = [error_to_plain(error) for error in result.tried]
+    fields["samples"] = [_result(sample, brief) for sample in result.samples]
+    fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
+    if fields.get("logprobs") is not None:
+        fields["logprobs"] = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields["logprobs"]]
+    made: dict[str, Any] = strict_json.plain(fields)
+    return made
+
+
+def _logprobs(values: Any) -> Any:
+    tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
+    return tuple(
+        TokenLogprob(
+            token_id=one["token_id"],
+            logprob=float(one["logprob"]),
+            top=tuple(top),
+            margin=None if one.get("margin") is None else float(one["margin"]),  # lines of older versions have none
+        )
+        for one, top in zip(values, tops, strict=True)
+    )
+
+
+def _grids(values: Any) -> Any:
+    return tuple(None if grid is None else tuple(grid) for grid in values)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "id": str,
+    "finish": Finish,
+    "options": options_from,
+    "tried": lambda errors: tuple(error_from(error) for error in errors),
+    "samples": lambda samples: tuple(result_from(sample) for sample in samples),
+    "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
+    "logprobs": _logprobs,
+    "margin": float,
+    "image_grid_thw": _grids,
+    "prompt_token_ids": tuple,
+    "token_ids": tuple,
+    "image_digests": tuple,
+    "tool_calls": freeze,
+}
+"""How fields that JSON has no type for are read back."""
+
+
+def result_from(values: Mapping[str, Any]) -> GenerationResult:
+    """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or misshapen field."""
+    missing = [name for name in ("text", "raw_text", "finish", "options") if name not in values]
+    if missing:
+        raise InvalidField(f"a result takes {', '.join(missing)} too")
+    fields = dict(values)
+    for name, read in _READ.items():
+        if fields.get(name) is not None:
+            try:
+                fields[name] = read(fields[name])
+            except InvalidField:
+                raise
+            except (KeyError, TypeError, ValueError) as refusal:
+                raise InvalidField(f"{name} does not have the shape of a result's: {refusal}") from None
+    return GenerationResult(**fields)
+
+
+class Line(NamedTuple):
+    """One line of a file that is not blank: its number, counted from 1; its bytes, None where it is too long; the offset of its end."""
+
+    number: int
+    data: bytes | None
+    end: int
+
+
+def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
+    """The lines of a stream, one at a time; blank ones are left out (but counted), and of those longer than `limit` bytes none is held.
+
+    >>> import io
+    >>> [line.data for line in lines_of(io.BytesIO(b"one\\n\\nthree, too long\\nfour"), limit=6)]
+    [b'one\\n', None, b'four']
+    """
+    number = end = 0
+    while data := stream.readline(limit + 1):
+        number += 1
+        end += len(data)
+        too_long = len(data) > limit and not data.endswith(b"\n")
+        while too_long and (more := stream.readline(2**20)):
+            end += len(more)
+            if more.endswith(b"\n"):
+                break
+        if number == 1:
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        if too_long:
+            yield Line(number, None, end)
+        elif data.strip():
+            yield Line(number, data, end)
+
+
+def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
+    """The request of one line, with its id (the line's number where it has none). Whatever is wrong with the line becomes `InvalidRequest`.
+
+    >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
+    ('3', <Failure: InvalidRequest(message="line 3: not JSON: Expecting ',' delimiter at column 16", ...)>)
+    """
+    read = values_of_line(line)
+    if not is_ok(read):
+        return str(line.number), Failure(read.failure())
+    values, place = read.unwrap(), f"line {line.number}"
+    given = values.pop("id", None)
+    if not (given is None or type(given) is int or (type(given) is str and given)):
+        return str(line.number), Failure(InvalidRequest(f"{place}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+    name = str(line.number) if given is None else given
+    return name, request_from({**values, "id": str(name)}, place)
+
+
+def values_of_line(line: Line) -> Slot[dict[str, Any]]:
+    """The object that a line holds; `InvalidRequest`, which names the line, where it holds none."""
+    place = f"line {line.number}"
+    if line.data is None:
+        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give pictures as paths instead of data URLs"))
+    try:
+        values = strict_json.load(line.data.decode())
+    except UnicodeDecodeError as refusal:
+        return Failure(InvalidRequest(f"{place}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
+    except strict_json.NotStrict as refusal:
+        return Failure(InvalidRequest(f"{place}: not JSON: {refusal}"))
+    if not isinstance(values, dict):
+        return Failure(InvalidRequest(f'{place}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
+    return Success(values)

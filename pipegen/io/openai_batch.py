@@ -1,0 +1,199 @@
+"""The OpenAI batch file form, as `vllm run-batch` reads and writes it: requests with a `custom_id` and a `body`, answers with a `response`.
+
+>>> values = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}}
+>>> is_batch(values), request_from_batch(values, "line 1").unwrap().options.max_new_tokens
+(True, 5)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from returns.result import Failure
+
+from pipegen.core.drive import request_from
+from pipegen.core.errors import GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
+from pipegen.core.slots import Slot, is_ok
+from pipegen.io.jsonl import error_to_plain
+from pipegen.records.fields import nearest
+from pipegen.records.options import option_names
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Finish, GenerationResult
+
+__all__ = ["CHAT", "COMPLETIONS", "ENDPOINTS", "batch_line", "is_batch", "request_from_batch"]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ENDPOINTS = (CHAT, COMPLETIONS)
+_RENAMED: Mapping[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "n": "samples",
+    "chat_template": "template",
+    "chat_template_kwargs": "template_kwargs",
+}
+_SETTLED: Mapping[str, Any] = {
+    **dict.fromkeys(("stream", "echo", "include_stop_str_in_output", "use_beam_search", "return_token_ids", "add_special_tokens"), False),
+    **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), True),
+    "best_of": 1,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "bad_words": [],
+    "modalities": ["text"],
+    "tool_choice": "auto",
+}
+"""Fields that are taken only where they ask for nothing special: what a server does without them."""
+_NOTES = (
+    *("model", "user", "metadata", "store", "safety_identifier", "service_tier"),
+    *("request_id", "priority", "cache_salt", "prompt_cache_key"),
+)
+"""Fields that say nothing of what to generate. Which model answers is said by the run."""
+_FORMS: Mapping[str, str] = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "choice": "choice"}
+"""The forms of an answer that vLLM's `structured_outputs` has, and ours."""
+
+
+def is_batch(values: Mapping[str, Any]) -> bool:
+    """Whether a line is a request of a batch file."""
+    return "custom_id" in values and "body" in values
+
+
+def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
+    """The request of a line of a batch file; whatever is wrong with it becomes `InvalidRequest`, which names the place.
+
+    >>> request_from_batch({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1").failure().message
+    "line 1: url takes '/v1/chat/completions' or '/v1/completions', not '/v1/embeddings'"
+    """
+    unknown = next((name for name in values if name not in ("custom_id", "method", "url", "body")), None)
+    if unknown is not None:
+        return _refused(f"{place}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
+    name, body, url = values["custom_id"], values["body"], values.get("url")
+    if not isinstance(name, str) or not name or not isinstance(body, Mapping) or values.get("method", "POST") != "POST":
+        return _refused(f"{place}: takes a custom_id that is not empty, a body that is an object, and the method POST")
+    if url not in ENDPOINTS:
+        return _refused(f"{place}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
+    said = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
+    for field, neutral in _SETTLED.items():
+        if field in said and said.pop(field) != neutral:
+            return _refused(f"{place}: body.{field}={body[field]!r:.80} is not carried out here")
+    request: dict[str, Any] = {"id": name}
+    for field in ("messages", "tools") if url == CHAT else ("prompt",):
+        if field in said:
+            request[field] = said.pop(field)
+    if isinstance(request.get("prompt"), list):
+        request["prompt_token_ids"] = request.pop("prompt")
+    forms = said.pop("structured_outputs", {})
+    if not isinstance(forms, Mapping) or not set(forms) <= set(_FORMS):
+        return _refused(f"{place}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
+    said |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
+    form = said.pop("response_format", None)
+    if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
+        said["json_schema"] = form["json_schema"].get("schema")
+    elif form not in (None, {"type": "text"}):
+        return _refused(f"{place}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
+    options, refusal = _options(said, place, chat=url == CHAT)
+    return _refused(refusal) if refusal else request_from({**request, "options": options}, place)
+
+
+def _refused(words: str) -> Slot[GenerationRequest]:
+    return Failure(InvalidRequest(words))
+
+
+def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[str, Any], str]:
+    """The options of a body, under pipegen's names, or why there are none."""
+    options: dict[str, Any] = {}
+    for field, value in said.items():
+        name = _RENAMED.get(field, field)
+        if name not in option_names():
+            return {}, f"{place}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
+        if name in options and options[name] != value:
+            return {}, f"{place}: body.{field} contradicts another name of {name}"
+        options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean all
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    if not chat and "logprobs" in options:  # there it is the number of likeliest tokens
+        options |= {"logprobs": True, "top_logprobs": options["logprobs"]}
+    thinking = options.get("template_kwargs", {}).get("enable_thinking") if isinstance(options.get("template_kwargs"), Mapping) else None
+    if thinking is not None:
+        options["template_kwargs"] = {name: value for name, value in options["template_kwargs"].items() if name != "enable_thinking"}
+        options["enable_thinking"] = thinking
+    return options, ""
+
+
+def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: str = CHAT, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+    """The answer to a line of a batch file, as `vllm run-batch` writes it: the response of a server, or its status and an error.
+
+    >>> from pipegen.core.errors import PromptTooLong
+    >>> line = batch_line(Failure(PromptTooLong(10, 4)), "a", "m")
+    >>> line["response"]["status_code"], line["error"]["code"], line["error"]["error"]["type"]
+    (400, 'PromptTooLong', 'PromptTooLong')
+    """
+    name = hashlib.sha256(custom_id.encode()).hexdigest()[:24]
+    line: dict[str, Any] = {"id": f"pipegen-{name}", "custom_id": custom_id}
+    response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
+    if not is_ok(slot):
+        error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
+        said = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
+        # vLLM has the server's own error there, and OpenAI a code and a message: a reader of either finds its keys.
+        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": said}}
+    result = slot.unwrap()
+    answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
+    made = sum(answer.completion_tokens for _, answer in answers)
+    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + made, "completion_tokens": made, "prompt_tokens_details": None}
+    body = {
+        "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
+        "object": "chat.completion" if url == CHAT else "text_completion",
+        "created": int(clock()),
+        "model": model,
+        "choices": [_choice(answer, index, url) for index, answer in answers],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": usage,
+    }
+    return {**line, "response": {**response, "body": body}, "error": None}
+
+
+def _status(error: GenerationError) -> int:
+    if isinstance(error, RateLimited):
+        return 429
+    return 504 if isinstance(error, Timeout) else 500 if error.retryable or isinstance(error, InternalError) else 400
+
+
+def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
+    calls = [dict(call) for call in result.tool_calls]
+    finish = "tool_calls" if calls else "length" if result.finish == Finish.LENGTH else "stop"
+    ended = {"finish_reason": "abort" if result.finish == Finish.ABORTED else finish, "stop_reason": result.stop}
+    if url == COMPLETIONS:
+        return {"index": index, "text": result.text, "logprobs": _completion_logprobs(result), **ended}
+    message = {"role": "assistant", "content": result.text, **dict.fromkeys(("refusal", "annotations", "audio", "function_call"))}
+    message |= {**({"tool_calls": calls} if calls else {}), "reasoning": result.reasoning, "reasoning_content": result.reasoning}
+    return {"index": index, "message": message, "logprobs": _logprobs(result), **ended}
+
+
+def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
+    """Log probabilities with each token named by its id, as servers do on demand."""
+    if result.logprobs is None:
+        return None
+    return {
+        "content": [
+            {**_token(one.token_id, one.logprob), "top_logprobs": [_token(token_id, logprob) for token_id, logprob in one.top]} for one in result.logprobs
+        ]
+    }
+
+
+def _token(token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None}
+
+
+def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
+    """The same for a completion. Where a token begins in the text is not said."""
+    if result.logprobs is None:
+        return None
+    return {
+        "text_offset": [],
+        "tokens": [f"token_id:{one.token_id}" for one in result.logprobs],
+        "token_logprobs": [one.logprob for one in result.logprobs],
+        "top_logprobs": [{f"token_id:{token_id}": logprob for token_id, logprob in one.top} for one in result.logprobs],
+    }

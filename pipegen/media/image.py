@@ -1,0 +1,296 @@
+"""Pictures: bytes of a picture file to the pixels that every engine gets. Pure, given the bytes.
+
+The reference conversion, in this order: the first frame; integers of 16 bits divided by 257 (not clipped); whatever is transparent laid over white;
+then Pillow's `convert("RGB")`; then turned upright as EXIF says. Colour profiles are not applied. transformers' own `convert_to_rgb` shows the hidden
+colours under transparent pixels instead, and clips 16 bits; white is what Qwen's own tools and vLLM lay RGBA pictures over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import threading
+import warnings
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from returns.result import Failure, Success
+
+from pipegen.core.border import Raised, guard, guard_slot
+from pipegen.core.errors import BadImage, UnsupportedOption
+from pipegen.media.files import MOST_PARTS, Counted, most_scans, parts_of
+from pipegen.media.sizes import ImageSpec, fit, nearest_sides, pixel_budget
+from pipegen.records.results import PreparedImage
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from pipegen.core.slots import Slot
+    from pipegen.records.options import VlmPreprocessOptions
+    from pipegen.records.requests import ImagePolicy
+
+__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_picture", "prepare"]
+
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+"""The file formats that are read, as Pillow names them. Those that run an interpreter (EPS, PDF) or embed other files are left out."""
+BROKEN = (
+    OSError,  # truncated or unidentified data (PIL.UnidentifiedImageError is one), errors of the decoders
+    SyntaxError,  # Pillow's plugins on a malformed header
+    ValueError,  # bad values in headers, no conversion from an exotic mode, text chunks that grow too large
+    EOFError,  # no first frame
+    struct.error,
+    zlib.error,
+    IndexError,  # Pillow's plugins and EXIF reader on lists cut short ...
+    KeyError,  # ... on tags that are missing or unknown ...
+    TypeError,  # ... and on tags of another type than they should have
+    OverflowError,  # sizes and offsets beyond the machine's
+    ZeroDivisionError,  # rationals with a denominator of zero
+    RuntimeError,  # the AVIF decoder
+    MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole picture at once
+)
+"""What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""EXIF orientation -> `PIL.Image.Transpose`: what brings the picture upright."""
+_SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
+"""The formats that everybody reads alike, and what they are called on the wire."""
+_SAVE_AGAIN = "save it again with a usual program"
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_BAND = 2**20
+"""Pixels hashed at a time, so that no second copy of a large picture is made."""
+
+
+class _Silence:
+    """No warnings while some picture is decoded: Pillow warns of much that is settled here (large sizes, broken EXIF).
+
+    Filters of warnings belong to the process, so the first of the threads that decode at the same time sets them, and the last one puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.__exit__(None, None, None)
+
+
+_SILENCE = _Silence()
+
+
+def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
+    """Decode the first frame of a picture file to an upright RGB picture, by the reference conversion of this module.
+
+    Fails with `BadImage(index)` for what is not a complete picture in one of `FORMATS`, and, before anything is decoded, for one that announces more than
+    `policy.max_source_pixels` (width times height) or no pixels at all.
+
+    >>> from pipegen.records.requests import ImagePolicy
+    >>> open_picture(b"no picture", ImagePolicy()).failure().message
+    'picture 0 (10 bytes) is not a picture in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    """
+    return _opened(data, policy, index).map(lambda opened: opened.image)
+
+
+class FileToSend(NamedTuple):
+    """An image file for others: the kind, as in `image/png`, and its bytes."""
+
+    kind: str
+    data: bytes
+
+
+def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileToSend]:
+    """An image file that any reader sees the same pixels in as `open_picture`. Fails as that does.
+
+    A JPEG or PNG stays as it is, metadata and all, where its pixels are taken as they are: upright, opaque, of 8 bits. Else it is a PNG.
+
+    >>> from pipegen.records.requests import ImagePolicy
+    >>> from pipegen.testing.pictures import picture
+    >>> [file_to_send(data, ImagePolicy()).unwrap().data == data for data in (picture("JPEG"), picture("JPEG", orientation=6))]
+    [True, False]
+    """
+
+    def file_of(opened: _Opened) -> FileToSend:
+        if opened.kind:
+            return FileToSend(opened.kind, data)
+        buffer = io.BytesIO()
+        opened.image.save(buffer, "PNG", compress_level=1)
+        return FileToSend("png", buffer.getvalue())
+
+    return _opened(data, policy, index).map(file_of)
+
+
+class _Opened(NamedTuple):
+    """A decoded image, and the kind of its file where that may be sent as it is."""
+
+    image: Image.Image
+    kind: str
+
+
+def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
+    def unknown(raised: Raised) -> BadImage:
+        return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
+
+    counted = parts_of(data)
+    if counted.parts > MOST_PARTS:
+        return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
+
+    with _SILENCE:
+        return guard_slot(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN)
+
+
+def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:
+    """The image, or what is wrong with the file. Decoders raise whatever they like."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+            width, height = image.size
+            if width * height > policy.max_source_pixels:
+                message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
+                return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
+            scans, most = _scans(image, data, counted), most_scans(width * height)
+            if scans > most:
+                message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
+            image.load()
+            orientation = _orientation(image)
+            kind = _SENT.get(image.format or "", "") if _is_plain(image, orientation) else ""
+            upright = _turn(_rgb(image), orientation)
+    except UnidentifiedImageError:
+        if not data:
+            return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
+        message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
+        return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
+    except Image.DecompressionBombError as raised:
+        hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
+        return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
+    return Success(_Opened(upright, kind))
+
+
+def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
+    """How often the decoder goes over the pixels. A TIFF may be made of JPEGs, one for each of its tiles."""
+    if image.format == "TIFF" and image.info.get("compression") == "jpeg":
+        return -(-data.count(b"\xff\xda") // max(1, len(getattr(image, "tile", ()))))
+    return counted.scans
+
+
+def _is_plain(image: Image.Image, orientation: int) -> bool:
+    """Whether the pixels are taken as the file has them."""
+    one = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
+    return image.mode in ("RGB", "L") and orientation not in _TURNS and not image.has_transparency_data and one
+
+
+def _known_formats() -> list[str]:
+    from PIL import Image
+
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8. EXIF that cannot be read turns nothing: the pixels themselves are whole."""
+    # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
+    found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
+    return found if isinstance(found, int) else 1
+
+
+def _turn(image: Image.Image, orientation: int) -> Image.Image:
+    from PIL import Image
+
+    return image.transpose(Image.Transpose(_TURNS[orientation])) if orientation in _TURNS else image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The picture in RGB. Raises `ValueError` for numbers that are no 8 or 16 bit levels, and for modes without a conversion."""
+    from PIL import Image
+
+    if image.mode in _SIXTEEN_BITS:
+        # 65535 / 257 = 255. Half is never met (257 is odd), so rounding is plain.
+        return image.convert("I").convert("F").point(lambda level: level * (1 / 257) + 0.5).convert("L").convert("RGB")
+    if image.mode in ("I", "F"):
+        low, high = image.getextrema()
+        if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and 0 <= low <= high <= 255):
+            raise ValueError(f"its pixels run from {low} to {high}; 32-bit pictures are taken with levels from 0 to 255")
+    if image.has_transparency_data:
+        transparent = image.convert("RGBA")
+        over_white = Image.new("RGB", image.size, (255, 255, 255))
+        over_white.paste(transparent, mask=transparent.getchannel("A"))
+        return over_white
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy a picture that is RGB already
+
+
+def digest(image: Image.Image) -> str:
+    """SHA-256 over the size and the RGB pixels: the same for the same upright picture, whatever file it came in.
+
+    >>> from PIL import Image
+    >>> digest(Image.new("RGB", (2, 1), "red"))[:12]
+    'd6e38e360b61'
+    """
+    width, height = image.size
+    sha = hashlib.sha256(f"{width}x{height}:".encode())
+    rows = max(1, _BAND // width)
+    for top in range(0, height, rows):
+        sha.update(image.crop((0, top, width, min(top + rows, height))).tobytes())
+    return sha.hexdigest()
+
+
+def prepare(data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: int, policy: ImagePolicy) -> Slot[PreparedImage]:
+    """Decode one picture, turn it upright, and resize it once to a size that the model's processor keeps.
+
+    The pixels are those that a Qwen-VL processor (Pillow backend) makes of the same RGB picture with the same budget, bit for bit, wherever it would keep
+    its own choice of size (see `fit`). For a `native` processor the size stays, and `tokens` is 1 until the engine knows better.
+    Fails with `BadImage(index)` for a broken picture, one whose shape the model does not take, and, with `do_resize=False`, for sides that are not whole
+    tokens or an area outside the bounds that were asked; with `UnsupportedOption` for a budget that a `native` processor cannot honour.
+    """
+    if spec.kind == "native":
+        asked = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
+        for name in (name for name, said in asked.items() if said):
+            return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has sizes of its own", option=name))
+    return open_picture(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
+
+
+def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+    from PIL import Image
+
+    width, height = image.size
+    if spec.kind == "native":
+        return Success(PreparedImage(width=width, height=height, rgb=image.tobytes(), digest=digest(image)))
+    if options.do_resize is False:
+        refusal = _misfit(width, height, spec, options, index)
+        if refusal is not None:
+            return Failure(refusal)
+        size = image.size
+    else:
+        low, high = pixel_budget(spec, options)
+        try:
+            size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
+        except ValueError as refused:
+            message = f"picture {index} of {width}x{height} pixels has no size that the model takes: {refused}"
+            return Failure(BadImage(index, message=message, hint="crop or pad the picture, or allow more room between min_pixels and max_pixels"))
+    fitted = image if size == image.size else image.resize(size, Image.Resampling(spec.resample))
+    grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
+    tokens = grid[1] * grid[2] // spec.merge_size**2
+    return Success(PreparedImage(width=size[0], height=size[1], rgb=fitted.tobytes(), digest=digest(image), grid=grid, tokens=tokens))
+
+
+def _misfit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> BadImage | None:
+    """Why a picture cannot be taken with `do_resize=False`, or None."""
+    if width % spec.factor or height % spec.factor:
+        nearest = nearest_sides(width, height, spec.factor)
+        message = f"picture {index} is {width}x{height}; with do_resize=False both sides must be multiples of {spec.factor} pixels"
+        return BadImage(index, message=message, hint=f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave do_resize=True")
+    low, high = options.min_pixels or 1, options.max_pixels or width * height
+    if not low <= width * height <= high:
+        message = f"picture {index} has {width * height} pixels, outside the asked {low} to {high}, and do_resize=False keeps its size"
+        return BadImage(index, message=message, hint="leave do_resize=True, or ask for other bounds")
+    return None

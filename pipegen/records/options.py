@@ -1,0 +1,170 @@
+"""Options: what a caller may ask of a generation, and the one pure step that gives every option its value.
+
+Every field of an option record may be `None`, which means "not said". `resolve` fills what is not said: the request's own options win, then those of
+the whole run, then (only if asked) the checkpoint's `generation_config`, then pipegen's defaults. The result is again a `GenerationOptions`, with
+everything said; resolving it again changes nothing, so it can be sent again for the same call.
+
+>>> effective = resolve(GenerationOptions(temperature=0.7))
+>>> effective.temperature, effective.max_new_tokens, effective.stop.stop
+(0.7, 512, ())
+>>> resolve(effective) == effective
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from immutabledict import immutabledict
+
+from pipegen.records.fields import InvalidField, UnknownField, printed
+from pipegen.records.option_names import nearest_option
+from pipegen.records.option_records import (
+    DEFAULTS,
+    GROUPS,
+    ChatTemplateOptions,
+    DecodeOptions,
+    GenerationOptions,
+    StopOptions,
+    StructuredOptions,
+    VlmPreprocessOptions,
+)
+
+__all__ = [
+    "DEFAULTS",
+    "GROUPS",
+    "ChatTemplateOptions",
+    "DecodeOptions",
+    "GenerationOptions",
+    "StopOptions",
+    "StructuredOptions",
+    "VlmPreprocessOptions",
+    "flat_values",
+    "merge",
+    "option_names",
+    "options_from",
+    "resolve",
+]
+
+R = TypeVar("R")
+
+_FLAT: Mapping[str, str] = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
+_PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in GROUPS)
+CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
+"""What `use_generation_config=True` takes from the checkpoint."""
+
+
+def merge(first: R | None, second: R | None) -> R | None:
+    """Field by field (and in nested records too), what `first` says, else what `second` says.
+
+    >>> merge(GenerationOptions(seed=1), GenerationOptions(seed=2, top_k=3)).top_k
+    3
+    """
+    if first is None or second is None or first == second:
+        return second if first is None else first
+    said: dict[str, Any] = {}
+    for f in dataclasses.fields(first):  # type: ignore[arg-type]  # R is one of the option records
+        own, other = getattr(first, f.name), getattr(second, f.name)
+        nested = f.name in GROUPS and dataclasses.is_dataclass(own if own is not None else other)
+        said[f.name] = merge(own, other) if nested else other if own is None else own
+    if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
+        # How the prompt ends is one setting, although it takes two switches: whoever says either has said both.
+        said |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
+    if isinstance(first, StructuredOptions) and first != StructuredOptions():
+        return first  # the form of the answer is one setting: whoever says one says that it is no other
+    if isinstance(first, GenerationOptions) and first.logprobs is False:
+        said["top_logprobs"] = 0
+    elif said.get("top_logprobs") and said["logprobs"] is False:
+        said["logprobs"] = True  # asking for the likeliest tokens asks for the chosen one too
+    return type(first)(**said)
+
+
+_NOTHING: immutabledict[str, Any] = immutabledict()
+
+
+@functools.lru_cache(maxsize=1024)
+def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any] = _NOTHING) -> GenerationOptions:
+    """Give every option its value: earlier arguments win over later ones, then the checkpoint's values if asked, then `DEFAULTS`.
+
+    `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was said. A checkpoint that
+    says `do_sample: false` is greedy whatever temperature it names. Raises `InvalidField` when the merged options contradict each other.
+
+    >>> resolve(GenerationOptions(use_generation_config=True), checkpoint=immutabledict(top_k=20)).top_k
+    20
+    """
+    options: GenerationOptions | None = None  # the function is pure and its arguments are hashable, so it is cached: runs share few distinct options
+    for layer in said:
+        options = merge(options, layer)
+    if options is not None and options.use_generation_config:
+        from_checkpoint = {name: checkpoint[name] for name in CHECKPOINT_FIELDS if checkpoint.get(name) is not None}
+        if not checkpoint.get("do_sample", False):
+            from_checkpoint["temperature"] = 0.0
+        elif "temperature" not in from_checkpoint:
+            from_checkpoint["temperature"] = 1.0
+        options = merge(options, GenerationOptions(**from_checkpoint))
+    full = merge(options, DEFAULTS) or DEFAULTS
+    chat = full.chat or ChatTemplateOptions()
+    continues = bool(chat.continue_final_message)
+    adds = not continues if chat.add_generation_prompt is None else chat.add_generation_prompt
+    chat = dataclasses.replace(chat, add_generation_prompt=adds, continue_final_message=continues)
+    structured = full.structured if full.structured != StructuredOptions() else None
+    return dataclasses.replace(full, chat=chat, structured=structured, use_generation_config=False)
+
+
+def options_from(values: Mapping[str, Any], place: str = "options") -> GenerationOptions:
+    """Options from plain data (JSON, YAML, flags): nested as the records are, or flat, such as `{"stop": ["END"], "strip_whitespace": true}`.
+
+    Raises `UnknownField` with the place and the nearest name, `InvalidField` with the place and what the field takes.
+
+    >>> options_from({"temperature": 0.2, "stop": ["END"], "enable_thinking": True}).chat.enable_thinking
+    True
+    >>> options_from({"temprature": 0.2}, place="line 3")
+    Traceback (most recent call last):
+    ...
+    pipegen.records.fields.UnknownField: line 3: there is no option 'temprature'; did you mean 'temperature'?
+    """
+    plain: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name in GROUPS and isinstance(value, Mapping):
+            unnamed = next((key for key in value if not isinstance(key, str)), None)
+            if unnamed is not None:
+                raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}")
+            groups.setdefault(name, {}).update(value)
+        elif name in _PLAIN:
+            plain[name] = value
+        elif name in _FLAT:
+            groups.setdefault(_FLAT[name], {})[name] = value
+        elif name in GROUPS:
+            raise InvalidField(f"{place}: {name} takes a mapping, not {printed(value)}")
+        else:
+            raise UnknownField(f"{place}: there is no option {printed(name)}{nearest_option(str(name), option_names())}")
+    try:
+        return GenerationOptions(**plain, **{group: GROUPS[group](**fields) for group, fields in groups.items()})
+    except InvalidField as refusal:
+        raise type(refusal)(f"{place}: {refusal}") from None
+
+
+def option_names() -> Iterable[str]:
+    """Every flat option name, as `options_from`, the flags and the capability table use them.
+
+    >>> "stop_token_ids" in option_names()
+    True
+    """
+    return (*_PLAIN, *_FLAT)
+
+
+def flat_values(options: GenerationOptions) -> dict[str, Any]:
+    """Every option by its flat name, as `options_from` takes them.
+
+    >>> flat_values(DEFAULTS)["strip_whitespace"]
+    False
+    """
+    values = {name: getattr(options, name) for name in _PLAIN}
+    for group, kind in GROUPS.items():
+        fields = getattr(options, group)
+        values.update({f.name: getattr(fields, f.name) if fields is not None else None for f in dataclasses.fields(kind)})
+    return values

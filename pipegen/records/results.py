@@ -1,0 +1,297 @@
+"""The records that travel through a pipeline, from the request to the result.
+
+>>> from pipegen.records.options import GenerationOptions, resolve
+>>> GenerationResult(text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())).finish.value
+'eos'
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.core.errors import GenerationError
+from pipegen.core.slots import Batch
+from pipegen.records.fields import boolean, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.records.messages import Message, plain_messages
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.secret import secretive
+
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Finish",
+    "GenerationResult",
+    "Job",
+    "ModelLoadConfig",
+    "PreparedImage",
+    "Prompt",
+    "Raw",
+    "Thinking",
+    "TokenLogprob",
+    "closest_choice",
+    "margin_of",
+]
+
+Thinking = Literal["honoured", "unsupported"]
+"""Whether the chat template honours the thinking switch."""
+Grid = tuple[int, int, int]
+"""Patches of one picture: time, height, width."""
+
+
+class Finish(StrEnum):
+    """How a generation ended. Not an error."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    PLUGIN = "plugin"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@record
+class PreparedImage:
+    """A picture as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
+
+    width: int
+    height: int
+    rgb: bytes
+    digest: str
+    """SHA-256 of the upright RGB picture before it was resized: the same for the same pixels, whatever the source."""
+    grid: Grid | None = None
+    """Patches in time, height and width, where the model works on such a grid."""
+    tokens: int = 1
+    """How many tokens of the prompt its features take the place of."""
+    expansion: str | None = None
+    """What stands in the prompt for its placeholder, where that is more than so many copies of it: frames, marks of tiles, line ends."""
+
+    def __repr__(self) -> str:
+        return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
+
+
+@record
+class Job:
+    """A request with its effective options."""
+
+    request: GenerationRequest
+    options: GenerationOptions
+
+
+@record
+class Prompt:
+    """The record of a prompt: the ids are what every engine gets.
+
+    `token_ids` hold each picture expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
+    """
+
+    token_ids: tuple[int, ...]
+    compact_token_ids: tuple[int, ...]
+    text: str | None = None
+    images: tuple[PreparedImage, ...] = ()
+    thinking: Thinking | None = None
+
+
+@record
+class Encoded:
+    """A prompt and the effective options: what an engine is called with."""
+
+    request: GenerationRequest
+    options: GenerationOptions
+    prompt: Prompt
+    clipped_from: int | None = None
+    """The `max_new_tokens` that was asked, where `on_overflow="clip"` lowered it."""
+
+
+@record
+class TokenLogprob:
+    """The model's own log probability (natural) of one generated token, before temperature, penalties and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at that position with theirs, best first, where asked."""
+    margin: float | None = None
+    """How much likelier the likeliest token at that position is than the second, whichever was taken: the difference of their log probabilities, at least 0.
+    None where the engine does not give two."""
+
+
+def margin_of(logprobs: Iterable[float]) -> float | None:
+    """The difference between the greatest and the second of the model's log probabilities at one position; None where it is not known.
+
+    >>> margin_of([-2.0, -0.5, -0.75]), margin_of([-0.5]), margin_of([-0.5, float("-inf")])
+    (0.25, None, None)
+    """
+    best = sorted(logprobs, reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 and math.isfinite(best[0] - best[1]) else None
+
+
+def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
+    """The smallest margin of these tokens; None where there are none, or where one of theirs is not known.
+
+    >>> closest_choice([TokenLogprob(token_id=1, logprob=-0.5, margin=0.25), TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0)))])
+    0.25
+    """
+    margins = [one.margin if one.margin is not None else margin_of(value for _, value in one.top) for one in logprobs or ()]
+    known = [margin for margin in margins if margin is not None]
+    return min(known) if known and len(known) == len(margins) else None
+
+
+@record
+class Raw:
+    """What an engine gives back for one row: the generated ids, the ending one included. The text is made from them by shared stages.
+
+    `aborted` says that the engine gave up on the row; `halted` that an engine-side plugin of that name ended it.
+    """
+
+    encoded: Encoded
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    aborted: bool = False
+    halted: str | None = None
+
+
+@record
+class Decoded:
+    """Generated ids as text, with how it ended.
+
+    `text_ends[k]` and `raw_ends[k]` are the lengths (in characters) of `text` and `raw_text` after the first k + 1 tokens.
+    """
+
+    raw: Raw
+    text: str
+    raw_text: str
+    text_ends: tuple[int, ...]
+    raw_ends: tuple[int, ...]
+    finish: Finish
+    stop: str | int | None = None
+
+
+@record
+class GenerationResult:
+    """One finished generation."""
+
+    id: str | None = None
+    text: str
+    """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
+    raw_text: str
+    """Everything generated, special tokens and the ending included; never stripped, never padded."""
+    prompt_text: str | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    finish: Finish
+    stop: str | int | None = None
+    """What ended it: the stop string, the stop token's id, or the plugin's name."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    margin: float | None = None
+    """Where `logprobs` are asked, how close the closest choice was: the smallest `TokenLogprob.margin` of `token_ids`. A near tie (about 0.01 in float32, 0.1
+    in bfloat16, or less) may come out otherwise in another batch, on another engine or device. It is the model's own, before temperature, penalties, filters,
+    forms and seeds, so of a sampled row it tells how sure the model was, not how close the draw was. None where it is not known for every token."""
+    route: str = ""
+    tried: tuple[GenerationError, ...] = ()
+    """The errors of the routes tried before this one, oldest first."""
+    thinking: Thinking | None = None
+    reasoning: str | None = None
+    """What the model thought before it answered, where a server tells it apart from the text."""
+    thinking_unfinished: bool = False
+    """The length ran out while the model was still thinking: there is no answer. More `max_new_tokens` leave room for one."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
+    image_grid_thw: tuple[Grid | None, ...] = ()
+    image_digests: tuple[str, ...] = ()
+    options: GenerationOptions
+    """The effective options: sent again, they give the same call."""
+    clipped_from: int | None = None
+    samples: tuple[GenerationResult, ...] = ()
+    """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+    failed_samples: tuple[tuple[int, GenerationError], ...] = ()
+    """Of those completions that failed while others came through: which they are, counted from 0, and why."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as an assistant's message, to append to the conversation's messages.
+
+        Its words stay text there, whatever control tokens they spell, unless `ChatTemplateOptions.trust` says otherwise. What the model thought and the
+        tools that it called have their own entries, where the engine tells them apart.
+        """
+        more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
+        message = Message(role="assistant", content=self.text, extras={name: value for name, value in more.items() if value})
+        return plain_messages([message])[0]
+
+    @property
+    def completions(self) -> Batch[GenerationResult]:
+        """A slot for each completion that was asked for, in order: one where `samples` was 1."""
+        failed, made = dict(self.failed_samples), iter(self.samples or (self,))
+        count = len(self.samples or (self,)) + len(failed)
+        return tuple(Failure(failed[sample]) if sample in failed else Success(next(made)) for sample in range(count))
+
+
+_DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
+
+
+def _dtype(value: Any) -> Any:
+    word = _DTYPE(value)
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(word, word)
+
+
+with_schema(_dtype, schema_of(_DTYPE))
+
+
+@record
+class ModelLoadConfig:
+    """Which model to load, on which engine, and how."""
+
+    model: Annotated[str, path]
+    """A local folder, a hub name, or `embedded`."""
+    backend: Annotated[str, text] = "hf"
+    """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
+    fallback_backend: Annotated[str | None, text] = None
+    """The engine for pictures that the first one does not take; see `pipegen.backends.load`."""
+    variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
+    dtype: Annotated[str, _dtype] = "auto"
+    device: Annotated[str | None, text] = None
+    device_map: Annotated[str | None, text] = None
+    attn_implementation: Annotated[str | None, text] = None
+    trust_remote_code: Annotated[bool, boolean] = False
+    revision: Annotated[str | None, text] = None
+    adapter: Annotated[str | None, path] = None
+    """A LoRA adapter's folder or hub name (needs peft)."""
+    batch_size: Annotated[int | None, whole(low=1)] = None
+    """Rows that may run side by side; None is the engine's own default (hf: 32)."""
+    compile: Annotated[bool, boolean] = False
+    """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
+    picture_memory_bytes: Annotated[int | None, whole(low=0)] = None
+    """Memory for pictures that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
+    engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
+    """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""
+
+    if TYPE_CHECKING:  # a path may be given as one, and a mapping of any kind
+
+        def __init__(
+            self,
+            *,
+            model: str | os.PathLike[str],
+            backend: str = "hf",
+            fallback_backend: str | None = None,
+            variant: Literal["auto", "text", "vlm"] = "auto",
+            dtype: str = "auto",
+            device: str | None = None,
+            device_map: str | None = None,
+            attn_implementation: str | None = None,
+            trust_remote_code: bool = False,
+            revision: str | None = None,
+            adapter: str | os.PathLike[str] | None = None,
+            batch_size: int | None = None,
+            compile: bool = False,
+            picture_memory_bytes: int | None = None,
+            engine_kwargs: Mapping[str, Any] = ...,
+        ) -> None: ...

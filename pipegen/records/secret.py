@@ -1,0 +1,122 @@
+"""Keys among settings: kept as `Secret`s, which nothing shows, and revealed where an engine or a server is given them.
+
+>>> settings = secretive({"base_url": "http://h", "api_key": "sk-123", "headers": {"X-Team": "red"}, "max_tokens": 5})
+>>> settings
+immutabledict({'base_url': 'http://h', 'api_key': Secret(hidden), 'headers': immutabledict({'X-Team': Secret(hidden)}), 'max_tokens': 5})
+>>> revealed(settings)["headers"]
+{'X-Team': 'red'}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from immutabledict import immutabledict
+
+from pipegen.records.checks import freeze, mapping, schema_of, with_schema
+
+__all__ = ["Secret", "masked", "revealed", "secretive"]
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
+_SECRET = frozenset(
+    {"apikey", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase", "passwd", "password", "pwd", "secret", "secrets"}
+)
+_KEYS = frozenset(["access", "api", "auth", "encryption", "private", "secret", "service", "shared", "signing", "subscription"])
+"""What a `key` is called that lets somebody in."""
+_PLAIN_TOKENS = frozenset(["audio", "bos", "cls", "eos", "image", "mask", "pad", "sep", "special", "stop", "unk", "video"])
+"""What a `token` is called that is a word of a model."""
+_CARRIERS = frozenset({"headers", "header", "cookies"})
+"""What every entry of is a secret."""
+_LOGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+@")
+"""An address that holds a user, and perhaps a password."""
+
+
+class Secret:
+    """A text that neither its repr nor its str shows, and that does not pickle."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Secret is not pickled: read it again where it is needed")
+
+
+def _is_secret(name: str) -> bool:
+    """Whether what has this name is a secret.
+
+    >>> [name for name in ("api_key", "X-Api-Key", "hfToken", "HF_TOKEN", "eos_token", "max_tokens", "monkey", "Authorization") if _is_secret(name)]
+    ['api_key', 'X-Api-Key', 'hfToken', 'HF_TOKEN', 'Authorization']
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    before = words[-2] if len(words) > 1 else ""
+    if not _SECRET.isdisjoint(words):
+        return True
+    return bool(words) and ((words[-1] == "token" and before not in _PLAIN_TOKENS) or (words[-1] == "key" and before in _KEYS))
+
+
+def secretive(value: Any) -> Any:
+    """A check of a field: a mapping of plain data, deeply frozen, in which keys, tokens, passwords and headers are `Secret`s."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping")
+    return _hidden(value, hides=False)
+
+
+with_schema(secretive, schema_of(mapping))
+
+
+def _hidden(value: Any, *, hides: bool) -> Any:
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, Mapping):
+        names = freeze(dict.fromkeys(value))  # which takes strings alone
+        return immutabledict({name: _hidden(value[name], hides=hides or _holds(name)) for name in names})
+    if isinstance(value, (list, tuple)):
+        return tuple(_hidden(entry, hides=hides) for entry in value)
+    kept = freeze(value)
+    return Secret(kept) if isinstance(kept, str) and (hides or _LOGIN.match(kept)) else kept
+
+
+def _holds(name: object) -> bool:
+    return isinstance(name, str) and (_is_secret(name) or name.lower().rpartition("_")[2] in _CARRIERS)
+
+
+def masked(value: Any) -> Any:
+    """Any value as it may be shown: `Secret`s take the place of what has a secret's name, however deep.
+
+    >>> masked({"password": 5, "a": [{"token": "x"}]})
+    {'password': Secret(hidden), 'a': [{'token': Secret(hidden)}]}
+    """
+    if isinstance(value, Mapping):
+        return {name: Secret("") if _holds(name) else masked(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(entry) for entry in value]
+    return Secret("") if isinstance(value, str) and _LOGIN.match(value) else value
+
+
+def revealed(value: Any) -> Any:
+    """The same with the texts of its secrets, in plain dicts and lists: for whom the settings are meant."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Mapping):
+        return {name: revealed(entry) for name, entry in value.items()}
+    return [revealed(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,122 @@
+"""JSON without surprises: no key twice, no NaN or infinity, no endless nesting, no half characters.
+
+>>> load('{"a": [1, 2.5, null]}')
+{'a': [1, 2.5, None]}
+>>> load('{"a": 1, "a": 2}')
+Traceback (most recent call last):
+...
+pipegen.records.strict_json.NotStrict: the key 'a' stands there twice
+>>> dump({"text": "é", "logprob": float("-inf")})
+'{"text": "é", "logprob": "-Infinity"}'
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pipegen.records.limits import NESTING
+
+__all__ = ["MAX_DEPTH", "NotStrict", "check_plain", "dump", "load", "plain"]
+
+MAX_DEPTH = NESTING
+"""How deep lists and mappings may be nested."""
+
+_LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+"""Characters that some readers take for the end of a line, as JSON escapes (they can only stand within strings)."""
+
+
+class NotStrict(ValueError):
+    """A text is not the JSON that is taken here; the message says why."""
+
+
+def load(text: str) -> Any:
+    """The value of a JSON text. Raises `NotStrict`, which says what is wrong and where.
+
+    >>> load('{"a": NaN}')
+    Traceback (most recent call last):
+    ...
+    pipegen.records.strict_json.NotStrict: NaN is no number in JSON
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except NotStrict:
+        raise
+    except json.JSONDecodeError as refusal:
+        place = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
+        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {place}") from None
+    except RecursionError:
+        raise NotStrict(f"it is nested more than {MAX_DEPTH} deep") from None
+    except ValueError as refusal:  # a whole number with thousands of digits
+        raise NotStrict(str(refusal).split(";")[0]) from None
+    check_plain(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, entry in pairs:
+        if key in value:
+            raise NotStrict(f"the key {key!r:.200} stands there twice")
+        value[key] = entry
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise NotStrict(f"{name} is no number in JSON")
+
+
+def check_plain(value: Any) -> None:
+    """Refuse plain data that JSON cannot hold, or that is nested too deep: raises `NotStrict`.
+
+    >>> check_plain({"a": [float("nan")]})
+    Traceback (most recent call last):
+    ...
+    pipegen.records.strict_json.NotStrict: nan is no number in JSON
+    """
+    left = [(value, 1)]
+    while left:
+        entry, depth = left.pop()
+        if isinstance(entry, str):
+            _check_text(entry)
+        elif isinstance(entry, float) and not math.isfinite(entry):
+            raise NotStrict(f"{entry} is no number in JSON")
+        elif isinstance(entry, (dict, list)):
+            if depth > MAX_DEPTH:
+                raise NotStrict(f"it is nested more than {MAX_DEPTH} deep")
+            inner = [*entry.keys(), *entry.values()] if isinstance(entry, dict) else entry
+            left.extend((part, depth + 1) for part in inner)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as refusal:
+        raise NotStrict(f"\\u{ord(text[refusal.start]):04x} is half a character") from None
+
+
+def plain(value: Any) -> Any:
+    """Immutable plain data as JSON has it: mappings as dicts, tuples as lists, NaN and infinities as the strings that `float` reads.
+
+    >>> plain((1, float("nan")))
+    [1, 'NaN']
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def dump(value: Any) -> str:
+    """The value as one line of JSON that every strict reader takes; text stays readable. Raises `TypeError` for what is not plain data."""
+    line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half characters, as in file names that are not UTF-8
+        return json.dumps(plain(value), allow_nan=False)
+    return line

@@ -1,0 +1,129 @@
+"""Where two runs of the same requests part: the first stage at which their results differ.
+
+Results are made in stages, each from the one before, so the first that differs is the one to look at; what comes after it follows from it.
+
+>>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.results import Finish
+>>> from returns.result import Success
+>>> options = resolve(GenerationOptions())
+>>> one, other = (GenerationResult(text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options) for text, last in (("a", 2), ("b", 3)))
+>>> first_difference(Success(one), Success(other))
+Difference(stage='ids', first='2 tokens, at 1: 2', second='2 tokens, at 1: 3')
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from returns.result import Success
+
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import flat_values
+from pipegen.records.results import GenerationResult
+
+__all__ = ["STAGES", "Compared", "Difference", "compare", "first_difference", "summary"]
+
+WIDTH = 60
+"""How many characters of a value are shown."""
+
+
+class Difference(NamedTuple):
+    """The first stage that differs, and what each side has there, in a few words."""
+
+    stage: str
+    first: str
+    second: str
+
+
+class Compared(NamedTuple):
+    """One request, by its id, and where its two results part; None where they are equal."""
+
+    id: str
+    difference: Difference | None
+
+
+def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
+    """None where a side does not tell its ids, as brief files do not."""
+    if first == second or not first or not second:
+        return None
+    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+
+    def shown(ids: Sequence[int]) -> str:
+        return f"{len(ids)} tokens, at {at}: {ids[at] if at < len(ids) else 'the end'}"
+
+    return shown(first), shown(second)
+
+
+def _texts(first: str, second: str) -> tuple[str, str] | None:
+    if first == second:
+        return None
+    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    return f"at {at}: {first[at : at + WIDTH]!r}", f"at {at}: {second[at : at + WIDTH]!r}"
+
+
+def _values(first: Any, second: Any) -> tuple[str, str] | None:
+    return None if first == second else (repr(first)[:WIDTH], repr(second)[:WIDTH])
+
+
+def _options(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
+    one, other = flat_values(first.options), flat_values(second.options)
+    name = next((name for name in one if one[name] != other[name]), None)
+    return None if name is None else (f"{name}={one[name]!r}"[:WIDTH], f"{name}={other[name]!r}"[:WIDTH])
+
+
+def _ending(result: GenerationResult) -> tuple[Any, ...]:
+    return result.finish.value, result.stop, result.prompt_tokens, result.completion_tokens
+
+
+STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
+    "prompt ids": lambda one, other: _ids(one.prompt_token_ids, other.prompt_token_ids),
+    "grid": lambda one, other: _values(one.image_grid_thw, other.image_grid_thw),
+    "options": _options,
+    "ids": lambda one, other: _ids(one.token_ids, other.token_ids),
+    "raw text": lambda one, other: _texts(one.raw_text, other.raw_text),
+    "text": lambda one, other: _texts(one.text, other.text),
+    "finish": lambda one, other: _values(_ending(one), _ending(other)),
+}
+"""In the order in which a result is made; `finish` also compares what ended it and the counts of tokens."""
+
+
+def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult]) -> Difference | None:
+    """The first stage at which two slots differ, or None. Errors are equal when they are of one kind; samples are compared one by one."""
+    if not (is_ok(first) and is_ok(second)):
+        said = _outcome(first), _outcome(second)
+        return None if said[0] == said[1] else Difference("outcome", *said)
+    one, other = first.unwrap(), second.unwrap()
+    for stage, differs in STAGES.items():
+        words = differs(one, other)
+        if words is not None:
+            return Difference(stage, *words)
+    if len(one.samples) != len(other.samples):
+        return Difference("samples", str(len(one.samples)), str(len(other.samples)))
+    pairs = (first_difference(Success(a), Success(b)) for a, b in zip(one.samples, other.samples, strict=True))
+    return next((difference for difference in pairs if difference is not None), None)
+
+
+def _outcome(slot: Slot[GenerationResult]) -> str:
+    return "a result" if is_ok(slot) else type(slot.failure()).__name__
+
+
+def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Slot[GenerationResult]]) -> Iterator[Compared]:
+    """Every request of either run, those of the first in its order, then what only the second has."""
+    for name, slot in first.items():
+        yield Compared(name, first_difference(slot, second[name]) if name in second else Difference("outcome", _outcome(slot), "not there"))
+    for name, slot in second.items():
+        if name not in first:
+            yield Compared(name, Difference("outcome", "not there", _outcome(slot)))
+
+
+def summary(compared: Sequence[Compared]) -> dict[str, int]:
+    """How many requests are equal, and how many part at each stage.
+
+    >>> summary([Compared("a", None), Compared("b", Difference("ids", "", "")), Compared("c", None)])
+    {'requests': 3, 'equal': 2, 'ids': 1}
+    """
+    parted = Counter(one.difference.stage for one in compared if one.difference is not None)
+    order = [stage for stage in ("outcome", *STAGES, "samples") if stage in parted]
+    return {"requests": len(compared), "equal": len(compared) - sum(parted.values()), **{stage: parted[stage] for stage in order}}

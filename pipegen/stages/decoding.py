@@ -1,0 +1,83 @@
+"""Turn the ids that an engine gave back into text, up to the id that ends the row.
+
+The order in which a generated token is judged, once the row has more than `min_new_tokens`: a stop token ends it, then one of the model's end
+tokens, then a stop string (see `stop`), then a plugin, then the length. A stop token's text, and an end token's, is in `raw_text` only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from returns.result import Success
+
+from pipegen.core.slots import Slot
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.results import Decoded, Finish, Raw
+from pipegen.stages.parts.detokenize import Detokenizer, added, spell
+from pipegen.stages.stopping import endings, plan_stops
+
+__all__ = ["Detokenizer", "decode", "hidden_ids"]
+
+
+def hidden_ids(tokenizer: Tokenizer, skip_special_tokens: bool | None) -> frozenset[int]:
+    """The ids that `text` does not show.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> sorted(hidden_ids(ToyTokenizer(), True)), sorted(hidden_ids(ToyTokenizer(), False))
+    ([256, 257, 258, 259], [])
+    """
+    return _special_ids(tokenizer) if skip_special_tokens else frozenset()
+
+
+@functools.lru_cache(maxsize=64)
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(tokenizer.special_tokens.values())
+
+
+def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
+    """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
+
+    Ids beyond the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs. An engine that gave up makes `ABORTED`, one
+    whose own plugin halted the row `PLUGIN`; ids that end without any reason are `ABORTED` too.
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.results import Encoded, Prompt
+    >>> from pipegen.records.requests import TextGenerationRequest
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
+    >>> encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=resolve(GenerationOptions()), prompt=prompt)
+    >>> decoded = decode(Raw(encoded=encoded, token_ids=(66, 257, 67)), ToyTokenizer(), eos_token_ids=(257,)).unwrap()
+    >>> decoded.text, decoded.raw_text, decoded.raw.token_ids, decoded.finish.value
+    ('B', 'B<|im_end|>', (66, 257), 'eos')
+    """
+    options, ids = raw.encoded.options, raw.token_ids
+    if options.decode is None or options.max_new_tokens is None or options.min_new_tokens is None:
+        raise ValueError("the options take a value for everything: resolve(options) first")
+    ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
+    count = min(len(ids), options.max_new_tokens)
+    ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
+    kept = count if ended is None else ended + 1
+    finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
+    if kept < len(ids):
+        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept])
+    raw_text, raw_ends = spell(tokenizer, raw.token_ids)
+    hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
+    shown = raw.token_ids[:ended]
+    last = "" if ended is None else added(tokenizer, ids[ended])
+    if hidden.isdisjoint(shown) and last is not None and len(last) < len(raw_text):  # then it is known what the ending token has put to the text
+        text, text_ends = raw_text.removesuffix(last), raw_ends[: len(shown)]
+    else:
+        text, text_ends = spell(tokenizer, shown, hidden)
+    text_ends += text_ends[-1:] or (0,) if ended is not None else ()
+    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop))
+
+
+def _unforced(raw: Raw, kept: int, limit: int) -> tuple[Finish, str | None]:
+    """How a row ended that no id ended."""
+    if kept == len(raw.token_ids) and raw.aborted:
+        return Finish.ABORTED, None
+    if kept == len(raw.token_ids) and raw.halted is not None:
+        return Finish.PLUGIN, raw.halted
+    return (Finish.LENGTH if kept >= limit else Finish.ABORTED), None

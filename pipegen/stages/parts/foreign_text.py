@@ -1,0 +1,166 @@
+"""Foreign text: the strings of a request that the caller did not write, and marks that stand for their characters.
+
+Foreign are the user and tool turns, the assistant's earlier answers with their tool calls, names and ids of every turn, the definitions of tools, and the
+template's further variables (documents among them). System and developer turns are the caller's own. `ChatTemplateOptions.trust` names what else is.
+
+A mark is a private-use character in the place of one that can be part of a control token. So a template trims, splits and joins marked text as any other,
+and whatever it does, a control token in the rendered text was not made of it.
+
+>>> said = Conversation([{"role": "user", "content": "say <s>"}], [], {})
+>>> [(place, text) for place, text in foreign(said, ())]
+[('messages[0].content', 'say <s>')]
+>>> marks = choose_marks("<>", ["say <s>"])
+>>> marked = rewrite_foreign(said, (), lambda text, place: marks.mark(text))
+>>> "<" in marked.messages[0]["content"], marks.put_back(marked.messages[0]["content"])
+(False, 'say <s>')
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from immutabledict import immutabledict
+
+from pipegen.records.fields import mapping, record
+
+__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign", "rewrite_foreign", "trusted_part"]
+
+OWN = frozenset({"system", "developer"})
+"""The turns that are the caller's own."""
+Rewrite = Callable[[str, str], str]
+
+
+class Conversation(NamedTuple):
+    """What a template is called with, as plain dicts and lists."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    variables: dict[str, Any]
+    """The further variables of the template."""
+
+
+@record
+class Marks:
+    """Private-use characters, each with the character that it stands for."""
+
+    originals: Annotated[immutabledict[str, str], mapping] = immutabledict()
+
+    if TYPE_CHECKING:  # any mapping is taken, and kept frozen
+
+        def __init__(self, *, originals: Mapping[str, str] = ...) -> None: ...
+
+    def only(self, characters: Collection[str]) -> Marks:
+        """Those of the marks that stand for one of the characters."""
+        return Marks(originals={mark: original for mark, original in self.originals.items() if original in characters})
+
+    def mark(self, text: str) -> str:
+        """The text with a mark for each character that has one. The length stays."""
+        for mark, original, _ in _pairs(self.originals):
+            text = text.replace(original, mark)
+        return text
+
+    def in_text(self, text: str) -> bool:
+        """Whether any mark is in the text, plain or escaped (as templates that write JSON may write it)."""
+        return any(mark in text or escaped in text for mark, _, escaped in _pairs(self.originals))
+
+    def put_back(self, text: str) -> str:
+        """The text with every mark replaced by the character it stands for."""
+        escapes = "\\u" in text
+        if text.isascii() and not escapes:
+            return text
+        for mark, original, escaped in _pairs(self.originals):
+            text = text.replace(mark, original)
+            text = text.replace(escaped, original) if escapes else text
+        return text
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(originals: immutabledict[str, str]) -> tuple[tuple[str, str, str], ...]:
+    return tuple((mark, original, _escape(mark)) for mark, original in originals.items())
+
+
+def _escape(mark: str) -> str:
+    return json.dumps(mark)[1:-1]
+
+
+_PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
+_ESCAPED = re.compile(r"\\u[0-9a-f]{4}")
+
+
+def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
+    """A mark for each of the characters; none is in the texts of `avoid`, escaped or not. None where private use has no more characters."""
+    held = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
+    if not held:
+        return _first_marks(frozenset(characters))
+    joined = "\0".join(held)
+    taken, escapes = frozenset(joined), frozenset(_ESCAPED.findall(joined))
+    return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and _escape(mark)[:6] not in escapes))
+
+
+def _free() -> Iterator[str]:
+    return (chr(code) for block in (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)) for code in block)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_marks(characters: frozenset[str]) -> Marks | None:
+    return _marks(characters, _free())
+
+
+def _marks(characters: frozenset[str], free: Iterator[str]) -> Marks | None:
+    chosen = dict(zip(free, sorted(characters), strict=False))
+    return Marks(originals=immutabledict(chosen)) if len(chosen) == len(characters) else None
+
+
+def foreign(said: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
+    """Every foreign string with its place; `trust` holds roles whose words are not foreign, and "tools" or "template_kwargs" where those are not."""
+    found: list[tuple[str, str]] = []
+
+    def note(text: str, place: str) -> str:
+        found.append((place, text))
+        return text
+
+    rewrite_foreign(said, trust, note)
+    return found
+
+
+def trusted_part(said: Conversation, trust: Collection[str]) -> Conversation:
+    """What of the conversation is trusted, some foreign text beside it."""
+    messages = [message for message in said.messages if message["role"] in trust]
+    return Conversation(messages, said.tools if "tools" in trust else [], said.variables if "template_kwargs" in trust else {})
+
+
+def rewrite_foreign(said: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
+    """The same with every foreign string (keys too) passed through `rewrite`, which is called with the string and its place."""
+    return Conversation(
+        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(said.messages)],
+        said.tools if "tools" in trust else _rewritten(said.tools, "tools", rewrite),
+        said.variables
+        if "template_kwargs" in trust
+        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in said.variables.items()},
+    )
+
+
+def _message(message: dict[str, Any], place: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
+    role, content = message["role"], message["content"]
+    if role == "assistant" and role in trust:
+        return message
+    extras = {key: _rewritten(value, f"{place}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
+    if role not in trust:
+        content = _parts(content, place, rewrite) if isinstance(content, list) else _rewritten(content, f"{place}.content", rewrite)
+    return {"role": role, "content": content, **extras}
+
+
+def _parts(parts: list[Any], place: str, rewrite: Rewrite) -> list[Any]:
+    return [{**part, "text": rewrite(part["text"], f"{place}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
+
+
+def _rewritten(value: Any, place: str, rewrite: Rewrite) -> Any:
+    if isinstance(value, str):
+        return rewrite(value, place)
+    if isinstance(value, dict):
+        return {_rewritten(key, place, rewrite): _rewritten(entry, f"{place}.{key}", rewrite) for key, entry in value.items()}
+    return [_rewritten(entry, f"{place}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value

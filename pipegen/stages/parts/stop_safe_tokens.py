@@ -1,0 +1,67 @@
+"""Which tokens a follower need not look at: what they add to the text completes no stop, whatever stood before.
+
+A token's piece completes a stop only if the stop stands in it, or the piece begins as the stop ends. That is found out when a token first comes, and
+remembered for all rows with the same tokenizer and stops.
+
+>>> from pipegen.testing.toy import ToyTokenizer
+>>> toy = ToyTokenizer(merges=("ND of", "no"))
+>>> tokens = quiet_tokens(toy, ("END",), frozenset(), skips_special=True)
+>>> [tokens.takes(token_id) for token_id in toy.encode("no D END of")]
+[True, True, False, True, True, False]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.stages.decoding import hidden_ids
+from pipegen.stages.parts.detokenize import added
+
+__all__ = ["QuietTokens", "quiet_tokens"]
+
+
+class QuietTokens:
+    """The quiet tokens that have come so far, each with what it adds to the text: `pieces`. Ids in `endings` are none of them."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Collection[str], endings: frozenset[int], hidden: frozenset[int]) -> None:
+        self.pieces: dict[int, str] = {}
+        self.longest = max(map(len, stops), default=0)
+        """Characters of the longest stop."""
+        self._stops, self._endings, self._hidden = tuple(stops), endings, hidden
+        self._last = {stop[-1] for stop in stops}
+        self._ends = tuple({stop[start:] for stop in stops for start in range(len(stop))})
+        self._tokenizer = tokenizer
+        self._others: set[int] = set()
+
+    def takes(self, token_id: int) -> bool:
+        """Whether the token is quiet; if it is, `pieces` has it from now on."""
+        if token_id in self.pieces:
+            return True
+        if token_id in self._others:
+            return False
+        piece = self._added(token_id)
+        if piece is None:
+            self._others.add(token_id)
+            return False
+        self.pieces[token_id] = piece
+        return True
+
+    def _added(self, token_id: int) -> str | None:
+        """What a quiet token adds; None for any other."""
+        if token_id in self._endings:
+            return None
+        if token_id in self._hidden or not self._stops:
+            return ""
+        piece = added(self._tokenizer, token_id)
+        return None if piece is None or self._completes(piece) else piece
+
+    def _completes(self, piece: str) -> bool:
+        return not self._last.isdisjoint(piece) and (piece.startswith(self._ends) or any(stop in piece for stop in self._stops))
+
+
+@functools.lru_cache(maxsize=64)  # each may hold a vocabulary
+def quiet_tokens(tokenizer: Tokenizer, stops: tuple[str, ...], endings: frozenset[int], *, skips_special: bool) -> QuietTokens:
+    """What is known of a tokenizer's tokens beside these stops, the same object each time; `endings` are the ids that end a row by themselves."""
+    return QuietTokens(tokenizer, stops, endings, hidden_ids(tokenizer, skips_special))

@@ -1,0 +1,215 @@
+"""What a chat template does, found out by rendering small conversations, not assumed from its source.
+
+>>> from pipegen.testing.fake import ToyRenderer
+>>> honours_thinking(ToyRenderer(), None, immutabledict())
+True
+>>> honours_thinking(ToyRenderer(thinking=False), None, immutabledict())
+False
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from immutabledict import immutabledict
+
+from pipegen.core.border import guard
+from pipegen.core.errors import TemplateFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.tokenizer import Renderer
+
+__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "thaw", "written_by"]
+
+_PROBE, _BESIDE = "probe text", "other words"
+_PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
+"""How a list of parts looks in the render of a template that takes strings only."""
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a template raises to refuse messages in words of its own."""
+    try:
+        from jinja2 import TemplateError
+    except ImportError:  # then no template was made of it
+        return ()
+    return (TemplateError,)
+
+
+def call_template(
+    renderer: Renderer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template: str | None,
+    variables: Mapping[str, Any],
+    probes: bool = False,
+) -> Slot[str]:
+    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing of that is logged: a template may refuse what it is tried with.
+
+    >>> from pipegen.testing.fake import ToyRenderer
+    >>> call_template(ToyRenderer(raises=TypeError("no")), [], template=None, variables={}).failure().message
+    'the chat template raised TypeError: no'
+    """
+    return guard(
+        lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
+        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident),
+        known=(Exception,) if probes else _refusals(),
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, Any], thinking: bool) -> tuple[str | None, ...]:
+    """Harmless conversations rendered with the switch at `thinking`; None for each that the template refuses."""
+    user = {"role": "user", "content": _content("user", renderer, template, more)}
+    system = {"role": "system", "content": _content("system", renderer, template, more)}
+    variables = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": thinking, **thaw(more)}
+    renders = (call_template(renderer, messages, template=template, variables=variables, probes=True) for messages in ([user], [system, user]))
+    return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
+
+
+@functools.lru_cache(maxsize=32)
+def honours_thinking(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> bool:
+    """Whether the switch `enable_thinking` changes what the template writes; `more` are its further variables.
+
+    A template that refuses the probes does not honour it.
+    """
+    pairs = zip(_probes(renderer, template, more, True), _probes(renderer, template, more, False), strict=True)
+    return any(on is not None and off is not None and on != off for on, off in pairs)
+
+
+@functools.lru_cache(maxsize=32)
+def written_by(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> str:
+    """Text that holds every control token that the template is known to write: its source, and its renders of harmless content."""
+    renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))
+    return "\0".join(text for text in (template, renderer.template, *renders) if text)
+
+
+@functools.lru_cache(maxsize=128)
+def _takes(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> tuple[bool, bool]:
+    """Whether the template writes the content of this role when it is a string, and when it is a list of text parts."""
+    forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
+    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+    other = _BESIDE if role == "user" else _content("user", renderer, template, more)
+    renders = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables, probes=True) for form in forms]
+    texts = [slot.unwrap() if is_ok(slot) else "" for slot in renders]
+    return _PROBE in texts[0], _PROBE in texts[1] and not any(shown in texts[1] for shown in _PARTS_SHOWN)
+
+
+def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
+    user, probed = {"role": "user", "content": other}, {"role": role, "content": content}
+    if role == "user":
+        return [probed]
+    if role == "assistant":
+        return [user, probed, user]
+    if role == "tool":
+        call = {"type": "function", "id": "call00001", "function": {"name": "probe", "arguments": {}}}
+        return [user, {"role": "assistant", "content": "", "tool_calls": [call]}, {**probed, "name": "probe", "tool_call_id": "call00001"}]
+    return [probed, user]
+
+
+def _content(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> Any:
+    strings, parts = _takes(role, renderer, template, more)
+    return [{"type": "text", "text": _BESIDE}] if parts and not strings else _BESIDE
+
+
+def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> dict[str, Any]:
+    """The plain message with its content in a form that the template writes.
+
+    Text parts are joined to a string where the template takes only strings, and a string becomes a text part where it takes only parts. Content
+    with pictures stays a list, and what the template takes stays as it is.
+    """
+    content = message["content"]
+    if isinstance(content, list) and all(part["type"] == "text" for part in content) and _takes(message["role"], renderer, template, more) == (True, False):
+        return {**message, "content": "".join(part["text"] for part in content)}
+    if isinstance(content, str) and content and _takes(message["role"], renderer, template, more) == (False, True):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return dict(message)
+
+
+_LONG = 200
+_NONE = immutabledict[str, Any]()
+
+
+def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
+    """Variables for probing the template in the place of a request's own: short, and the same for requests that differ in their documents only.
+
+    >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
+    immutabledict({'documents': (immutabledict({'text': 'x'}),), 'reasoning_effort': 'high'})
+    """
+    if not more:
+        return _NONE  # the same each time, so that what is remembered is found at once
+    return immutabledict({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return "x"
+    if isinstance(value, Mapping):
+        return immutabledict({key: _short(entry) for key, entry in value.items()})
+    return tuple(map(_short, value[:1])) if isinstance(value, (tuple, list)) else value
+
+
+_ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
+
+
+@functools.lru_cache(maxsize=32)
+def composes(source: str, tokens: Collection[str]) -> bool:
+    """Whether the template's source may put a control token together out of parts: some text in it ends in the beginning of one.
+
+    Such as `'<' + key + '>'`. Not where the role follows, which holds no words of others.
+
+    >>> composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"})), composes("{{ '<|' + m.role + '|>' }}", frozenset({"<|user|>"}))
+    (True, False)
+    """
+    begun = frozenset(token[:end] for token in tokens for end in range(1, len(token)))
+    longest = max(map(len, begun), default=0)
+
+    def opens(text: str) -> bool:
+        return any(text[-size:] in begun for size in range(1, longest + 1))
+
+    return any((opens(text) or opens(text.rstrip())) and not _ROLE.match(following) for text, following in _literals(source))
+
+
+@functools.lru_cache(maxsize=32)
+def known_words(source: str) -> frozenset[str]:
+    """The words that the template looks for: its strings, and the names of entries. Whatever else it is given, it can only write.
+
+    >>> sorted(known_words("{% if m.name == 'python' %}{{ m['type'] }}{% endif %}"))
+    ['name', 'python', 'type']
+    """
+    tokens = _tokens(source)
+    names = (name for (_, before), (kind, name) in itertools.pairwise(tokens) if kind == "name" and before == ".")
+    return frozenset((*names, *(text for kind, text in tokens if kind == "string")))
+
+
+def _literals(source: str) -> Iterable[tuple[str, str]]:
+    """Each piece of text that a Jinja source holds, with what follows it."""
+    tokens = _tokens(source)
+    return ((text, "".join(after for _, after in tokens[row + 1 : row + 9])) for row, (kind, text) in enumerate(tokens) if kind in ("data", "string"))
+
+
+def _tokens(source: str) -> list[tuple[str, str]]:
+    """A Jinja source in tokens, its strings as what they mean; none where there is no Jinja."""
+    try:
+        from jinja2 import Environment, TemplateError
+    except ImportError:
+        return []
+    try:
+        tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
+    except TemplateError:  # then it renders nothing
+        return []
+    return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]
+
+
+def _unescaped(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("unicode-escape", "replace")
+
+
+def thaw(value: Any) -> Any:
+    """Frozen plain data as the dicts and lists that templates expect."""
+    if isinstance(value, Mapping):
+        return {key: thaw(entry) for key, entry in value.items()}
+    return [thaw(entry) for entry in value] if isinstance(value, (tuple, list)) else value

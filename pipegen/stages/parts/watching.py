@@ -1,0 +1,96 @@
+"""Let the plugins of one row watch its text as it comes.
+
+The one rule: what a plugin does wrong fails its own row, as a `PluginFailed`, and nothing else.
+
+>>> from pipegen.engines.plugin import Plugin
+>>> brace = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (state, text.index("}") + 1 if "}" in text else None))
+>>> watch = Watch((brace,))
+>>> watch.feed("{a")
+>>> watch.feed("b} c")
+Halt(plugin='brace', kept=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core.border import guard
+from pipegen.core.errors import PluginFailed
+from pipegen.core.slots import is_ok
+from pipegen.engines.plugin import Plugin
+from pipegen.records.fields import printed
+
+__all__ = ["Halt", "Watch", "ask_plugin", "not_fed"]
+
+T = TypeVar("T")
+
+
+class Halt(NamedTuple):
+    """The plugin of that name ends the row; `kept` characters of the text just fed still belong to the answer."""
+
+    plugin: str
+    kept: int
+
+
+def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]) -> Result[T, PluginFailed]:
+    """What `work` makes of an answer of the plugin. What the plugin raises, and what its answer raises when it is read, is `PluginFailed`.
+
+    >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
+    "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
+    """
+    asked = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
+    return asked.unwrap() if is_ok(asked) else Failure(asked.failure())
+
+
+def not_fed(answer: object) -> str:
+    """What to say of something that `feed` may not give.
+
+    >>> not_fed(None)
+    'feed gave None, not the next state and how many characters are kept'
+    """
+    return f"feed gave {printed(answer)}, not the next state and how many characters are kept"
+
+
+class Watch:
+    """The states of the plugins that watch one row. It is false where no plugin watches."""
+
+    def __init__(self, plugins: Sequence[Plugin]) -> None:
+        self._plugins = tuple(plugin for plugin in plugins if plugin.feed is not None)
+        self._states: list[Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._plugins)
+
+    def feed(self, text: str) -> Halt | PluginFailed | None:
+        """Show new text to every plugin. The first failure wins, then the first halt, in the plugins' order; empty text is not shown."""
+        if not text or not self._plugins:
+            return None
+        halt: Halt | None = None
+        states = self._states or [None] * len(self._plugins)
+        for place, plugin in enumerate(self._plugins):
+            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[place], begins=self._states is None))
+            if not is_ok(fed):
+                return fed.failure()
+            states[place], kept = fed.unwrap()
+            if kept is not None and halt is None:
+                halt = Halt(plugin.name, kept)
+        self._states = states
+        return halt
+
+
+def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple[Any, int | None], PluginFailed]:
+    """Show the text to one plugin, which starts first where the row begins."""
+    if begins and plugin.start is not None:
+        state = plugin.start()
+    answer: Any = plugin.feed(state, text) if plugin.feed is not None else (None, None)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
+    kept = answer[1]
+    if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
+        words = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
+        return Failure(PluginFailed(words, plugin=plugin.name))
+    return Success((answer[0], kept))

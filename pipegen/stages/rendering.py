@@ -1,0 +1,224 @@
+"""Render: the request's messages to prompt text, by its chat template.
+
+The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. Foreign
+text (see `pipegen.stages.parts.foreign_text`) that holds a character which can begin or end a control token is rendered with marks in the place of these
+characters: that is the conversation with harmless words. All other requests are rendered once, as they are.
+
+Some templates look into the words: they split an answer at `</think>`, or escape `<`. What they make of the unmarked words is taken where its control
+tokens are those of the marked render.
+
+>>> from pipegen.records.options import GenerationOptions, resolve
+>>> from pipegen.records.requests import TextGenerationRequest
+>>> from pipegen.testing.fake import ToyRenderer
+>>> from pipegen.testing.toy import ToyTokenizer
+>>> job = Job(request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]), options=resolve(GenerationOptions()))
+>>> rendered = render(job, ToyTokenizer(), ToyRenderer()).unwrap()
+>>> rendered.text, rendered.thinking
+('<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think></think>', 'honoured')
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate, groupby
+from typing import Any
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.fields import record
+from pipegen.records.messages import plain_messages
+from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Job, Thinking
+from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
+from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
+from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
+
+__all__ = ["Rendered", "hides_nothing", "is_guarded", "render"]
+
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
+_ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
+
+
+@record
+class Rendered:
+    """A prompt as text, with what the tokenizer has to know about it; or the token ids that the caller gave instead."""
+
+    text: str | None = None
+    """What the template wrote, or the plain prompt; look-alikes put back."""
+    hidden: str | None = None
+    """The same with look-alikes hidden behind `marks`."""
+    marks: Marks = Marks()
+    control: ControlTokens | None = None
+    """The control tokens to guard against; None where all of them count."""
+    refuses: bool = False
+    """Whether look-alikes are refused rather than kept as text."""
+    bos: str = ""
+    """What was put in front of a plain prompt."""
+    token_ids: tuple[int, ...] | None = None
+    thinking: Thinking | None = None
+
+
+def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
+    """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
+
+    Messages go through the chat template; `written` holds the added tokens that stand for the request's images, which are control tokens too. A plain
+    prompt is taken as it is written, with `bos_token` in front unless it is there already; its control tokens count, unless `control_tokens` asks for
+    "text" or "reject". Token ids are taken as they are.
+    """
+    request, chat = job.request, job.options.chat or ChatTemplateOptions()
+    if request.prompt_token_ids is not None:
+        return Success(Rendered(token_ids=request.prompt_token_ids))
+    if request.prompt is None:
+        return _render_messages(job, chat, tokenizer, renderer, written)
+    if is_guarded(request, chat):
+        return _guarded_prompt(request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
+    bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
+    return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
+
+
+def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
+    """Whether control tokens in the request's words are to be kept from counting; those of a plain prompt are where the request itself says so."""
+    said = request.options.chat if request.options is not None else None
+    return chat.control_tokens == "reject" or (
+        chat.control_tokens == "text" and (request.prompt is None or (said is not None and said.control_tokens == "text"))
+    )
+
+
+def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
+    found = control.found_in(prompt)
+    refuses = chat.control_tokens == "reject"
+    if found and refuses:
+        return Failure(_refused("prompt", found[1]))
+    marks = choose_marks(control.edges.intersection(prompt), avoid=[prompt]) if found else Marks()
+    if marks is None:
+        return Failure(_no_marks())
+    return Success(Rendered(text=bos + prompt, hidden=bos + marks.mark(prompt), bos=bos, marks=marks, control=control, refuses=refuses))
+
+
+def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
+    more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
+    said = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
+    refusal = _refusal(said.messages, chat, more, renderer)
+    if refusal is not None:
+        return Failure(refusal)
+    probed = probe_variables(more)
+    honoured = honours_thinking(renderer, chat.template, probed)
+    thinking: Thinking = "honoured" if honoured else "unsupported"
+    switches = {
+        "add_generation_prompt": bool(chat.add_generation_prompt),
+        "continue_final_message": bool(chat.continue_final_message),
+        **({"enable_thinking": bool(chat.enable_thinking)} if honoured else {}),
+    }
+
+    def write(one: Conversation) -> Slot[str]:
+        shaped = [shape_content(message, renderer, chat.template, probed) for message in one.messages]
+        return call_template(renderer, shaped, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
+
+    if not is_guarded(job.request, chat):
+        return write(said).map(lambda text: Rendered(text=text, hidden=text, thinking=thinking))
+    # Both are remembered: what is found out about a template is the same string each time.
+    control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
+    source = "\n".join(text for text in (chat.template, renderer.template) if text)
+    whole = composes(source, control.ids)
+    guarded = control.letters if whole else control.edges
+    trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
+    words = foreign(said, trust)
+    joined = "\0".join(text for _, text in words)
+    present = {character for character in guarded if character in joined}
+
+    def rendered(hidden: str, marks: Marks) -> Rendered:
+        return Rendered(text=marks.put_back(hidden), hidden=hidden, marks=marks, control=control, refuses=refuses, thinking=thinking)
+
+    if not present:
+        return write(said).map(lambda text: rendered(text, Marks()))
+    found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
+    if found:
+        return Failure(_refused(*found))
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
+    if marks is None:
+        return Failure(_no_marks())
+    edges = marks.only(control.edges)
+    known = known_words(source) if whole else frozenset[str]()
+    chosen = _chosen(write, said, trust, marks, control, lambda text, _: edges.mark(text) if text in known else marks.mark(text))
+    if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
+        return chosen.map(lambda pair: rendered(*pair))
+    found = _look_alike(words, control)
+    return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
+
+
+def _chosen(
+    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
+) -> Slot[tuple[str, Marks]]:
+    """The render whose control tokens count, with its marks: the first of three whose control tokens are those of the marked conversation."""
+
+    full = write(rewrite_foreign(said, trust, mark))
+    if not is_ok(full):
+        words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
+        plain = write(said)
+        refused = InvalidRequest(words, hint='change the content, or set control_tokens="allow"')
+        return Failure(refused if is_ok(plain) else plain.failure())
+    chosen = full.unwrap()
+    clean = hides_nothing(chosen, marks, control)
+    if not clean and any(message["role"] == "assistant" for message in said.messages):  # templates take the thoughts out of earlier answers
+        text = write(rewrite_foreign(said, trust | {"assistant"}, mark))
+        if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
+            chosen = text.unwrap()
+            clean = hides_nothing(chosen, marks, control)
+    if clean:
+        plain = write(said)
+        if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
+            return Success((plain.unwrap(), Marks()))
+    return Success((chosen, marks))
+
+
+def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
+    """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
+    if not marks.originals:
+        return True
+    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
+    return len(shown) == len(own) and all(one == marks.put_back(two) for one, two in zip(shown, own, strict=True))
+
+
+def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:
+    """Whether the render of the words themselves has the control tokens of the marked one, and differs from it in nothing but stretches with marks."""
+    own, other = control.pieces(plain), control.pieces(hidden)
+    return len(own) == len(other) and all(one == two or (row % 2 == 0 and marks.in_text(two)) for row, (one, two) in enumerate(zip(own, other, strict=True)))
+
+
+def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Mapping[str, Any], renderer: Renderer) -> InvalidRequest | TemplateFailed | None:
+    if chat.template is None and renderer.template is None:
+        return TemplateFailed("the checkpoint has no chat template", hint="send `prompt` instead of messages, or set options.chat.template")
+    for name in more:
+        if name in _OWN_VARIABLES:
+            return InvalidRequest(f"template_kwargs holds {name!r}, which has a place of its own", hint="set it there, and take it out of template_kwargs")
+    if chat.continue_final_message and messages[-1]["role"] != "assistant":
+        place = f"messages[{len(messages) - 1}]"
+        return InvalidRequest(f"continue_final_message continues an assistant turn, and {place} is of role {messages[-1]['role']!r}")
+    return None
+
+
+def _refused(place: str, token: str) -> InvalidRequest:
+    return InvalidRequest(f"{place} holds the control token {token!r}", hint=_ADVICE)
+
+
+def _no_marks() -> InvalidRequest:
+    words = "the request holds text that looks like control tokens, and so many private-use characters that none is left to mark it with"
+    return InvalidRequest(words, hint="take either of them out")
+
+
+def _look_alike(words: Collection[tuple[str, str]], control: ControlTokens) -> tuple[str, str] | None:
+    """The place of the first text that looks like a control token, and the token; text parts of one message may make it together."""
+    for _, group in groupby(words, key=lambda entry: entry[0].partition(".content[")[0] if ".content[" in entry[0] else entry[0]):
+        parts = list(group)
+        for form in (str, str.strip):
+            written = [form(text) for _, text in parts]
+            found = control.found_in("".join(written))
+            if found:
+                return parts[bisect_right(list(accumulate(map(len, written))), found[0])][0], found[1]
+    return None

@@ -1,0 +1,233 @@
+"""Tokenise: prompt text to token ids, once, and the record that every engine gets.
+
+A prompt whose foreign text holds nothing that looks like a control token takes one plain call of the tokenizer, so its ids are the plain ones by
+construction. In another one, the stretches between two control tokens that hold nothing of the kind keep their plain ids, and the others are encoded by a
+tokenizer that knows no control tokens.
+
+>>> from pipegen.records.requests import TextGenerationRequest
+>>> from pipegen.testing.fake import ToyRenderer
+>>> from pipegen.testing.toy import ToyTokenizer
+>>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
+>>> count_tokens(request, ToyTokenizer(), ToyRenderer()).unwrap() > 0
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from itertools import groupby
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.core.slots import Slot
+from pipegen.engines.tokenizer import Renderer, Tokenizer
+from pipegen.records.options import GenerationOptions, merge, resolve
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.foreign_text import Marks
+from pipegen.stages.rendering import Rendered, hides_nothing, render
+
+__all__ = ["count_tokens", "encode", "picture_tokens"]
+
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+"""What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
+
+
+def encode(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
+    """The prompt's record: its ids, with one `image_placeholder` for each picture, and with each picture's expansion in its place.
+
+    An expansion other than copies of the placeholder is put into the text before it is tokenised, since its ends may join with what stands beside it
+    (Gemma's line ends do); only where the caller gave ids, into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
+    not as many placeholders as pictures; `UnsupportedMultimodal` for pictures without a placeholder token.
+    """
+    return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_pictures(rendered, ids, images, tokenizer, image_placeholder))
+
+
+def count_tokens(
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    *,
+    options: GenerationOptions | None = None,
+    bos_token: str | None = None,
+    images: tuple[PreparedImage, ...] = (),
+    image_placeholder: str | None = None,
+) -> Slot[int]:
+    """How many tokens the request's prompt has, pictures included, or why it has none. Calls no engine.
+
+    `options` count where the request says nothing, as in a run; `images` are the request's pictures as the engine prepared them, in order.
+    """
+    said = merge(request.options, options)
+    job = Job(request=dataclasses.replace(request, options=said), options=resolve(said))
+    rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=picture_tokens(images, tokenizer, image_placeholder))
+    return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
+
+
+def _with_pictures(
+    rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
+) -> Slot[Prompt]:
+    if image_placeholder is None and images:
+        return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
+    if image_placeholder is None or not (images or tokenizer.control_tokens[image_placeholder] in ids):
+        return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
+    placeholder = tokenizer.control_tokens[image_placeholder]
+    text = rendered.hidden if any(image.expansion is not None for image in images) else None
+    places = ids.count(placeholder) if text is None or ids.count(placeholder) != len(images) else text.count(image_placeholder)
+    if places != len(images):
+        words = f"the prompt holds {places} picture placeholders {image_placeholder!r} for {len(images)} pictures"
+        return Failure(InvalidRequest(words, hint="give one picture for each placeholder; the chat template writes one for each picture in the messages"))
+    if text is None:
+        left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
+        expanded: Slot[tuple[int, ...]] = Success(tuple(own for number in ids for own in (next(left) if number == placeholder else (number,))))
+    else:
+        expanded = _compact_ids(dataclasses.replace(rendered, hidden=_expanded_text(text, images, image_placeholder)), tokenizer)
+    return expanded.map(lambda whole: Prompt(token_ids=whole, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
+
+
+def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
+    return (placeholder,) * image.tokens if image.expansion is None else tokenizer.encode(image.expansion)
+
+
+def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
+    """The text with each picture's expansion in the place of its placeholder; look-alikes of the placeholder are hidden, and stay."""
+    pieces = text.split(placeholder)
+    written = [placeholder * image.tokens if image.expansion is None else image.expansion for image in images]
+    return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
+
+
+def picture_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
+    """The added tokens that stand in a prompt for pictures, one after another: they steer, and so text that looks like them has to stay text.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> picture_tokens((), ToyTokenizer(), "<|image_pad|>")
+    '<|image_pad|>'
+    """
+    if not image_placeholder or not images:
+        return image_placeholder or ""
+    ids = {number for image in images if image.expansion is not None for number in tokenizer.encode(image.expansion)}
+    tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
+    return "\0".join(dict.fromkeys([image_placeholder, *tokens]))
+
+
+def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
+    if rendered.token_ids is not None:
+        for position, number in enumerate(rendered.token_ids):
+            if number >= tokenizer.vocab_size:
+                return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {number}, and the vocabulary has {tokenizer.vocab_size} ids"))
+        return Success(rendered.token_ids)
+    hidden = rendered.hidden or ""
+    text = rendered.marks.put_back(hidden)
+    try:
+        text.encode()
+    except UnicodeEncodeError as refusal:
+        words = f"the prompt holds half a surrogate pair at character {refusal.start}"
+        return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    bos = tokenizer.encode(rendered.bos) if rendered.bos else ()
+    if rendered.control is None:
+        return Success(bos + tokenizer.encode(text[len(rendered.bos) :]))
+    guarded = _guarded_ids(hidden[len(rendered.bos) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
+    return guarded.map(lambda ids: bos + ids)
+
+
+def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: Tokenizer, *, refuses: bool) -> Slot[tuple[int, ...]]:
+    """Ids in which every control id comes from a control token that is in the text while its marks are.
+
+    They are the plain ids where these have just those control ids. A tokenizer may see others: of what the marks stand for, where it normalises text, or
+    where its vocabulary holds control tokens as words.
+    """
+    pieces = control.pieces(hidden)
+    if hides_nothing(hidden, marks, control):
+        plain = tokenizer.encode(marks.put_back(hidden))
+        seen = [number for number in plain if number in control.known]
+        written = [control.ids[token] for token in pieces[1::2]]
+        if seen == written or seen == [control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)]:
+            return Success(plain)
+    if refuses:
+        return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
+    out: list[int] = []
+    for run in _runs(pieces, marks, control):
+        ids = _ids_of_run(run, control, tokenizer)
+        if ids is None:
+            words = "the content holds text that the tokenizer can only write as a control token"
+            return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
+        out += ids
+    return Success(tuple(out))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Stretches of text with the control tokens between, before and after them ("" at the ends of the prompt). The token before is not its own."""
+
+    texts: list[str]
+    tokens: list[str]
+    plain: bool
+    """Whether the texts hold nothing that looks like a control token."""
+
+
+def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_Run]:
+    """The prompt cut into runs, each as long as can be of plain texts, or of one text that is not."""
+    tokens = ["", *pieces[1::2], ""]
+    texts = [marks.put_back(piece) for piece in pieces[0::2]]
+
+    def is_plain(row: int) -> bool:
+        """Whether no control token begins in the text, or ends in it."""
+        before, after = tokens[row], tokens[row + 1]
+        beside = [*(["", before] if before else []), texts[row], *([after, ""] if after else [])]
+        return texts[row] == pieces[2 * row] or control.pieces("".join(beside)) == beside
+
+    for plain, rows in groupby(range(len(texts)), key=is_plain):
+        group = list(rows)
+        for first, last in [(group[0], group[-1])] if plain else [(row, row) for row in group]:
+            yield _Run(texts[first : last + 1], tokens[first : last + 2], plain)
+
+
+def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
+    """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
+    written = [control.ids[token] for token in run.tokens if token]
+    if run.plain:
+        ids = tokenizer.encode(run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
+        if [number for number in ids if number in control.known] == written and _holds_ends(ids, run, control):
+            return list(ids[1:] if run.tokens[0] else ids)
+    out: list[int] = []
+    for row, text in enumerate(run.texts):
+        before, after = run.tokens[row], run.tokens[row + 1]
+        ids_of_text = _plain_ids(text, before, after, control, tokenizer, first=not before)
+        if not control.known.isdisjoint(ids_of_text):
+            return None
+        out += [*ids_of_text, *([control.ids[after]] if after else [])]
+    return out
+
+
+def _holds_ends(ids: tuple[int, ...], run: _Run, control: ControlTokens) -> bool:
+    before, after = run.tokens[0], run.tokens[-1]
+    return (not before or ids[0] == control.ids[before]) and (not after or ids[-1] == control.ids[after])
+
+
+def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, tokenizer: Tokenizer, *, first: bool) -> list[int]:
+    """Ids of text that stands between two control tokens ("" at the ends of the prompt), without any of theirs."""
+    pieces = control.ordinary_pieces(piece)
+    beside = [before, *pieces[1::2], after]
+    out: list[int] = []
+    for row, text in enumerate(pieces[0::2]):
+        kept = text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
+        kept = kept.rstrip(_SPACE) if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0] else kept
+        out += tokenizer.encode_plain(kept, first=first and not row) if kept else ()
+        out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
+    """Whether the added token takes in the white space before it, and after it, as Phi's do. Found out, since it is no part of its text."""
+    alone = (tokenizer.control_tokens[token],)
+    return tokenizer.encode(" \n" + token) == alone, tokenizer.encode(token + " \n") == alone
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_seen(tokenizer: Tokenizer, token: str) -> bool:
+    """Whether the tokenizer sees the token inside a word; some are seen only as whole words."""
+    return tokenizer.control_tokens[token] in tokenizer.encode(f"x{token}x")

@@ -1,0 +1,105 @@
+"""The last stage: strip if asked, then the plugins' trims in their order, and the result is complete.
+
+>>> strip("  a b \\n", True), strip(" a ", False)
+('a b', ' a ')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core.errors import PluginFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.plugin import Plugin
+from pipegen.plugins.reasoning import thinking_unfinished
+from pipegen.records.options import GenerationOptions
+from pipegen.records.results import Decoded, GenerationResult, closest_choice
+from pipegen.stages.parts.watching import ask_plugin
+
+__all__ = ["Stripper", "strip", "trim", "trimmed"]
+
+
+def strip(text: str, strip_whitespace: bool | None) -> str:
+    """The text without whitespace at both ends, where that is asked."""
+    return text.strip() if strip_whitespace else text
+
+
+class Stripper:
+    """`str.strip` for a text that comes in pieces: the joined pieces are the stripped text.
+
+    >>> stripper = Stripper()
+    >>> [stripper.feed(piece) for piece in (" ", " a", " ", "b ", " ")]
+    ['', 'a', '', ' b', '']
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._spaces: list[str] = []  # whitespace that is the end of the text, unless something follows
+
+    def feed(self, piece: str) -> str:
+        """The text that is final now; whitespace at the end of the whole never is."""
+        if not self._begun:
+            piece = piece.lstrip()
+        final = piece.rstrip()
+        if final:
+            self._begun = True
+            spaces, self._spaces = self._spaces, [piece[len(final) :]]
+            return "".join((*spaces, final))
+        if piece:
+            self._spaces.append(piece)
+        return ""
+
+
+def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = ()) -> Slot[str]:
+    """The text of the result. A plugin whose trim raises, or gives back something other than text, makes `PluginFailed`."""
+    text = strip(text, options.decode is not None and options.decode.strip_whitespace)
+    for plugin in plugins:
+        if plugin.trim is None:
+            continue
+        told = ask_plugin(plugin, partial(_told, plugin, plugin.trim, text))
+        if not is_ok(told):
+            return Failure(told.failure())
+        text = told.unwrap()
+    return Success(text)
+
+
+def _told(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, PluginFailed]:
+    told: object = trim(text)
+    if isinstance(told, str):
+        return Success(told)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
+
+
+def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
+    """The finished result. Fails as `trimmed` does."""
+    raw, encoded = decoded.raw, decoded.raw.encoded
+    prompt, options = encoded.prompt, encoded.options
+    text = trimmed(decoded.text, options, plugins)
+    if not is_ok(text):
+        return Failure(text.failure())
+    return Success(
+        GenerationResult(
+            id=encoded.request.id,
+            text=text.unwrap(),
+            raw_text=decoded.raw_text,
+            prompt_text=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            token_ids=raw.token_ids,
+            finish=decoded.finish,
+            stop=decoded.stop,
+            prompt_tokens=len(prompt.token_ids),
+            completion_tokens=len(raw.token_ids),
+            logprobs=raw.logprobs,
+            margin=closest_choice(raw.logprobs),
+            route=route_name,
+            thinking=prompt.thinking,
+            thinking_unfinished=thinking_unfinished(decoded.finish, decoded.raw_text, prompt=prompt.text),
+            image_grid_thw=tuple([image.grid for image in prompt.images]),
+            image_digests=tuple([image.digest for image in prompt.images]),
+            options=options,
+            clipped_from=encoded.clipped_from,
+        )
+    )

@@ -1,0 +1,131 @@
+"""Slots, errors and pipes: the edges that the laws do not reach."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+
+import pytest
+from returns.primitives.exceptions import UnwrapFailedError
+from returns.result import Failure, Success
+
+import pipegen as pg
+from pipegen.core import errors
+from pipegen.core.pipe import Pipe, Steps, each
+from pipegen.core.slots import live, live_rows, refill
+
+ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_a_frozen_picklable_record_with_a_hint(kind: type[pg.GenerationError]) -> None:
+    error = kind(message="seen", earlier=(pg.Timeout("slow"),))
+    assert pickle.loads(pickle.dumps(error)) == error  # our own bytes
+    assert hash(error) == hash(kind(message="seen", earlier=(pg.Timeout("slow"),)))
+    assert error.hint == kind.default_hint
+    assert "\n" not in error.hint
+    assert isinstance(kind.retryable, bool)
+    with pytest.raises(AttributeError):
+        error.message = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_can_be_raised_and_says_what_to_do(kind: type[pg.GenerationError]) -> None:
+    error = kind(message="seen", hint="do this")
+    with pytest.raises(RuntimeError, match=r"^seen \(hint: do this\)$") as raised:
+        raise error
+    assert raised.value == error
+    assert pickle.loads(pickle.dumps(raised.value)) == error
+
+
+def test_unwrapping_a_failure_shows_the_message_and_the_hint() -> None:
+    with pytest.raises(UnwrapFailedError) as raised:
+        Failure(pg.PromptTooLong(10, 4)).unwrap()
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "the prompt has 10 tokens; the limit is 4 (hint: shorten the prompt)" in shown
+
+
+def test_an_error_leaves_a_context_manager_as_it_is() -> None:
+    """Python sets the traceback of what passes through one."""
+    error = pg.Timeout("slow")
+    with pytest.raises(pg.Timeout) as raised, contextlib.nullcontext(), contextlib.ExitStack():
+        raise error
+    assert raised.value is error
+
+
+def test_the_set_of_errors_is_closed() -> None:
+    assert sorted(kind.__name__ for kind in ALL) == [
+        "BackendFailed", "BadImage", "GenerationError", "InternalError", "InvalidRequest", "MalformedResponse", "PluginFailed", "PromptTooLong", "RateLimited",
+        "StageFailed", "TemplateFailed", "Timeout", "UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin",
+    ]  # fmt: skip
+    assert {kind.__name__ for kind in ALL if kind.retryable} == {"BackendFailed", "RateLimited", "Timeout"}
+
+
+def test_errors_describe_themselves_where_no_message_is_given() -> None:
+    assert pg.PromptTooLong(10, 4).message == "the prompt has 10 tokens; the limit is 4"
+    assert pg.BadImage(2).message == "picture 2 cannot be used"
+    assert pg.Timeout().message == "Timeout"
+
+
+def test_history_is_kept_oldest_first() -> None:
+    assert [error.message for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier] == ["a", "b"]
+
+
+def test_refill_puts_answers_where_live_slots_were() -> None:
+    gone = Failure(pg.Timeout("slow"))
+    batch = (Success(1), gone, Success(2))
+    assert (live(batch), live_rows(batch)) == ((1, 2), (0, 2))
+    filled = refill(batch, [Success("a"), Failure(pg.Timeout("b"))])
+    assert filled[1] is gone
+    assert filled[0] == Success("a")
+
+
+@pytest.mark.parametrize("answers", [[], [Success(1)], [Success(1)] * 3])
+def test_refill_takes_exactly_one_answer_for_each_live_slot(answers: list[pg.Slot[int]]) -> None:
+    with pytest.raises(pg.ContractError, match="for 2 live slots"):
+        refill((Success(1), Success(2)), answers)
+
+
+def test_refill_takes_slots_only() -> None:
+    with pytest.raises(pg.ContractError, match="answer 0 is str, not a Result"):
+        refill((Success(1),), ["a"])  # type: ignore[arg-type]  # the very mistake
+
+
+def test_a_pipe_that_calls_an_engine_cannot_be_applied_without_a_driver() -> None:
+    from pipegen.testing.fake import FakeEngine
+
+    with pytest.raises(pg.ContractError, match="use run, arun or stream"):
+        pg.route(FakeEngine("a")).apply((Success(pg.TextGenerationRequest(prompt="x")),))
+
+
+def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
+    pipe: Pipe[int, int] = each("fail", lambda n: Failure(pg.Timeout("slow")))
+    with pipe as entered:
+        assert entered is pipe
+
+
+def test_a_joined_pipe_is_named_after_its_parts() -> None:
+    assert (pg.pure("a", str) >> pg.identity() >> pg.pure("b", str)).name == "a >> b"
+
+
+def test_a_pipe_keeps_text_only_if_all_its_parts_say_so() -> None:
+    keeps, changes = pg.pure("keeps", str, keeps_text=True), pg.pure("changes", str)
+    assert [keeps.keeps_text, changes.keeps_text, pg.identity().keeps_text] == [True, False, True]
+    assert [(a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))] == [True, False, False]
+    routes = ((keeps, keeps), (keeps, changes), (changes, keeps))
+    assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [True, False, False]
+
+
+def test_a_stage_gives_back_a_slot() -> None:
+    with pytest.raises(pg.ContractError, match="returned int, not a Result"):
+        each("number", lambda n: 3).apply((Success(1),))  # type: ignore[arg-type,return-value]  # the very mistake
+
+
+def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
+    def short(batch: pg.Batch[int]) -> Steps[int]:
+        return ()
+        yield
+
+    with pytest.raises(pg.ContractError, match="0 slots for 1"):
+        pg.fallback(Pipe("short", short), pg.identity(), when=pg.Timeout).apply((Success(1),))

@@ -1,0 +1,126 @@
+"""Samples and grids: one prompt, many rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.drivers.samples import derive_seed
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+
+def by_seed(encoded: Encoded) -> str:
+    return f"seed {encoded.options.seed} at {encoded.options.temperature}"
+
+
+def chat(text: str = "Hi", **options: Any) -> pg.TextGenerationRequest:
+    return pg.TextGenerationRequest(messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options))
+
+
+def test_samples_come_in_order_with_derived_seeds_and_one_rendered_prompt() -> None:  # B10
+    engine = FakeEngine(by_seed)
+    slots = pg.run(pg.route(engine), [chat("a"), chat("b", samples=4, seed=7), chat("c")], pg.GenerationOptions(temperature=1.0))
+    result = slots[1].unwrap()
+    seeds = [derive_seed(7, sample) for sample in range(4)]
+    assert [sample.options.seed for sample in result.samples] == seeds
+    assert [sample.text for sample in result.samples] == [f"seed {seed} at 1.0" for seed in seeds]
+    assert len(set(seeds)) == 4
+    assert result.text == result.samples[0].text
+    assert [slots[row].unwrap().samples for row in (0, 2)] == [(), ()]
+    assert len(engine.calls) == 1
+    assert len(engine.calls[0]) == 6
+    assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 3
+
+
+def test_samples_sent_again_from_their_effective_options_are_the_same() -> None:  # C8
+    route = pg.route(FakeEngine(by_seed))
+    result = pg.run(route, [chat(samples=3, seed=7)])[0].unwrap()
+    assert pg.run(route, [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
+    assert pg.run(route, [dataclasses.replace(chat(), options=result.samples[2].options)])[0].unwrap() == result.samples[2]
+
+
+def test_unseeded_samples_stay_unseeded() -> None:
+    result = pg.run(pg.route(FakeEngine(by_seed)), [chat(samples=2)])[0].unwrap()
+    assert [sample.options.seed for sample in result.samples] == [None, None]
+
+
+def failing(*lost: int, seed: int = 7) -> FakeEngine:
+    """An engine on which some samples fail."""
+
+    def script(encoded: Encoded) -> Any:
+        gone = [sample for sample in lost if encoded.options.seed == derive_seed(seed, sample)]
+        return pg.BackendFailed(f"no {gone[0]}", scope="row") if gone else by_seed(encoded)
+
+    return FakeEngine(script)
+
+
+def test_samples_that_fail_leave_the_others_and_say_which_they_are() -> None:
+    result = pg.run(pg.route(failing(0, 2)), [chat(samples=4, seed=7)])[0].unwrap()
+    assert [sample.options.seed for sample in result.samples] == [derive_seed(7, 1), derive_seed(7, 3)]
+    assert result.text == result.samples[0].text
+    assert [(sample, error.message) for sample, error in result.failed_samples] == [(0, "no 0"), (2, "no 2")]
+    assert [slot.map(lambda one: one.options.seed).value_or("failed") for slot in result.completions] == [
+        "failed",
+        derive_seed(7, 1),
+        "failed",
+        derive_seed(7, 3),
+    ]
+
+
+def test_a_request_fails_only_when_all_its_samples_do() -> None:
+    slots = pg.run(pg.route(failing(0, 1)), [chat(samples=2, seed=7), chat()])
+    assert slots[0].failure().message == "no 0"
+    assert pg.is_ok(slots[1])
+
+
+def test_a_request_with_lost_samples_sent_again_is_the_same_call() -> None:  # C8
+    engine = failing(0)
+    result = pg.run(pg.route(engine), [chat(samples=3, seed=7)])[0].unwrap()
+    assert (result.options.seed, result.options.samples) == (7, 3)
+    assert pg.run(pg.route(engine), [dataclasses.replace(chat(), options=result.options)])[0].unwrap() == result
+
+
+def test_a_result_of_one_completion_is_its_own() -> None:
+    (result,) = (slot.unwrap() for slot in pg.run(pg.route(FakeEngine("a")), [chat()]))
+    assert [slot.unwrap() for slot in result.completions] == [result]
+
+
+def test_requests_that_failed_before_are_not_expanded() -> None:
+    slots = pg.run(pg.route(FakeEngine("a")), [{"messages": []}, chat(samples=2)])
+    assert [pg.is_ok(slot) for slot in slots] == [False, True]
+
+
+def test_a_grid_renders_and_encodes_its_prompt_once() -> None:
+    engine = FakeEngine(by_seed)
+    requests = pg.grid(chat(max_new_tokens=40), [{"temperature": t, "seed": s} for t in (0.5, 1.0) for s in (1, 2)] + [pg.GenerationOptions(seed=9)])
+    texts = [slot.unwrap().text for slot in pg.run(pg.route(engine), requests)]
+    assert texts == ["seed 1 at 0.5", "seed 2 at 0.5", "seed 1 at 1.0", "seed 2 at 1.0", "seed 9 at 0.0"]
+    assert len({id(encoded.prompt) for encoded in engine.calls[0]}) == 1
+
+
+def test_a_labelled_grid_takes_its_labels_to_the_answers() -> None:
+    points = {("hot", seed): {"temperature": 1.0, "seed": seed} for seed in (1, 2)} | {("cold", 0): pg.GenerationOptions(temperature=0.0)}
+    asked = pg.grid(chat(), points)
+    texts = {label: slot.unwrap().text for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), window=2)}
+    assert texts == {("hot", 1): "seed 1 at 1.0", ("hot", 2): "seed 2 at 1.0", ("cold", 0): "seed None at 0.0"}
+
+
+def test_a_grid_of_values_instead_of_options_is_refused() -> None:
+    with pytest.raises(pg.InvalidField, match=r"for each point, not 0\.5"):
+        pg.grid(chat(), {"temperature": 0.5})  # type: ignore[dict-item]
+
+
+def test_neighbouring_seeds_share_no_sample() -> None:
+    seeds = [derive_seed(seed, sample) for seed in range(100) for sample in range(8)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("samples", [0, -1, True, "2"])
+def test_samples_is_a_whole_number_of_at_least_one(samples: Any) -> None:
+    with pytest.raises(pg.InvalidField, match="samples"):
+        chat(samples=samples)

@@ -1,0 +1,248 @@
+"""Requests and messages: what is taken, what is refused, and where."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pipegen.core.drive import request_from
+from pipegen.core.slots import is_ok
+from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
+from pipegen.records.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+from pipegen.testing.pictures import picture
+
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([], "messages takes at least one message"),
+        ("Hi", "messages takes a list"),
+        ([USER, {"role": "owl", "content": "a"}], r"messages\[1\].role takes one of"),
+        ([USER, USER, {"role": "user", "content": [{"type": "smell"}]}], r"messages\[2\].content\[0\].type takes"),
+        ([{"role": "user", "content": ["a"]}], r"messages\[0\].content\[0\] takes a mapping"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"messages\[0\].content\[0\].text takes a string"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
+        ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
+        ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
+        ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its picture as image, url, .* not as base64"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not carried out"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not carried"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
+        ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
+        (["Hi"], r"messages\[0\] takes a mapping"),
+    ],
+)
+def test_a_bad_message_is_refused_and_its_place_named(messages: Any, place: str) -> None:  # T8
+    with pytest.raises(InvalidField, match=place):
+        GenerationRequest(messages=messages)
+    slot = request_from({"messages": messages})
+    assert type(slot.failure()).__name__ == "InvalidRequest"
+
+
+def test_keys_of_a_part_that_say_nothing_are_none() -> None:  # tables fill them in for every part
+    filled = {"type": "image", "image": None, "text": None, "max_pixels": None}
+    asked = {"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}, "text": None}
+    message = message_from({"role": "user", "content": [filled, asked]}, "messages[0]")
+    assert message.content == (ImagePart(), ImagePart(source=ImageSource(path="a.png")))
+
+
+def test_a_message_record_refuses_an_unknown_role() -> None:  # T8
+    with pytest.raises(InvalidField, match="role takes one of"):
+        Message(role="owl", content="a")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("temperature", "; it is an option, and goes into options"),
+        ("stop", "; it is an option, and goes into options"),
+        ("enable_thinking", "; it is an option, and goes into options"),
+        ("chat", "; it is an option, and goes into options"),
+        ("n", "; did you mean the option 'samples'? It goes into options"),
+        ("max_tokens", "; did you mean the option 'max_new_tokens'? It goes into options"),
+        ("promt", "; did you mean 'prompt'?"),
+        ("zzz", ""),
+    ],
+)
+def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str) -> None:  # C1
+    values: dict[str, Any] = {"prompt": "a", name: 1}
+    for kind in (TextGenerationRequest, VlmGenerationRequest):
+        with pytest.raises(UnknownField) as refused:
+            kind(**values)
+        assert str(refused.value) == f"{kind.__name__} has no field {name!r}{words}"
+    assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+
+
+def test_pictures_for_a_text_request_are_sent_to_the_other_kind() -> None:
+    values: dict[str, Any] = {"prompt": "a", "images": ["a.png"]}
+    with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; pictures go into a VlmGenerationRequest"):
+        TextGenerationRequest(**values)
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": "a", "prompt_token_ids": [1]}])
+def test_a_request_takes_exactly_one_kind_of_prompt(given: Any) -> None:
+    with pytest.raises(InvalidField, match="exactly one of"):
+        TextGenerationRequest(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": 3}, "prompt takes a string"),
+        ({"prompt_token_ids": []}, "at least one token id"),
+        ({"prompt_token_ids": [-1]}, "at position 0"),
+        ({"prompt": "a", "options": {"seed": 1}}, "takes GenerationOptions"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "use VlmGenerationRequest"),
+    ],
+)
+def test_a_text_request_refuses(given: Any, words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        TextGenerationRequest(**given)
+
+
+def test_pictures_fill_the_empty_image_parts_in_order() -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image", "path": "given.png"}, {"type": "image"}]
+    request = VlmGenerationRequest(messages=[{"role": "user", "content": content}], images=["a.png", "b.png"])
+    assert [source.path for source in request.sources] == ["a.png", "given.png", "b.png"]
+    assert request.images == ()
+
+
+def test_pictures_without_a_place_stand_before_the_first_user_text() -> None:
+    request = VlmGenerationRequest(messages=[{"role": "system", "content": "s"}, USER], images=["a.png"])
+    assert request.messages is not None
+    assert request.messages[1].content == (ImagePart(source=ImageSource(path="a.png")), TextPart(text="Hi"))
+
+
+def test_a_prompt_with_pictures_is_a_user_turn() -> None:
+    assert VlmGenerationRequest(prompt="What?", images=["a.png"]) == VlmGenerationRequest(
+        messages=[{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]}]
+    )
+    assert VlmGenerationRequest(prompt="What?").prompt == "What?"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "leave 1 image parts open, and images holds 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a", "b"]}, "leave 1 image parts open, and images holds 2"),
+        ({"messages": [{"role": "system", "content": "s"}], "images": ["a"]}, "take a user message"),
+        ({"prompt_token_ids": [1], "images": ["a"]}, "not with prompt_token_ids"),
+        ({"messages": [USER], "images": "a.png"}, "a list of pictures"),
+    ],
+)
+def test_pictures_that_do_not_match_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        VlmGenerationRequest(**given)
+
+
+def test_pictures_can_be_exchanged_in_message_order() -> None:
+    request = VlmGenerationRequest(messages=[USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}], images=["a.png"])
+    loaded = request.with_sources((ImageSource(data=b"x"),))
+    assert loaded.sources == (ImageSource(data=b"x"),)
+    assert loaded.with_sources(request.sources) == request
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("a.png", {"path": "a.png"}),
+        (pathlib.Path("a.png"), {"path": "a.png"}),
+        ("https://h/a.png", {"url": "https://h/a.png"}),
+        ("file:///a.png", {"url": "file:///a.png"}),
+        ("data:image/png;base64,AA", {"url": "data:image/png;base64,AA"}),
+        (bytearray(b"x"), {"data": b"x"}),
+        (memoryview(b"x"), {"data": b"x"}),
+    ],
+)
+def test_a_picture_comes_from_what_callers_have(value: Any, field: dict[str, Any]) -> None:  # P8
+    assert ImageSource.of(value) == ImageSource(**field)
+
+
+def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
+    image = Image.new("RGB", (2, 1), "red")
+    image.putpixel((1, 0), (0, 0, 255))
+    image.getexif()[0x0112] = 6
+    kept = Image.open(io.BytesIO(ImageSource.of(image).data or b""))
+    assert (kept.size, kept.getpixel((0, 0)), kept.getpixel((0, 1))) == ((1, 2), (255, 0, 0), (0, 0, 255))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fails(kind: str) -> None:
+    whole = io.BytesIO()
+    Image.open(io.BytesIO(picture(width=200, height=200))).convert("RGB").save(whole, kind)
+    cut = Image.open(io.BytesIO(whole.getvalue()[: len(whole.getvalue()) // 2]))
+    with pytest.raises(InvalidField, match="image: the PIL image cannot be read: OSError"):
+        ImageSource.of(cut)
+    slot = request_from({"messages": [{"role": "user", "content": [{"type": "image", "image": cut}, {"type": "text", "text": "What?"}]}]})
+    assert "messages[0].content[0].image: the PIL image cannot be read" in slot.failure().message
+
+
+def test_whatever_pil_raises_is_said_of_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object, **__: object) -> None:
+        raise AssertionError("bug")
+
+    monkeypatch.setattr(Image.Image, "save", bug)
+    with pytest.raises(InvalidField, match="image: the PIL image cannot be read: AssertionError: bug"):
+        ImageSource.of(Image.new("RGB", (2, 1)))
+
+
+def test_a_source_has_exactly_one_origin_and_prints_no_bytes() -> None:
+    with pytest.raises(InvalidField, match="exactly one"):
+        ImageSource(path="a", data=b"b")
+    assert repr(ImageSource(data=b"abc")) == "ImageSource(data=<3 bytes>)"
+    assert len(repr(ImageSource(url="data:" + "x" * 1000))) < 120
+
+
+def test_messages_become_plain_dicts_again_with_their_extras() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": {"a": [1]}}}
+    given = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "1"},
+    ]
+    assert plain_messages([message_from(message, "m") for message in given]) == given
+
+
+def test_requests_pickle_and_hash() -> None:  # C4
+    request = VlmGenerationRequest(id="7", prompt="What?", images=[b"x"], tools=({"type": "function"},))
+    assert pickle.loads(pickle.dumps(request)) == request  # our own bytes
+    assert hash(request) == hash(pickle.loads(pickle.dumps(request)))
+
+
+def test_plain_data_becomes_the_right_kind_of_request() -> None:
+    assert isinstance(request_from({"prompt": "a", "images": []}).unwrap(), TextGenerationRequest)
+    assert isinstance(request_from({"prompt": "a", "images": ["b"]}).unwrap(), VlmGenerationRequest)
+    parts = [{"type": "image_url", "image_url": {"url": "https://h/a.png"}}]
+    assert isinstance(request_from({"messages": [{"role": "user", "content": parts}]}).unwrap(), VlmGenerationRequest)
+    assert is_ok(request_from({"id": "1", "prompt": "a", "options": {"seed": 3}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"promt": "a"}, "did you mean 'prompt'"),
+        ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"),
+        ({"prompt": "a", "options": 3}, "options takes"),
+        ({"prompt": "a", "id": 3}, "id takes a string that is not empty"),
+    ],
+)
+def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
+    error = request_from(given, place="line 4").failure()
+    assert error.message.startswith("line 4: ")
+    assert words in error.message
+
+
+def test_an_image_policy_is_strict() -> None:
+    with pytest.raises(UnknownField, match="did you mean 'allow_http'"):
+        ImagePolicy(alow_http=True)  # type: ignore[call-arg]
+    with pytest.raises(InvalidField, match="timeout"):
+        ImagePolicy(timeout=0)

@@ -1,0 +1,59 @@
+"""The scanner: stop strings found in a text that comes in pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipegen.stages.stopping import Scan, StopScanner
+
+
+class TestStopScanner:
+    def test_without_stops_it_passes_everything_on(self) -> None:
+        scanner = StopScanner(())
+        assert (scanner.feed("abc"), scanner.held, scanner.finish()) == (Scan("abc"), "", "")
+
+    def test_it_holds_back_what_may_become_a_stop_and_no_more(self) -> None:
+        scanner = StopScanner(("abab", "bc"))
+        assert [scanner.feed(letter).text for letter in "xaba"] == ["x", "", "", ""]
+        assert scanner.held == "aba"
+        assert scanner.feed("d") == Scan("abad")
+
+    def test_a_stop_inside_the_beginning_of_a_longer_one_completes_first(self) -> None:  # A12
+        for pieces in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
+            scanner = StopScanner(("abcd", "bc"))
+            assert ("".join(scanner.feed(piece).text for piece in pieces), scanner.stop) == ("a", "bc")
+
+    def test_after_a_stop_it_gives_nothing_more(self) -> None:
+        scanner = StopScanner(("b",))
+        assert (scanner.feed("abc"), scanner.feed("abc"), scanner.finish(), scanner.stop) == (Scan("a", "b", 2), Scan(""), "", "b")
+
+    def test_a_completion_that_does_not_count_is_released(self) -> None:  # A19
+        scanner = StopScanner(("END",))
+        assert [scanner.feed("END", counts=False), scanner.feed("EN"), scanner.feed("D")] == [Scan("END"), Scan(""), Scan("", "END", 1)]
+
+    def test_a_stop_begun_where_none_counts_may_complete_later(self) -> None:
+        scanner = StopScanner(("ababc", "ab"))
+        assert (scanner.feed("abab", counts=False), scanner.held, scanner.feed("c")) == (Scan(""), "abab", Scan("", "ababc", 1))
+
+    def test_what_is_held_at_the_end_comes_out(self) -> None:
+        scanner = StopScanner(("END",))
+        assert (scanner.feed("aEN").text, scanner.finish(), scanner.finish()) == ("a", "EN", "")
+
+    def test_meeting_a_stop_is_what_feeding_finds_however_little_is_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pipegen.stages.parts.stop_scan.MOVES", 2)
+        pieces = ("ab", "a", "bab", "c", "ab", "abab", "cab")
+        for stops in (("ababc", "ca"), ("bc",), ()):
+            meeting, feeding = StopScanner(stops), StopScanner(stops)
+            for place, piece in enumerate(pieces):
+                found = feeding.feed(piece, counts=place > 3).stop
+                assert meeting.meets(piece, counts=place > 3) == found
+                if found:
+                    break
+            assert meeting.stop == feeding.stop
+            assert meeting.stop is None or meeting.meets("ab") is None
+
+    def test_many_stops_and_a_long_text_take_one_step_per_character(self) -> None:
+        stops = tuple("a" * length + "b" for length in range(1, 200))
+        scanner = StopScanner(stops)
+        assert scanner.feed("a" * 20_000).text == "a" * (20_000 - 199)
+        assert scanner.feed("b") == Scan("", stops[-1], 1)

@@ -1,0 +1,45 @@
+"""A model without weights for tests of servers: what a `Checkpoint` knows, by the toy tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from immutabledict import immutabledict
+from returns.result import Failure, Success
+
+from pipegen.backends.checkpoint.positions import Positions
+from pipegen.core.errors import BadImage
+from pipegen.core.slots import Slot
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import PreparedImage, Prompt
+from pipegen.testing.fake import ToyRenderer
+from pipegen.testing.toy import ToyTokenizer
+
+__all__ = ["ToyModel"]
+
+
+class ToyModel:
+    """The toy tokenizer and template as a model's light facts; pictures are one black pixel of three tokens. `sees=False` is a text model."""
+
+    def __init__(self, *, sees: bool = True) -> None:
+        self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
+        self.vocab_size: int | None = self.tokenizer.vocab_size
+        self.eos_token_ids = (self.tokenizer.special_tokens["<|im_end|>"],)
+        self.bos_token: str | None = None
+        self.image_placeholder: str | None = "<|image_pad|>" if sees else None
+        self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
+        self.generation_config: immutabledict[str, Any] = immutabledict()
+        self.positions = Positions()
+        self.no_images_because = "" if sees else "the toy model is text-only"
+
+    def resized_again(self, prompt: Prompt) -> None:
+        """The toy pictures have one size."""
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
+        """Any bytes are a picture, unless they begin with `broken`."""
+        data = source.data or b""
+        if data.startswith(b"broken"):
+            return Failure(BadImage(index))
+        return Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest=hashlib.sha256(data).hexdigest(), grid=(1, 2, 6), tokens=3))
