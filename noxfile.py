@@ -28,24 +28,29 @@ CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
 CORE = (
-    "errors",
-    "border",
-    "allowed",
-    "slots",
-    "fields",
-    "checks",
-    "option_names",
-    "option_records",
-    "options",
-    "messages",
-    "requests",
-    "records",
-    "capabilities",
-    "pipe",
-    "drive",
-    "stream",
-    "route",
-    "samples",
+    "core/border",
+    "core/drive",
+    "core/errors",
+    "core/pipe",
+    "core/slots",
+    "drivers/batch",
+    "drivers/route",
+    "drivers/samples",
+    "drivers/streaming",
+    "engines/capabilities",
+    "media/files",
+    "media/image",
+    "media/sizes",
+    "records/allowed",
+    "records/checks",
+    "records/fields",
+    "records/messages",
+    "records/option_names",
+    "records/option_records",
+    "records/options",
+    "records/plain",
+    "records/requests",
+    "records/results",
     "stages/*",
 )
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
@@ -55,6 +60,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(ROOT / "tests"),  # `support` and `training`: what tests and benchmarks share, and what is not shipped
     "OMP_NUM_THREADS": "1",  # many threads are slower than one for models as small as these
     "PYTHONHASHSEED": "0",  # sets keep their order from run to run, and so do the examples drawn from them
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -185,7 +191,7 @@ def real_tokenizers(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Ask a server that fails on a fifth of its calls 5,000 times, by ids, by streams, and with cancellation, and hostile ones: some minutes."""
     install(session, groups=("tests",))
-    files = [f"tests/backends/online/test_{name}.py" for name in ("faults", "hostile", "memory", "row_deadline")]
+    files = [f"tests/backends/servers/test_{name}.py" for name in ("faults", "hostile", "memory", "row_deadline")]
     run(session, "pytest", *files, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
 
 

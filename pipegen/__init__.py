@@ -4,7 +4,6 @@ Importing this package loads no torch, transformers, vllm or PIL. It loads next 
 """
 
 import sys
-import types
 import typing
 
 if typing.TYPE_CHECKING:
@@ -13,7 +12,6 @@ if typing.TYPE_CHECKING:
 
     from pipegen import backends, plugins
     from pipegen.backends.generation_engine import GenerationEngine
-    from pipegen.core.drive import arun, request_from, run
     from pipegen.core.errors import (
         BackendFailed,
         BadImage,
@@ -35,6 +33,7 @@ if typing.TYPE_CHECKING:
     )
     from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
     from pipegen.core.slots import Batch, Slot, is_ok
+    from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
     from pipegen.drivers.progress import Progress, watched
     from pipegen.drivers.route import Route, attach, count_tokens, route
@@ -48,6 +47,7 @@ if typing.TYPE_CHECKING:
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
     from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
+    from pipegen.records.plain import request_from
     from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
     from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
     from pipegen.stages.stopping import cut
@@ -140,7 +140,8 @@ _HOMES = {
     for module, names in {
         "returns.result": "Failure Success",
         "pipegen.engines.capabilities": "ENGINES Capabilities",
-        "pipegen.core.drive": "arun request_from run",
+        "pipegen.drivers.batch": "arun run",
+        "pipegen.records.plain": "request_from",
         "pipegen.backends.generation_engine": "GenerationEngine",
         "pipegen.core.errors": (
             "BackendFailed BadImage CallFailed ContractError GenerationError InternalError InvalidRequest MalformedResponse PluginFailed "
@@ -168,15 +169,8 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-class _Package(types.ModuleType):
-    """Some functions have the name of the module that they stand in, such as `route`: importing that module must not put it in their place."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, types.ModuleType) and name in _HOMES):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "strict_json": "pipegen.records.strict_json"}
+"""The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there
 
@@ -191,8 +185,8 @@ if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would t
         if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value
-        if name in __all__:
-            return importlib.import_module(f"{__name__}.{name}")
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:

@@ -22,7 +22,7 @@ from pipegen.records import strict_json
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 
-RECORDED = Path(__file__).parent.parent / "tests" / "backends" / "online" / "recorded"
+RECORDED = Path(__file__).parent.parent / "tests" / "backends" / "servers" / "recorded"
 PATHS = {"/v1/chat/completions": "chat", "/inference/v1/generate": "ids", "/v1/completions": "ids", "/generate": "ids"}
 
 

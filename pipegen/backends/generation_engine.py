@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from pipegen.core.drive import Request, run
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
+from pipegen.drivers.batch import run
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult, ModelLoadConfig
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.core.border import Raised, guard
-from pipegen.core.drive import Begun, Request, admit, afinish, begin, finish
+from pipegen.core.drive import Begun, afinish, begin, finish
 from pipegen.core.errors import InternalError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, several
+from pipegen.drivers.batch import admit
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:

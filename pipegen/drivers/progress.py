@@ -38,7 +38,7 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     Engines that answer a call all at once tell of its start and its end only. `tell` is called from the thread that the engine works in; what it raises
     is a bug and comes through.
 
-    >>> from pipegen.core.drive import run
+    >>> from pipegen.drivers.batch import run
     >>> from pipegen.drivers.route import route
     >>> from pipegen.testing.fake import FakeEngine
     >>> slots = run(watched(route(FakeEngine("three words long")), print), [{"prompt": "Hi"}])

@@ -17,12 +17,12 @@ from typing import Self, TypeVar, cast
 from returns.result import Failure, Success
 
 from pipegen.core.border import EXHAUSTED, guard_slot
-from pipegen.core.drive import Request, admit
 from pipegen.core.errors import BackendFailed, BadImage, CallFailed, GenerationError, InvalidRequest, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe, Steps, call, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
+from pipegen.drivers.batch import admit
 from pipegen.drivers.samples import samples
 from pipegen.engines.capabilities import missing
 from pipegen.engines.names import shown
@@ -31,6 +31,7 @@ from pipegen.engines.protocol import Engine
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import ChatTemplateOptions, VlmPreprocessOptions, resolve
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
 from pipegen.stages.decoding import decode

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipegen.core.drive import Request, admit, advance, answers_of, failed
+from pipegen.core.drive import advance, answers_of, failed
 from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.pipe import Call, Pipe, Row, counted
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, several
+from pipegen.drivers.batch import admit
 from pipegen.engines.protocol import RowDone, TextMade, TokensMade
 from pipegen.records.fields import record
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 from pipegen.stages.parts.row_decoder import Follower

@@ -15,12 +15,8 @@ Importing this package loads no torch, transformers or PIL.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from os import PathLike
-
-__all__ = ["NAME", "export_text", "path"]
+__all__ = ["NAME", "path"]
 
 NAME = "embedded"
 """What to write where the name of a checkpoint is expected."""
@@ -29,13 +25,3 @@ NAME = "embedded"
 def path() -> Path:
     """The folder of the shipped model, in the layout that `from_pretrained` reads."""
     return Path(__file__).resolve().parent / "weights"
-
-
-def export_text(directory: str | PathLike[str]) -> Path:
-    """Write the language half as a `Qwen3ForCausalLM` checkpoint, and give back its folder.
-
-    For engines that take text only: same weights, same tokenizer, same logits on prompts without pictures.
-    """
-    from training.model import export_text_only
-
-    return export_text_only(path(), Path(directory))

@@ -20,12 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
-from pipegen.core.drive import request_from
 from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, freeze, nearest
 from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.drive import request_from
 from pipegen.core.errors import GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import nearest
 from pipegen.records.options import option_names
+from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 

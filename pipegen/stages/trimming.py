@@ -14,9 +14,9 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
-from pipegen.plugins.reasoning import thinking_unfinished
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Decoded, GenerationResult, closest_choice
+from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.watching import ask_plugin
 
 __all__ = ["Stripper", "strip", "trim", "trimmed"]

@@ -7,10 +7,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.core.drive import admit, begin, run
+from pipegen.core.drive import begin
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.pipe import Call
 from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.batch import admit, run
 from pipegen.drivers.route import Route
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest

@@ -21,9 +21,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pipegen.core.drive import arun, run
 from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import is_ok
+from pipegen.drivers.batch import arun, run
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegen.core.drive import run
 from pipegen.core.errors import PromptTooLong, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.slots import is_ok
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route, attach, count_tokens
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, StopOptions

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pipegen.core.drive import run
 from pipegen.core.errors import BadImage, InvalidRequest
 from pipegen.core.slots import is_ok
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route, count_tokens
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest

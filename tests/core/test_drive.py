@@ -10,7 +10,7 @@ import pytest
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.core.drive import admit
+from pipegen.drivers.batch import admit
 from pipegen.testing.fake import FakeEngine
 
 

@@ -14,10 +14,7 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from training import (
-    conversations,
-    model as shape,
-)
+from training import conversations, model as shape  # noqa: E402
 from training.inference import Case, Embedded  # noqa: E402
 from training.language_stage import positions  # noqa: E402
 from training.scenes import draw, sample_scene  # noqa: E402
@@ -129,7 +126,7 @@ def test_training_positions_are_the_models(loaded: Embedded) -> None:
 def test_the_text_export_has_the_same_logits(loaded: Embedded, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder = embedded.export_text(tmp_path / "text")
+    folder = shape.export_text_only(embedded.path(), tmp_path / "text")
     half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert type(half).__name__ == "Qwen3ForCausalLM"
     inputs = loaded.tokenizer("Hello! Who are you?", return_tensors="pt")

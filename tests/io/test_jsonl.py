@@ -13,13 +13,13 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core import errors
-from pipegen.core.drive import request_from
 from pipegen.core.errors import GenerationError, InvalidRequest, RateLimited, Timeout
 from pipegen.core.slots import is_ok
 from pipegen.io.jsonl import Line, error_from, from_plain, lines_of, request_from_line, result_from, to_plain
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, options_from, resolve
+from pipegen.records.plain import request_from
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 texts = st.text(max_size=12) | st.sampled_from(["\u2028", "\x85", "\x1b[2J", "<|im_end|>", 'say "no"\\n', "\U0001f600"])

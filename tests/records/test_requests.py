@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipegen.core.drive import request_from
 from pipegen.core.slots import is_ok
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
+from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
 from pipegen.testing.pictures import picture
 

@@ -37,8 +37,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The folder of a model: `embedded`, which takes pictures, or `text`, its language half."""
+    from training.model import export_text_only
+
     root: Path = tmp_path_factory.mktemp("models")
-    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else embedded.export_text(root / name)))
+    return functools.cache(lambda name: str(embedded.path() if name == embedded.NAME else export_text_only(embedded.path(), root / name)))
 
 
 KEY = "the-key-of-these-tests"

@@ -1,4 +1,4 @@
-"""Record what real servers answer, for the tests of the wire records: one JSON file for each case, in tests/backends/online/recorded/ENGINE/.
+"""Record what real servers answer, for the tests of the wire records: one JSON file for each case, in tests/backends/servers/recorded/ENGINE/.
 
     python tests/servers/record.py vllm|sglang
 
@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from pipegen import embedded
 from pipegen.testing.pictures import picture
 
-FOLDER = Path(__file__).parents[1] / "backends" / "online" / "recorded"
+FOLDER = Path(__file__).parents[1] / "backends" / "servers" / "recorded"
 CONTEXT = 4096
 """Tokens that the embedded model takes."""
 Case = tuple[str, str, Any]

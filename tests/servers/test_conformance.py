@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.core.drive import run
+from pipegen.drivers.batch import run
 from pipegen.testing import conformance
 from pipegen.testing.ask import answers, chat, greedy
 

@@ -29,7 +29,7 @@ def refuse_parts(adapter: str, foreign: Collection[str], missing: Collection[str
     >>> refuse_parts("mine", [], ["layers.1.q_proj.lora_A"], matched=True)
     Traceback (most recent call last):
     ...
-    pipegen.backends.checkpoint.adapters.BadAdapter: the adapter 'mine' matches the model in part: 1 weights of its modules are missing, such as layers.1.q_proj.lora_A
+    pipegen.backends.checkpoint.adapters.BadAdapter: the adapter 'mine' matches the model in part: 1 weights of its modules are missing, such as layers...
     """
     told = [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"] if foreign else []
     told += [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"] if missing else []

@@ -35,7 +35,7 @@ def locate(model: str) -> str:
     >>> locate("./no/such/folder")
     Traceback (most recent call last):
     ...
-    pipegen.backends.checkpoint.locate.NoSuchModel: there is no checkpoint folder './no/such/folder'; give a folder, a hub name such as 'Qwen/Qwen3-0.6B', or 'embedded'
+    pipegen.backends.checkpoint.locate.NoSuchModel: there is no checkpoint folder './no/such/folder'; give a folder, a hub name such as ...
     """
     if model == EMBEDDED:
         from pipegen import embedded

@@ -12,9 +12,9 @@ from pipegen.backends.servers.wire import Completion
 from pipegen.core.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
-from pipegen.plugins.reasoning import thinking_unfinished
 from pipegen.records.fields import freeze, record
 from pipegen.records.results import Finish, GenerationResult, Job, TokenLogprob, closest_choice
+from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed

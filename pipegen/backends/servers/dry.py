@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from returns.result import Failure
 
 from pipegen.backends.servers.wire import WireRequest
-from pipegen.core.drive import Request, admit, advance
+from pipegen.core.drive import advance
 from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Call
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options
+from pipegen.drivers.batch import admit
 from pipegen.drivers.route import Route
+from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy
 
 __all__ = ["wire_requests"]

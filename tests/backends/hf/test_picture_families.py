@@ -15,8 +15,8 @@ from support.vision_models import PICTURE_FAMILIES
 
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.rows import Row
-from pipegen.core.drive import run
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import route
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import VlmGenerationRequest

@@ -16,7 +16,7 @@ from pipegen.contrib.renderers import RendererBackend, SGLangBackend, VLLMBacken
 if not any(map(importlib.util.find_spec, ("httpx", "httpx2"))):
     pytest.skip("the client's own HTTP library is not installed", allow_module_level=True)
 
-RECORDED = Path(__file__).parents[2] / "backends" / "online" / "recorded"
+RECORDED = Path(__file__).parents[2] / "backends" / "servers" / "recorded"
 BACKENDS = pytest.mark.parametrize(("engine", "backend"), [("vllm", VLLMBackend()), ("sglang", SGLangBackend())], ids=["vllm", "sglang"])
 
 

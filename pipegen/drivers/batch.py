@@ -1,0 +1,106 @@
+"""A batch through a pipe: `run` and `arun` take N requests and give N slots; `pipegen.drivers.mapping` goes on to any number."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TypeVar
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core.border import guard_slot
+from pipegen.core.drive import adrive, drive
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.parallel import parallel
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.drivers.arguments import Options, check_run, check_settings, several, slot_of_request
+from pipegen.media.source import load_sources
+from pipegen.records.allowed import allowed
+from pipegen.records.fields import InvalidField, altered
+from pipegen.records.options import GenerationOptions, merge
+from pipegen.records.plain import Request, request_from, unreadable
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+
+__all__ = ["admit", "arun", "run"]
+
+B = TypeVar("B")
+
+
+def admit(
+    requests: Iterable[Request], options: Options | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+) -> Batch[GenerationRequest]:
+    """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, pictures read.
+
+    A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
+    """
+    several(requests)
+    chosen = check_settings(options, images, policy)
+    allows, reads = policy or RequestPolicy(), images or ImagePolicy()
+
+    def admitted(request: Request) -> Slot[GenerationRequest]:
+        return guard_slot(lambda: _admit(request, chosen, allows), lambda raised: unreadable("request", raised))
+
+    def loaded(place: int) -> Slot[GenerationRequest]:
+        return guard_slot(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: unreadable("request: its pictures", raised))
+
+    batch = [admitted(request) for request in requests]
+    sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
+    for place, slot in zip(sourced, parallel(loaded, sourced), strict=True):
+        batch[place] = slot
+    return tuple(batch)
+
+
+def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
+    given = Success(request) if isinstance(request, GenerationRequest) else request
+    made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
+    own = made.unwrap().options if is_ok(made) else None
+    return made.bind(lambda record: _with_options(record, options)).bind(lambda record: allowed(record, policy, own))
+
+
+def _with_options(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
+    if options is None:
+        return Success(request)
+    try:
+        return Success(altered(request, options=_merged(request.options, options)))
+    except InvalidField as refusal:
+        return Failure(InvalidRequest(f"options of the request and of the run contradict each other: {refusal}"))
+
+
+_merged = functools.lru_cache(maxsize=1024)(merge)  # the requests of a run have few distinct options
+
+
+def run(
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request],
+    options: Options | None = None,
+    *,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+) -> Batch[B]:
+    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
+
+    `images` says which picture sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
+
+    >>> from pipegen.core.pipe import pure
+    >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
+    (<Success: Hi>,)
+    """
+    chosen = check_run(route, options, images, policy)
+    return drive(route, admit(requests, chosen, images, policy))
+
+
+async def arun(
+    route: Pipe[GenerationRequest, B],
+    requests: Iterable[Request],
+    options: Options | None = None,
+    *,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+) -> Batch[B]:
+    """As `run`, for asynchronous code; the same slots."""
+    import asyncio
+
+    chosen = check_run(route, options, images, policy)
+    several(requests)
+    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), chosen, images, policy))

@@ -1,0 +1,69 @@
+"""Requests from plain data, as JSON and YAML have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from returns.result import Failure, Success
+
+from pipegen.core.border import Raised, guard_slot
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import Slot
+from pipegen.records.fields import InvalidField, printed
+from pipegen.records.options import options_from
+from pipegen.records.requests import FIELDS, GenerationRequest, TextGenerationRequest, VlmGenerationRequest, field_hint
+
+__all__ = ["Request", "request_from", "unreadable"]
+
+Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
+"""What the drivers take: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
+
+
+def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[GenerationRequest]:
+    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`.
+
+    Whatever is wrong with it becomes `InvalidRequest`, which names the place.
+
+    >>> request_from({"messages": []}).failure().message
+    'request: messages takes at least one message, not []'
+    >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
+    "request: options: there is no option 'temprature'; did you mean 'temperature'?"
+    """
+    return guard_slot(lambda: _request_from(values, place), lambda raised: unreadable(place, raised))
+
+
+def unreadable(place: str, raised: Raised) -> InvalidRequest:
+    return InvalidRequest(f"{place}: it cannot be read: {raised.words}", incident=raised.incident)
+
+
+def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
+    if not isinstance(values, Mapping):
+        return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {printed(values)}"))
+    if not _FIELDS.keys() >= values.keys():
+        unknown = next(name for name in values if name not in _FIELDS)
+        return Failure(InvalidRequest(f"{place}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
+    said = {name: value for name, value in values.items() if value is not None}
+    try:
+        if isinstance(said.get("options"), Mapping):
+            said["options"] = options_from(said["options"])
+        none = isinstance(said.get("images", ()), (list, tuple)) and not said.get("images")
+        pictures = not none or _holds_pictures(said.get("messages"))
+        kind = VlmGenerationRequest if pictures else TextGenerationRequest
+        if not pictures:
+            said.pop("images", None)
+        return Success(kind(**said))
+    except InvalidField as refusal:
+        words = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
+        return Failure(InvalidRequest(f"{place}: {words}"))
+
+
+_FIELDS = dict.fromkeys(FIELDS)
+
+
+def _holds_pictures(messages: Any) -> bool:
+    if not isinstance(messages, (list, tuple)):
+        return False
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)

@@ -1,0 +1,70 @@
+r"""Where reasoning ends and the answer begins.
+
+>>> reasoning_of("<think>\nTwo and two.\n</think>\n\n4")
+Reasoning(reasoning='Two and two.', answer='4', closed=True)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pipegen.records.fields import InvalidField
+from pipegen.records.results import Finish
+
+__all__ = ["Reasoning", "reasoning_of", "thinking_unfinished"]
+
+
+class Reasoning(NamedTuple):
+    """A text in its two parts."""
+
+    reasoning: str | None
+    """Without white space at its ends; None where there is none, and empty where it was opened and closed at once."""
+    answer: str
+    """Empty where the reasoning did not end."""
+    closed: bool
+    """Whether the reasoning ended, if there is any."""
+
+
+def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, opened: bool = False) -> Reasoning:
+    """Split a text into reasoning and answer: ask this of `result.raw_text`, which no plugin trims.
+
+    Reasoning stands at the start of the text, between `open` and the first `close`. A text with a `close` and no `open` before it is reasoning from its
+    start: there the chat template has written `open` at the end of the prompt. With `opened=True`, which says that it has, a text without `close` is
+    unfinished reasoning; otherwise nothing would tell it from an answer. An `open` further on in the text is part of the answer.
+
+    Raises `InvalidField` unless `open` and `close` are different strings and neither is blank.
+
+    >>> reasoning_of("two and two</think> 4")
+    Reasoning(reasoning='two and two', answer='4', closed=True)
+    >>> reasoning_of("<think>Let me see, two and")
+    Reasoning(reasoning='Let me see, two and', answer='', closed=False)
+    >>> reasoning_of("4"), reasoning_of("two and", opened=True).closed
+    (Reasoning(reasoning=None, answer='4', closed=True), False)
+    """
+    for word in (open, close):
+        if not isinstance(word, str) or not word.strip() or open == close:
+            raise InvalidField(f"reasoning stands between two different words, neither of them blank, not between {open!r} and {close!r}")
+    begun = text.lstrip()
+    written = begun.startswith(open)
+    inside, found, answer = begun.removeprefix(open).partition(close)
+    if not found:
+        return Reasoning(inside.strip(), "", closed=False) if written or opened else Reasoning(None, text, closed=True)
+    if not written and not opened and open in inside:
+        return Reasoning(None, text, closed=True)
+    return Reasoning(inside.strip(), answer.lstrip(), closed=True)
+
+
+def thinking_unfinished(finish: Finish, text: str, *, reasoning: str | None = None, prompt: str | None = None) -> bool:
+    """Whether the length ran out before the model began its answer: of its `text`, or of the `reasoning` that a server told apart. `prompt` is the rendered
+    prompt, which may open the reasoning.
+
+    >>> thinking_unfinished(Finish.LENGTH, "<think>Two and"), thinking_unfinished(Finish.LENGTH, "Two", prompt="<think>\n")
+    (True, True)
+    >>> thinking_unfinished(Finish.LENGTH, "", reasoning="Two and"), thinking_unfinished(Finish.LENGTH, "4", reasoning="Two and two.")
+    (True, False)
+    """
+    if finish is not Finish.LENGTH:
+        return False
+    if reasoning:
+        return not text.strip()
+    return not reasoning_of(text, opened=(prompt or "").rstrip().endswith("<think>")).closed
