@@ -240,7 +240,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise TemplateTooLarge(f"the template makes a number of more than {BITS} binary digits")
         elif operator == "*" and not numbers:
             value, times = (left, right) if isinstance(right, int) else (right, left)
-            if isinstance(times, int) and hasattr(value, "__len__"):
+            if isinstance(times, int) and isinstance(value, Sized):
                 _fits(len(value) * max(times, 0))
                 _charge(0 if isinstance(value, (str, bytes)) else len(value) * max(times, 0))
         return _made(super().call_binop(context, operator, left, right))
