@@ -44,7 +44,7 @@ def _source_version() -> str | None:
     from pathlib import Path
 
     try:
-        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except (OSError, ValueError, KeyError):
         return None
     return str(project.get("version")) if project.get("name") == DISTRIBUTION else None

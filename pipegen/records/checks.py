@@ -23,7 +23,23 @@ from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.records.limits import NESTING, VALUES
 
-__all__ = ["Check", "boolean", "freeze", "mapping", "nearest", "one_of", "path", "printed", "real", "schema_of", "text", "tuple_of", "whole", "with_schema"]
+__all__ = [
+    "SHOWN",
+    "Check",
+    "boolean",
+    "freeze",
+    "mapping",
+    "nearest",
+    "one_of",
+    "path",
+    "printed",
+    "real",
+    "schema_of",
+    "text",
+    "tuple_of",
+    "whole",
+    "with_schema",
+]
 
 _NOTHING: immutabledict[str, Any] = immutabledict()
 T = TypeVar("T")
@@ -57,9 +73,11 @@ class _Printer(reprlib.Repr):
         return "{" + ", ".join([*pairs, "..."] if len(x) > self.maxdict else pairs) + "}"
 
 
+SHOWN = 10
+"""How many entries of a list or a mapping a message shows."""
 _PRINTER = _Printer()
 _PRINTER.maxlevel = 4
-_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = 10
+_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = SHOWN
 _PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 200
 
 

@@ -77,14 +77,6 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
-def _shown(value: object) -> str:
-    """A value as a message may show it: short, and without keys."""
-    try:
-        return printed(masked(value))
-    except RecursionError:  # it is nested too deep, or holds itself
-        return type(value).__name__
-
-
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
         kept = check(value)
@@ -92,7 +84,7 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
         raise
     except ValueError as refusal:
         words, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {_shown(value)}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {printed(masked(value))}{also}{near}") from None
     if kept is not value:
         object.__setattr__(self, name, kept)
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.checks import freeze, mapping, schema_of, with_schema
+from pipegen.records.checks import SHOWN, freeze, mapping, schema_of, with_schema
 
 __all__ = ["Secret", "masked", "revealed", "secretive"]
 
@@ -100,16 +101,19 @@ def _holds(name: object) -> bool:
     return isinstance(name, str) and (_is_secret(name) or name.lower().rpartition("_")[2] in _CARRIERS)
 
 
-def masked(value: Any) -> Any:
-    """Any value as it may be shown: `Secret`s take the place of what has a secret's name, however deep.
+def masked(value: Any, levels: int = 5) -> Any:
+    """A value as a message may show it: `Secret`s take the place of what has a secret's name. What no message shows, deeper or further on, is left out.
 
     >>> masked({"password": 5, "a": [{"token": "x"}]})
     {'password': Secret(hidden), 'a': [{'token': Secret(hidden)}]}
     """
+    if isinstance(value, (Mapping, list, tuple)) and not levels:
+        return ...
     if isinstance(value, Mapping):
-        return {name: Secret("") if _holds(name) else masked(entry) for name, entry in value.items()}
+        return {name: Secret("") if _holds(name) else masked(entry, levels - 1) for name, entry in islice(value.items(), SHOWN + 1)}
     if isinstance(value, (list, tuple)):
-        return [masked(entry) for entry in value]
+        shown = [masked(entry, levels - 1) for entry in islice(value, SHOWN + 1)]
+        return shown if isinstance(value, list) else tuple(shown)
     return Secret("") if isinstance(value, str) and _LOGIN.match(value) else value
 
 

@@ -13,7 +13,7 @@ import pipegen as pg
 from pipegen.core import distribution
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parents[2]
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PLACES = (Path(str(resources.files(pg))), HERE / "docs", HERE / "tests", HERE / "property_tests", HERE / ".ci")
 ALONE = [HERE / name for name in ("README.md", "CONTRIBUTING.md", "noxfile.py", "pyproject.toml", ".mkdocs.yml")]
@@ -64,7 +64,7 @@ def test_a_source_tree_that_is_not_installed_has_the_version_of_its_project(monk
         raise metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "pipegen" / "distribution.py"))
+    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "pipegen" / "core" / "distribution.py"))
     project = tmp_path / "pyproject.toml"
     assert distribution.version() == "0+unknown"
     for text, wanted in (
