@@ -16,7 +16,15 @@ import pipegen
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import BadImage, CallFailed, GenerationError, InvalidRequest
 
-MADE: dict[Any, Any] = {str: "words", int: 3, bool: True, float: 1.5, GenerationError: InvalidRequest("earlier"), WireReply: WireReply(status=500)}
+MADE: dict[Any, Any] = {
+    str: "words",
+    str | None: "words",
+    int: 3,
+    bool: True,
+    float: 1.5,
+    GenerationError: InvalidRequest("earlier"),
+    WireReply: WireReply(status=500),
+}
 
 
 def every_class() -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The HTTP client of routes to servers: connections, limits, deadlines and streams."""

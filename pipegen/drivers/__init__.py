@@ -1,0 +1,1 @@
+"""What runs pipes: routes, samples, one batch, any number, streams, progress."""

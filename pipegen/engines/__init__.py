@@ -1,0 +1,1 @@
+"""What an engine is: its protocol, its capabilities, its plugins, and its name."""

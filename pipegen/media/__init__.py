@@ -1,0 +1,1 @@
+"""Images: where they come from, and how they are decoded and resized."""

@@ -1,0 +1,1 @@
+"""What travels: requests, messages, options and results, how they are checked, and their plain-data form."""

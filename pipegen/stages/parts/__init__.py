@@ -1,0 +1,1 @@
+"""What the stages are made of."""
