@@ -80,8 +80,7 @@ class GenerationError(RuntimeError):
         if not self.message:
             object.__setattr__(self, "message", self._describe())
         if not self.hint:
-            traced = "; the log has the traceback, under the incident" if self.incident and "incident" not in self.default_hint else ""
-            object.__setattr__(self, "hint", self._advise() + traced)
+            object.__setattr__(self, "hint", self._advise())
 
     def _describe(self) -> str:
         return type(self).__name__

@@ -11,7 +11,7 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 >>> pipe.name
 'halve >> show'
 >>> pipe.apply((Success(4), Success(3)))
-(<Success: 2>, <Failure: InvalidRequest(message='3 is odd', hint='correct the request at the place that the message names', earlier=(), incident='')>)
+(<Success: 2>, <Failure: 3 is odd (hint: correct the request at the place that the message names)>)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A result becomes `{"id", "ok": true, "text", ...}` with every field of `Generati
 >>> to_plain(Failure(PromptTooLong(10, 4)), id="a")["error"]["message"]
 'the prompt has 10 tokens; the limit is 4'
 >>> from_plain(to_plain(Failure(PromptTooLong(10, 4))))
-<Failure: PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...limit=4)>
+<Failure: the prompt has 10 tokens; the limit is 4 (hint: shorten the prompt)>
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
     """The request of one line, with its id (the line's number where it has none). Whatever is wrong with the line becomes `InvalidRequest`.
 
     >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
-    ('3', <Failure: InvalidRequest(message="line 3: not JSON: Expecting ',' delimiter at column 16", ...)>)
+    ('3', <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>)
     """
     read = values_of_line(line)
     if not is_ok(read):

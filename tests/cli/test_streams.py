@@ -29,6 +29,8 @@ def closed(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_closed_stream_ends_with_a_message(arguments: str, words: str, tmp_path: Path) -> None:
+    if "--model" in arguments:
+        pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n', encoding="utf-8")
     done = closed(arguments, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -37,6 +39,7 @@ def test_a_closed_stream_ends_with_a_message(arguments: str, words: str, tmp_pat
 
 
 def test_a_closed_stream_that_is_not_used_does_no_harm(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")
     done = closed("generate in.jsonl --model embedded -o out.jsonl <&- >&-", tmp_path)
     assert done.returncode == 1
@@ -45,6 +48,7 @@ def test_a_closed_stream_that_is_not_used_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_nothing_that_is_printed_goes_into_a_file_in_place_of_a_closed_stream(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")
     done = closed("generate in.jsonl --model embedded -o out.jsonl 2>&-", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

@@ -55,7 +55,7 @@ def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, o
 
 
 def thinking_unfinished(finish: Finish, text: str, *, reasoning: str | None = None, prompt: str | None = None) -> bool:
-    """Whether the length ran out before the model began its answer: of its `text`, or of the `reasoning` that a server told apart. `prompt` is the rendered
+    r"""Whether the length ran out before the model began its answer: of its `text`, or of the `reasoning` that a server told apart. `prompt` is the rendered
     prompt, which may open the reasoning.
 
     >>> thinking_unfinished(Finish.LENGTH, "<think>Two and"), thinking_unfinished(Finish.LENGTH, "Two", prompt="<think>\n")
