@@ -152,8 +152,11 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
 
 
-_FORM = re.compile(r"(tools|messages\[\d+\]\.tool_calls)\[\d+\](\.function)?")
-_FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments"})
+_FORM = re.compile(
+    r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.properties\.[^.\[\]]+|\.items)*)?)?",
+)
+"""The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
+_FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
 
 
 def _marker(

@@ -270,6 +270,28 @@ def test_a_word_that_the_template_looks_for_in_another_case_is_no_reason_to_refu
         assert steering(said(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()) == ["<think>"]
 
 
+def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_control_tokens() -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
+    rust.add_special_tokens(added_tokens(("<type>",), special=True))
+    raw = PreTrainedTokenizerFast(tokenizer_object=rust)
+    extras = (  # in the manner of Nemotron 3
+        "{% set schema = tools[0].function.parameters %}{% for name, field in schema.properties.items() %}<{{ name }}><type>{{ field.type }}"
+        "{% for key in field if key not in ['type'] %}<{{ key }}>{% endfor %}{% endfor %}{{ messages[0].content }}"
+    )
+
+    def defined(name: str, **chat: Any) -> Slot[Prompt]:
+        schema = {"type": "object", "properties": {name: {"type": "string", "extra": 1}}}
+        return said(extras, user("Hi"), tools=[{"type": "function", "function": {"name": "look", "parameters": schema}}], raw=raw, **chat)
+
+    for mode in ("text", "reject"):
+        assert defined("where", control_tokens=mode).unwrap().text == "<where><type>string<extra>Hi"
+    assert steering(defined("type").unwrap(), raw) == steering(defined("where").unwrap(), raw) == ["<type>"]
+    assert isinstance(defined("type", control_tokens="reject").failure(), InvalidRequest)
+
+
 def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_are_part_of_control_tokens() -> None:
     raw = chatml_tokenizer()
     tokenizer, renderer = HFTokenizer(raw), Counting(raw, CALLS.replace("WRITES", "<{{ key }}>"))
