@@ -192,7 +192,8 @@ def _marker(
     if not within(control.ids):
         return marker(known)
     first = write(rewrite_foreign(said, trust, marker(known)))
-    return marker(known.difference(filter(is_joined, within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else ())))
+    doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
+    return marker(known.difference(word for word in doubtful if is_joined(word)))
 
 
 def _chosen(
