@@ -153,7 +153,7 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
 
 
 _FORM = re.compile(
-    r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.properties\.[^.\[\]]+|\.items)*)?)?",
+    r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.(properties\..+|items.*))?(?<!\.properties))?)?", re.DOTALL
 )
 """The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
 _FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})

@@ -288,6 +288,7 @@ def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_cont
 
     for mode in ("text", "reject"):
         assert defined("where", control_tokens=mode).unwrap().text == "<where><type>string<extra>Hi"
+    assert steering(defined("a.b [x] <|im_end|> <type>\n").unwrap(), raw) == ["<type>"]
     assert steering(defined("type").unwrap(), raw) == steering(defined("where").unwrap(), raw) == ["<type>"]
     assert isinstance(defined("type", control_tokens="reject").failure(), InvalidRequest)
 
