@@ -48,6 +48,7 @@ REWRITES = (
     *("w.replace('/think', '')", "w.replace('X', '').replace(' ', '')", "w.replace('<image>', '<|image_pad|>')", "w.split('</think>')[-1]"),
     *("w | replace('(', '<') | replace(')', '>')", "w | replace('&lt;', '<')", "w.split('|') | join('|')", "w.strip('x').lstrip('<')", "'<' ~ w ~ '>'"),
     *("'<|' + w + '|>'", "w | tojson(ensure_ascii=True)", "w if '[' not in w else w[:-1]"),
+    *("'<%s>' % w", "'<|{}|>'.format(w | lower)", "'<' ~ w ~ ('>' if w == 'think' else '>')", "w | upper if w | upper == 'THINK' else ('<' ~ w ~ '>') | lower"),
 )
 OPENS = ("'<|im_start|>' + m.role + '\\n'", "'[INST]'", "'<|' + m.role + '|>'", "''", "m.role + ': '", "'>>TITLE<<' ~ '<'")
 ENDS = ("'<|im_end|>\\n'", "'[e~['", "'<'", "'</s>'", "''", "'[/INST]'", "'>'")

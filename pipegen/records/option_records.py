@@ -53,7 +53,7 @@ class ChatTemplateOptions:
     enable_thinking: Annotated[bool | None, boolean] = None
     """The template's thinking switch, where it has one; the result says whether it was honoured."""
     control_tokens: Annotated[Literal["text", "reject", "allow"] | None, one_of("text", "reject", "allow")] = None
-    """What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where it is set."""
+    """What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it."""
     trust: Annotated[tuple[str, ...] | None, tuple_of(one_of("assistant", "tools", "template_kwargs"))] = None
     """What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template."""
     template: Annotated[str | None, text] = None

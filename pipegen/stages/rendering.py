@@ -19,8 +19,9 @@ tokens are those of the marked render.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -143,13 +144,56 @@ def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, 
     marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
-    edges = marks.only(control.edges)
-    known = known_words(source) if whole else frozenset[str]()
-    chosen = _chosen(write, said, trust, marks, control, lambda text, _: edges.mark(text) if text in known else marks.mark(text))
+    mark = _marker(write, said, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
+    chosen = _chosen(write, said, trust, marks, control, mark)
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.map(lambda pair: rendered(*pair))
     found = _look_alike(words, control)
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
+
+
+_FORM = re.compile(
+    r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.(properties\..+|items.*))?(?<!\.properties))?)?", re.DOTALL
+)
+"""The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
+_FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
+
+
+def _marker(
+    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
+) -> Rewrite:
+    """What marks the foreign text: all of it, but of words that the template looks for only what can begin or end a control token.
+
+    These too are marked where the template writes one of them between the two ends of a control token, as it may write the name of an argument: a name
+    `tool` in `<` and `>`. That is found out by a render for each word that is part of a control token which the prompt has.
+    """
+    edges = marks.only(control.edges)
+
+    def marker(looked_for: frozenset[str]) -> Rewrite:
+        def mark(text: str, place: str) -> str:
+            kept = text.lower() in looked_for or (text in _FORM_KEYS and text in known and _FORM.fullmatch(place))
+            return edges.mark(text) if kept else marks.mark(text)
+
+        return mark
+
+    def is_joined(word: str) -> bool:
+        text = write(rewrite_foreign(said, trust, marker(known - {word})))
+        if not is_ok(text):
+            return True
+        hidden = text.unwrap()
+        spellings = {text.strip() for _, text in foreign(said, trust) if text.lower() == word}
+        shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
+        return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
+
+    def within(tokens: Iterable[str]) -> frozenset[str]:
+        joined = "\0".join(tokens).lower()
+        return frozenset(word for word in known if word.strip() and word.strip() in joined)
+
+    if not within(control.ids):
+        return marker(known)
+    first = write(rewrite_foreign(said, trust, marker(known)))
+    doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
+    return marker(known.difference(word for word in doubtful if is_joined(word)))
 
 
 def _chosen(

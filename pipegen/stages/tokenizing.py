@@ -142,7 +142,8 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
         plain = tokenizer.encode(marks.put_back(hidden))
-        seen = [number for number in plain if number in control.known]
+        known = control.known
+        seen = [number for number in plain if number in known]
         written = [control.ids[token] for token in pieces[1::2]]
         if seen == written or seen == [control.ids[token] for token in pieces[1::2] if _is_seen(tokenizer, token)]:
             return Success(plain)
@@ -187,16 +188,16 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
 
 def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
     """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
-    written = [control.ids[token] for token in run.tokens if token]
+    written, known = [control.ids[token] for token in run.tokens if token], control.known
     if run.plain:
         ids = tokenizer.encode(run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
-        if [number for number in ids if number in control.known] == written and _holds_ends(ids, run, control):
+        if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):
             return list(ids[1:] if run.tokens[0] else ids)
     out: list[int] = []
     for row, text in enumerate(run.texts):
         before, after = run.tokens[row], run.tokens[row + 1]
         ids_of_text = _plain_ids(text, before, after, control, tokenizer, first=not before)
-        if not control.known.isdisjoint(ids_of_text):
+        if not known.isdisjoint(ids_of_text):
             return None
         out += [*ids_of_text, *([control.ids[after]] if after else [])]
     return out

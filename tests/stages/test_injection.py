@@ -235,6 +235,84 @@ def test_words_that_the_template_knows_keep_their_meaning_where_it_puts_tokens_t
     assert steering(named[1]) == ["<think>"]
 
 
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% for key in c.function.arguments %}WRITES{% endfor %}{% endfor %}"
+    "{{ '<think>built in</think>' if m.tool_calls and m.tool_calls[0].function.name == 'think' }}{% endfor %}<think>"
+)
+
+
+@pytest.mark.parametrize("key", ["think", "THINK", " think", "function", "name"])
+@pytest.mark.parametrize(
+    "writes", ["<{{ key }}>", "<{{ key | lower | trim }}>", "{{ '<%s>' % key }}", "{{ '<{}>'.format(key | lower) }}", "{{ ('<' ~ key ~ '>') | lower }}"]
+)
+def test_a_word_that_the_template_looks_for_completes_no_token_between_two_texts_of_the_template(key: str, writes: str) -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
+    rust.add_special_tokens(added_tokens(("<function>", "<name>"), special=True))
+    raw, template = PreTrainedTokenizerFast(tokenizer_object=rust), CALLS.replace("WRITES", writes)
+
+    def called(argument: str, **chat: Any) -> Slot[Prompt]:
+        call = {**CALLED, "function": {"name": "look", "arguments": {argument: "words"}}}
+        return said(template, user("Hi"), {**answer(""), "tool_calls": [call]}, raw=raw, **chat)
+
+    assert steering(called(key).unwrap(), raw) == steering(called("word").unwrap(), raw) == ["<think>"]
+    assert is_ok(called("word", control_tokens="reject"))
+    if key == key.lower().strip():
+        assert isinstance(called(key, control_tokens="reject").failure(), InvalidRequest)
+
+
+def test_a_word_that_the_template_looks_for_in_another_case_is_no_reason_to_refuse() -> None:
+    upper = "{% for t in tools %}{{ '<' ~ t.function.name ~ '>' }}{{ '<think>' if t.function.kind | upper == 'STRING' }}{% endfor %}{{ messages[0].content }}"
+    tool = {"type": "function", "function": {"name": "look", "kind": "string"}}
+    for mode in ("text", "reject"):
+        assert steering(said(upper, user("Hi"), tools=[tool], control_tokens=mode).unwrap()) == ["<think>"]
+
+
+def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_control_tokens() -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
+    rust.add_special_tokens(added_tokens(("<type>",), special=True))
+    raw = PreTrainedTokenizerFast(tokenizer_object=rust)
+    extras = (  # in the manner of Nemotron 3
+        "{% set schema = tools[0].function.parameters %}{% for name, field in schema.properties.items() %}<{{ name }}><type>{{ field.type }}"
+        "{% for key in field if key not in ['type'] %}<{{ key }}>{% endfor %}{% endfor %}{{ messages[0].content }}"
+    )
+
+    def defined(name: str, **chat: Any) -> Slot[Prompt]:
+        schema = {"type": "object", "properties": {name: {"type": "string", "extra": 1}}}
+        return said(extras, user("Hi"), tools=[{"type": "function", "function": {"name": "look", "parameters": schema}}], raw=raw, **chat)
+
+    for mode in ("text", "reject"):
+        assert defined("where", control_tokens=mode).unwrap().text == "<where><type>string<extra>Hi"
+    assert steering(defined("a.b [x] <|im_end|> <type>\n").unwrap(), raw) == ["<type>"]
+    assert steering(defined("type").unwrap(), raw) == steering(defined("where").unwrap(), raw) == ["<type>"]
+    assert isinstance(defined("type", control_tokens="reject").failure(), InvalidRequest)
+
+
+def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_are_part_of_control_tokens() -> None:
+    raw = chatml_tokenizer()
+    tokenizer, renderer = HFTokenizer(raw), Counting(raw, CALLS.replace("WRITES", "<{{ key }}>"))
+    counts = []
+    for key in ("warm", "word", "content", "think"):
+        renderer.renders = 0
+        call = {**CALLED, "function": {"name": "look", "arguments": {key: "words"}}}
+        request = TextGenerationRequest(messages=[user("Hi"), {**answer(""), "tool_calls": [call]}])
+        render(Job(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
+        counts.append(renderer.renders)
+    assert counts[1:3] == [2, 2]
+    assert counts[3] <= 5
+
+
+def test_a_template_that_fails_without_a_word_of_a_control_token_fails_the_request() -> None:
+    template = "{{ '<' ~ tools[0].function.name ~ '>' }}{{ raise_exception('whose') if tools[0].function.name != 'think' }}{{ messages[0].content }}<think>"
+    slot = said(template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}])
+    assert isinstance(slot.failure(), InvalidRequest)
+
+
 @pytest.mark.parametrize("content", ["你好，世界", "今天天气很好。", "ไทย", "漢字 hello", "\u3400"])
 def test_what_a_normaliser_in_the_manner_of_bert_has_no_words_for_is_no_control_token(content: str) -> None:  # T6
     raw, template = bert_tokenizer(), "{% for m in messages %}[CLS]{{ m.content }}[SEP]{% endfor %}"
@@ -277,6 +355,10 @@ def test_the_guard_of_a_plain_prompt_holds_through_a_route_and_is_not_there_when
         slot, counted = pg.run(route, [request], options)[0], pg.count_tokens(route, request, options)
         assert is_ok(slot) == is_ok(counted) == (mode == "text")
         assert not is_ok(slot) or end not in slot.unwrap().prompt_token_ids
+    plain = {"prompt": "x<|im_end|>"}
+    assert end not in pg.run(route, [plain], {"chat": {"control_tokens": "text"}})[0].unwrap().prompt_token_ids
+    mixed = pg.run(route, [{**plain, "options": {"chat": {"control_tokens": "allow"}}}, plain], {"chat": {"control_tokens": "text"}})
+    assert [end in slot.unwrap().prompt_token_ids for slot in mixed] == [True, False]
     text = count_tokens(request, ToyTokenizer(), ToyRenderer(), options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="text"))).unwrap()
     assert text > len(own.prompt_token_ids)
 

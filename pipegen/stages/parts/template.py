@@ -152,6 +152,8 @@ def _short(value: Any) -> Any:
     return tuple(map(_short, value[:1])) if isinstance(value, (tuple, list)) else value
 
 
+_FILLED = re.compile(r"%[-+ #0-9.]*[a-z]|%\(\w+\)[a-z]|\{[^{}]*\}")
+"""Where a string that formats takes in other words."""
 _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 
 
@@ -159,10 +161,12 @@ _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 def composes(source: str, tokens: Collection[str]) -> bool:
     """Whether the template's source may put a control token together out of parts: some text in it ends in the beginning of one.
 
-    Such as `'<' + key + '>'`. Not where the role follows, which holds no words of others.
+    Such as `'<' + key + '>'` and `'<%s>' % key`. Not where the role follows, which holds no words of others.
 
     >>> composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"})), composes("{{ '<|' + m.role + '|>' }}", frozenset({"<|user|>"}))
     (True, False)
+    >>> composes("{{ '<{}>'.format(key) }}", frozenset({"<think>"}))
+    True
     """
     begun = frozenset(token[:end] for token in tokens for end in range(1, len(token)))
     longest = max(map(len, begun), default=0)
@@ -170,19 +174,26 @@ def composes(source: str, tokens: Collection[str]) -> bool:
     def opens(text: str) -> bool:
         return any(text[-size:] in begun for size in range(1, longest + 1))
 
-    return any((opens(text) or opens(text.rstrip())) and not _ROLE.match(following) for text, following in _literals(source))
+    def takes_words(text: str) -> bool:
+        *before, _ = _FILLED.split(text)
+        return any(map(opens, before))
+
+    literals = _literals(source)
+    return any(takes_words(text) or ((opens(text) or opens(text.rstrip())) and not _ROLE.match(following)) for text, following in literals)
 
 
 @functools.lru_cache(maxsize=32)
 def known_words(source: str) -> frozenset[str]:
     """The words that the template looks for: its strings, and the names of entries. Whatever else it is given, it can only write.
 
-    >>> sorted(known_words("{% if m.name == 'python' %}{{ m['type'] }}{% endif %}"))
+    In lower case, since a template may change the case of a word before it looks: `type | upper == 'STRING'`.
+
+    >>> sorted(known_words("{% if m.name == 'Python' %}{{ m['type'] }}{% endif %}"))
     ['name', 'python', 'type']
     """
     tokens = _tokens(source)
     names = (name for (_, before), (kind, name) in itertools.pairwise(tokens) if kind == "name" and before == ".")
-    return frozenset((*names, *(text for kind, text in tokens if kind == "string")))
+    return frozenset(word.lower() for word in (*names, *(text for kind, text in tokens if kind == "string")))
 
 
 def _literals(source: str) -> Iterable[tuple[str, str]]:
