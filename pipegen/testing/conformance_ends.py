@@ -117,11 +117,12 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
     hidden, shown = (
         answers(run(route, ended, greedy(stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips)))) for skips in (True, False)
     )
-    for one, other in zip(hidden, shown, strict=True):
+    for one in hidden:
         seen = (one.finish, one.completion_tokens)
         expect(seen == (Finish.LENGTH, LENGTH), f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not {LENGTH}")
-        if honours(route, "skip_special_tokens"):
-            expect(one.text != other.text, "skip_special_tokens: a text with an end token in its middle is the same with and without special tokens")
+    if ended and honours(route, "skip_special_tokens"):  # a server's parsers may leave out the piece of an answer where an end token stands
+        changed = any((one.reasoning, one.text) != (other.reasoning, other.text) for one, other in zip(hidden, shown, strict=True))
+        expect(changed, "skip_special_tokens: texts with an end token in their middle are the same with and without special tokens")
 
 
 def _by_itself(result: GenerationResult) -> bool:

@@ -113,7 +113,7 @@ def penalties_count_what_was_written(route: Route) -> None:
         if not honours(route, name):
             continue
         changed = [_said(result) for result in _greedy(route, **{name: value})] != [_said(result) for result in _greedy(route)]
-        if not changed and honours(route, "temperature") and honours(route, "repeatable"):
+        if not changed and honours(route, "temperature"):  # a model may be too sure of its greedy answers to change them
             changed = [_said(result) for result in _drawn(route, **{name: value})] != [_said(result) for result in _drawn(route)]
         expect(changed, f"{name}: no answer changes with {name}={value}")
         if name != "repetition_penalty" and honours(route, "top_logprobs") and honours(route, "token_ids"):

@@ -40,11 +40,18 @@ def write_adapter(folder: Path, model: str, rank: int, **ranks: int) -> Path:
 def test_an_adapter_gives_the_same_on_both_engines(
     family: str, rank: int, ranks: dict[str, int], vllm_of: Callable[..., Any], model_of: Callable[..., str], tmp_path: Path
 ) -> None:
+    import vllm
+
     adapter = str(write_adapter(tmp_path / "adapter", model_of(family), rank, **ranks))
     requests = [chat(text, greedy(stop=pg.StopOptions(ignore_eos=True))) for text in PROMPTS]
     with pg.backends.hf(model_of(family), dtype="float32") as plain, pg.backends.hf(model_of(family), dtype="float32", adapter=adapter) as adapted:
         without, wanted = ([slot.unwrap().token_ids for slot in pg.run(route, requests)] for route in (plain, adapted))
     with vllm_of(family, adapter=adapter) as fast:
+        if ranks and vllm.__version__.startswith("0.27"):  # it reads one rank, and would scale all modules by it
+            error = pg.run(fast, requests)[0].failure()
+            assert isinstance(error, pg.BackendFailed)
+            assert "does not read rank_pattern" in error.message
+            return
         found = [slot.unwrap().token_ids for slot in pg.run(fast, requests)]
     assert found == wanted
     assert all(ids != other for ids, other in zip(wanted, without, strict=True))

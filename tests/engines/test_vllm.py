@@ -93,8 +93,8 @@ def test_both_routes_fail_and_the_history_is_kept(vllm_of: Callable[..., Any], m
     with vllm_of("qwen3_vl", variant="text") as fast, pg.backends.hf(model_of("qwen3_vl"), variant="text") as safe:
         error = pg.run(pg.fallback(fast, safe, when=pg.UnsupportedMultimodal), [asked])[0].failure()
     assert [(type(each), each.message.split()[0]) for each in (*error.earlier, error)] == [
-        (pg.UnsupportedMultimodal, "vllm"),
-        (pg.UnsupportedMultimodal, "hf"),
+        (pg.UnsupportedMultimodal, "vLLM"),
+        (pg.UnsupportedMultimodal, "Hugging"),
     ]
 
 

@@ -82,9 +82,10 @@ class Served(ABC, Generic[A, R]):
     def _capable_by(self, facts: Facts) -> Capabilities: ...
 
     def _limit_by(self, facts: Facts) -> int | None:
-        """The model's context length in tokens, as these facts say it."""
+        """How many tokens a row may have, prompt and answer together, as these facts say it."""
         model = self.sender.model(facts)
-        return facts.models.get(model.unwrap() or "") if is_ok(model) else None
+        said = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
+        return min((limit for limit in said if limit is not None), default=None)
 
     def close(self) -> None:
         """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""

@@ -123,6 +123,10 @@ def _lacks_nothing(reply: WireReply, request: WireRequest) -> str:
     return ""
 
 
+def _says_no_limit(facts: Facts) -> int | None:
+    return None
+
+
 def _all(options: GenerationOptions) -> frozenset[str]:
     return frozenset({"ids", "stops"})
 
@@ -160,6 +164,8 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
+    limit: Callable[[Facts], int | None] = _says_no_limit
+    """How many tokens a row may have, prompt and answer together, as that page says it; the lower one counts where the list of models says another."""
 
 
 @runtime_checkable

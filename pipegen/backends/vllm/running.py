@@ -22,7 +22,7 @@ from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
-from pipegen.backends.vllm.start import check_files, check_version, starting
+from pipegen.backends.vllm.start import check_adapter_settings, check_files, check_version, starting
 from pipegen.core.errors import BackendFailed, CallFailed
 
 __all__ = ["Call", "Core", "Running"]
@@ -196,6 +196,7 @@ class Core:
         with starting(load, checkpoint.source):
             check_version()
             check_files(load, checkpoint.source)
+            check_adapter_settings(load)
             from vllm import EngineArgs, LLMEngine
 
             engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)))

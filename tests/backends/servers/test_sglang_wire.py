@@ -223,3 +223,24 @@ def test_a_stop_that_sglang_would_find_in_a_special_token_is_pipegens_to_find(st
     (slot,) = wire_requests(route(engine), [{"prompt": "Hi"}], options)
     body: Any = slot.unwrap().body
     assert body["sampling_params"].get("stop") == ([stop] if sent else None)
+
+
+@pytest.mark.parametrize(
+    ("listed", "longest", "limit"),
+    [
+        (4096, 4090, 4094),
+        (4096, 1000, 1004),
+        (100, 4090, 100),
+        (None, 4090, 4094),
+        (4096, None, 4096),
+        (4096, "4090", 4096),
+        (4096, True, 4096),
+        (None, None, None),
+    ],
+)
+def test_a_row_has_the_room_that_the_server_has(listed: int | None, longest: Any, limit: int | None) -> None:
+    """SGLang would end a longer row early, and say that its length was reached."""
+    engine = ServerEngine(
+        sglang.SGLANG, ToyModel(), access_to(None, default="http://localhost:1", variable="SGLANG_API_KEY"), ServerSettings(served_model_name="toy"), "toy"
+    )
+    assert engine.limit_of(Facts(models={"toy": listed}, about={} if longest is None else {"max_req_input_len": longest})) == limit
