@@ -61,7 +61,7 @@ ENGINES: Mapping[str, frozenset[Capability]] = {
     "vllm": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
     "vllm_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF,
     "sglang_server": (_OPTIONS | frozenset(FEATURES)) - _NOT_HF - {"repeatable", "repetition_penalty"},
-    "vllm_chat": _CHAT | _CHAT_MORE,
+    "vllm_chat": (_CHAT | _CHAT_MORE) - {"skip_special_tokens"},  # its parsers of tools and of reasoning settle it
     "sglang_chat": _CHAT | _CHAT_MORE,
     "openai_chat": _CHAT,
 }

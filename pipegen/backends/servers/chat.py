@@ -199,7 +199,7 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is said of it
     if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
         return Failure(UnsupportedOption(f"{shown(engine.name)} always opens the assistant's turn", option="add_generation_prompt"))
-    if engine.name == "openai_chat" and options.decode is not None and options.decode.skip_special_tokens is False:
+    if engine.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:
         return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour skip_special_tokens=False", option="skip_special_tokens"))
     return Success(Job(request=request, options=options))
 
