@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.foreign import broken_file
 from pipegen.backends.checkpoint.stored import header, stored_names
 
 __all__ = ["BadAdapter", "adapter_config", "check_adapter", "largest_rank", "refuse_parts", "weight_names"]
@@ -87,6 +88,9 @@ def weight_names(adapter: str) -> frozenset[str]:
     """The names of the adapter's weights. Raises `BadAdapter` where it has none, or no whole file of them."""
     file = _file(adapter, "adapter_model.safetensors")
     if file is not None:
+        broken = broken_file([file])
+        if broken is not None:
+            raise BadAdapter(broken.words)
         try:
             return frozenset(header(file))
         except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Self
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.metadata import OnModel
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -36,7 +37,7 @@ class CheckpointEngine(OnModel, ABC):
     def __repr__(self) -> str:
         try:
             dtype = self.dtype
-        except (ImportError, OSError, ValueError):  # the checkpoint cannot be read: its first use says why
+        except (CallFailed, ImportError, OSError, ValueError):  # the checkpoint cannot be read: its first use says why
             dtype = self._checkpoint.load.dtype
         return f"{type(self).__name__}({self._checkpoint.load.model!r}, dtype={dtype!r})"
 

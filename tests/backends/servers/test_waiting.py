@@ -34,7 +34,7 @@ def by_chat(url: str) -> pg.Route:
     return route
 
 
-@pytest.mark.parametrize(("make", "most"), [(by_ids, 26), (by_chat, 28)])
+@pytest.mark.parametrize(("make", "most"), [(by_ids, 30), (by_chat, 30)])
 def test_a_waiting_request_holds_few_objects_one_task_and_no_timer(make: Callable[[str], pg.Route], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records, its body, four coroutines, a task; three of them are of this test."""
     from pipegen.backends.http.client import Client

@@ -130,6 +130,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
         "vllm.v1.engine.exceptions": {"EngineDeadError": Dead, "EngineGenerateError": Dead},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": lambda *said: said},
+        "vllm.lora.peft_helper": {"PEFTHelper": dataclasses.make_dataclass("PEFTHelper", ["r", "lora_alpha", "rank_pattern", "target_modules"])},
     }
     for name, content in contents.items():
         module = ModuleType(name)

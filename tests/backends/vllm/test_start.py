@@ -12,6 +12,7 @@ import pytest
 from support.models import write_model
 
 import pipegen as pg
+from pipegen.backends.vllm import running
 from pipegen.backends.vllm.start import HIGHEST, LOWEST
 
 TWO = [{"prompt": "Hi"}, {"prompt": "Hello"}]
@@ -85,7 +86,9 @@ def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(started: l
     engine = sys.modules["vllm"].LLMEngine  # type: ignore[attr-defined]
     plain = engine.from_engine_args
     monkeypatch.setattr(engine, "from_engine_args", lambda arguments: setattr(made := plain(arguments), "add_lora", add_lora) or made)
+    monkeypatch.setattr(running, "adapter_arguments", lambda checkpoint: {"enable_lora": True})  # its own check has tests of its own
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    (tmp_path / "adapter_model.bin").write_bytes(b"weights")
     error = failure_of(pg.backends.vllm("embedded", adapter=tmp_path))
     assert f"with adapter {str(tmp_path)!r}: expected target modules" in error.message
     assert started[0].stopped
