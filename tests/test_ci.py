@@ -55,7 +55,7 @@ def closing(*sessions: str) -> list[str]:
 
 def test_the_readme_s_command_is_followed_by_the_real_engines(clone: Path) -> None:
     status, last, shown = ran(clone)
-    assert (status, last) == (0, closing("tests", "faults", "engines", "servers"))
+    assert (status, last) == (0, closing("tests", "faults", "servers", "engines"))
     assert "not run" not in shown
 
 
@@ -79,6 +79,12 @@ def test_any_session_that_fails_fails_the_whole_and_the_others_are_run(clone: Pa
     assert status == 1
     assert f"nox > Session {failing} failed with exit code 1." in last
     assert "nox > Running session faults" in last
+
+
+def test_a_session_is_not_begun_when_little_time_is_left(clone: Path) -> None:
+    status, last, shown = ran(clone, PIPEGEN_CI_SECONDS="500")
+    assert (status, last) == (0, closing("tests"))
+    assert "+ not run: engines. Of the 500 seconds for all, less than 600 are left" in shown
 
 
 def test_what_takes_too_long_is_stopped_and_fails_the_whole(clone: Path) -> None:
