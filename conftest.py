@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", ALWAYS, max_examples=60, derandomize=True, print_blob=True)
 settings.register_profile("ci", ALWAYS, max_examples=200, derandomize=True, print_blob=True)
-settings.register_profile("nightly", ALWAYS, max_examples=5_000)
+settings.register_profile("nightly", ALWAYS, max_examples=5_000, derandomize=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
