@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
+from collections.abc import Iterator
 
 import pytest
 from returns.primitives.exceptions import UnwrapFailedError
@@ -48,10 +49,17 @@ def test_unwrapping_a_failure_shows_the_message_and_the_hint() -> None:
 
 def test_an_error_leaves_a_context_manager_as_it_is() -> None:
     """Python sets the traceback of what passes through one."""
+
+    @contextlib.contextmanager
+    def passing() -> Iterator[None]:
+        yield
+
     error = pg.Timeout("slow")
-    with pytest.raises(pg.Timeout) as raised, contextlib.nullcontext(), contextlib.ExitStack():
+    with pytest.raises(pg.Timeout) as raised, passing():
         raise error
     assert raised.value is error
+    error.__traceback__ = None
+    assert error == pg.Timeout("slow")
 
 
 def test_the_set_of_errors_is_closed() -> None:
