@@ -197,11 +197,11 @@ def faults(session: nox.Session) -> None:
 
 @shared(default=False)
 def demo(session: nox.Session) -> None:
-    """Let the embedded model describe pictures and answer questions."""
+    """Let the embedded model describe images and answer questions."""
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "pictures", "stops", "alone", "plugins", "vllm", "servers", "profile_passes", "compiled")
+BENCHES = ("text", "images", "stops", "alone", "plugins", "vllm", "servers", "profile_passes", "compiled")
 # What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),

@@ -42,7 +42,7 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
-    from pipegen.media.folder import pictures_in
+    from pipegen.media.folder import images_in
     from pipegen.records import strict_json
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
@@ -119,10 +119,10 @@ __all__ = [
     "from_plain",
     "grid",
     "identity",
+    "images_in",
     "imap",
     "imap_keyed",
     "is_ok",
-    "pictures_in",
     "plugins",
     "pure",
     "request_from",
@@ -148,7 +148,7 @@ _HOMES = {
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
-        "pipegen.media.folder": "pictures_in",
+        "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",

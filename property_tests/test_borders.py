@@ -17,7 +17,7 @@ from pipegen.cli.generate import Files, run_generate
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch, is_ok
 from pipegen.engines.plugin import Plugin
-from pipegen.media.image import open_picture
+from pipegen.media.image import open_image
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.records.results import ModelLoadConfig
 from pipegen.testing.fake import FakeEngine, ToyRenderer
@@ -25,7 +25,7 @@ from pipegen.testing.fake import FakeEngine, ToyRenderer
 GOOD: Sequence[dict[str, Any]] = (
     {"prompt": "plain"},
     {"messages": [{"role": "user", "content": "chat"}], "options": {"stop": ["w"]}},
-    {"prompt": "picture", "images": [b"good"]},
+    {"prompt": "image", "images": [b"good"]},
 )
 
 
@@ -230,7 +230,7 @@ def test_what_a_template_raises_fails_its_own_row(kind: type[Exception], bad: li
 def test_what_a_decoder_raises_fails_its_own_row(kind: type[Exception], bad: list[bool]) -> None:
     class Decoding(FakeEngine):
         def prepare_image(self, source: Any, options: Any, index: int) -> Any:
-            return open_picture(source.data, ImagePolicy(), index).bind(lambda _: super(Decoding, self).prepare_image(source, options, index))
+            return open_image(source.data, ImagePolicy(), index).bind(lambda _: super(Decoding, self).prepare_image(source, options, index))
 
     def opened(stream: Any, **_: Any) -> Any:
         if stream.read() == b"bad":

@@ -14,7 +14,7 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.decoding import decode
 from pipegen.stages.parts.detokenize import Detokenizer, spell
-from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.stopping import cut, ending_ids, stop
 from pipegen.stages.trimming import Stripper, trim
@@ -41,8 +41,8 @@ class Generation(NamedTuple):
     def judged(self, raw: Raw | None = None) -> Slot[Decoded]:
         return decode(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(lambda decoded: stop(decoded, self.tokenizer, self.plugins))
 
-    def follower(self, *, text: bool = True) -> Follower:
-        return Follower(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
+    def follower(self, *, text: bool = True) -> RowDecoder:
+        return RowDecoder(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
 
 
 def halting(name: str, letter: str, times: int, *, early: int = 0, raises: bool = False) -> Plugin:

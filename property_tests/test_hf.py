@@ -23,7 +23,7 @@ from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: 
 from pipegen.records.messages import ImageSource  # noqa: E402
 from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
 from pipegen.records.results import Encoded, ModelLoadConfig  # noqa: E402
-from pipegen.testing.pictures import picture  # noqa: E402
+from pipegen.testing.image_files import image_file  # noqa: E402
 
 FEW = settings(max_examples=max(5, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
@@ -83,7 +83,7 @@ def test_a_group_ends_only_where_one_more_row_would_not_do(costs: list[Cost], ro
 
 
 @given(COSTS)
-def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_pictures(costs: list[Cost]) -> None:
+def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_images(costs: list[Cost]) -> None:
     keys = [(costs[position].answer, costs[position].prompt + costs[position].patches, -position) for position in order(costs)]
     assert keys == sorted(keys, reverse=True)
 
@@ -192,20 +192,20 @@ def test_a_row_gets_what_it_gets_alone_in_any_batch_and_any_order(family: str, b
 
 
 @functools.cache
-def pictures() -> tuple[Any, ...]:
+def image_files() -> tuple[Any, ...]:
     sizes = ((32, 32), (64, 40), (100, 60))
-    sources = [ImageSource(data=picture(width=width, height=height)) for width, height in sizes]
+    sources = [ImageSource(data=image_file(width=width, height=height)) for width, height in sizes]
     return tuple(engine("qwen3_vl", 2).prepare_image(source, DEFAULTS.preprocess, 0).unwrap() for source in sources)
 
 
 @FEW
 @given(data=st.data(), size=st.sampled_from([2, 4]))
-def test_rows_with_pictures_come_and_go_too(data: st.DataObject, size: int) -> None:
+def test_rows_with_images_come_and_go_too(data: st.DataObject, size: int) -> None:
     own = engine("qwen3_vl", size)
     mark = own._checkpoint.image_token_id
 
     def row() -> Encoded:
-        images = data.draw(st.lists(st.sampled_from(pictures()), max_size=2))
+        images = data.draw(st.lists(st.sampled_from(image_files()), max_size=2))
         before = data.draw(st.lists(st.integers(60, 90), min_size=1, max_size=9))
         ids = [*before, *(token for image in images for token in (*[mark] * image.tokens, 70))]
         return encoded(ids, images=images, max_new_tokens=data.draw(st.integers(1, 12)))

@@ -1,4 +1,4 @@
-"""Laws of pictures: sizes that the model's own processor keeps, and broken files that are answers and not crashes."""
+"""Laws of images: sizes that the model's own processor keeps, and broken files that are answers and not crashes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import assume, example, given, strategies as st
 
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import is_ok
-from pipegen.media.image import digest, open_picture
+from pipegen.media.image import digest, open_image
 from pipegen.media.sizes import LARGEST_ASPECT_RATIO, fit
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.pictures import budgets, mangled, picture, sides
+from pipegen.testing.image_files import budgets, image_file, mangled, sides
 
 FACTORS = st.sampled_from((28, 32, 16, 2))
 POLICY = ImagePolicy(max_source_pixels=4_000_000)
@@ -66,8 +66,8 @@ def test_the_area_lies_within_the_budget_whenever_any_size_does(size: tuple[int,
 
 
 @given(sides(), budgets(), FACTORS)
-def test_fit_is_idempotent_and_turns_with_the_picture(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
-    """Laws: fit(fit(s)) == fit(s); a picture on its side (a square has none) gets the size on its side."""
+def test_fit_is_idempotent_and_turns_with_the_image(size: tuple[int, int], budget: tuple[int, int], factor: int) -> None:
+    """Laws: fit(fit(s)) == fit(s); an image on its side (a square has none) gets the size on its side."""
     low, high = budget
     assume(max(size) <= LARGEST_ASPECT_RATIO * min(size) and sizes_within(factor, low, high))
     found = fit(*size, factor=factor, min_pixels=low, max_pixels=high)
@@ -77,9 +77,9 @@ def test_fit_is_idempotent_and_turns_with_the_picture(size: tuple[int, int], bud
 
 
 @given(mangled())
-def test_a_mangled_file_is_a_picture_or_a_bad_image(data: bytes) -> None:  # P5
-    """Law: every byte string is an upright RGB picture or `BadImage`; nothing raises, nothing warns."""
-    slot = open_picture(data, POLICY, index=3)
+def test_a_mangled_file_is_an_image_or_a_bad_image(data: bytes) -> None:  # P5
+    """Law: every byte string is an upright RGB image or `BadImage`; nothing raises, nothing warns."""
+    slot = open_image(data, POLICY, index=3)
     if is_ok(slot):
         assert slot.unwrap().mode == "RGB"
         assert math.prod(slot.unwrap().size) <= POLICY.max_source_pixels
@@ -91,9 +91,9 @@ def test_a_mangled_file_is_a_picture_or_a_bad_image(data: bytes) -> None:  # P5
 
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(("PNG", "TIFF", "BMP", "PPM")), st.integers(1, 8))
 def test_the_digest_is_of_the_pixels_and_not_of_the_file(width: int, height: int, file_format: str, orientation: int) -> None:  # P8
-    """Law: lossless files of one picture have one digest, stored upright or turned."""
+    """Law: lossless files of one image have one digest, stored upright or turned."""
     turned = None if file_format in ("BMP", "PPM") else orientation
-    plain = open_picture(picture("PNG", width=width, height=height), POLICY).unwrap()
-    other = open_picture(picture(file_format, width=width, height=height, orientation=turned), POLICY).unwrap()
+    plain = open_image(image_file("PNG", width=width, height=height), POLICY).unwrap()
+    other = open_image(image_file(file_format, width=width, height=height, orientation=turned), POLICY).unwrap()
     assert other.size == (width, height)
     assert digest(other) == digest(plain)

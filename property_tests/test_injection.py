@@ -16,7 +16,7 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Job, Prompt
+from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
 from pipegen.stages.rendering import render
 from pipegen.stages.tokenizing import encode
@@ -98,7 +98,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 def prompt_of(said: Conversation, template: str, **chat: Any) -> Slot[Prompt]:
     kept = HFTokenizer(tokenizer())
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(template_kwargs=said.variables, **chat)))
-    job = Job(request=TextGenerationRequest(messages=said.messages, tools=tuple(said.tools)), options=options)
+    job = ResolvedRequest(request=TextGenerationRequest(messages=said.messages, tools=tuple(said.tools)), options=options)
     return render(job, kept, renderer(template)).bind(lambda rendered: encode(rendered, (), kept, None))
 
 

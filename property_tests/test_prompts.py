@@ -15,11 +15,11 @@ from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import choose_marks
 from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import count_tokens, encode, picture_tokens
+from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
 from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
 
 Make = Callable[[], Any]
@@ -36,7 +36,7 @@ each_family = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 
 def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
     tokenizer = HFTokenizer(raw)
-    job = Job(request=TextGenerationRequest(messages=turns), options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    job = ResolvedRequest(request=TextGenerationRequest(messages=turns), options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
     return render(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: encode(rendered, (), tokenizer, None)).unwrap()
 
 
@@ -140,7 +140,7 @@ def test_marked_text_holds_no_token_keeps_its_length_and_can_be_undone(tokens: l
     assert [marks.put_back(part) for part in marked] == parts
 
 
-# Pictures that take frames, marks and line ends.
+# Images that take frames, marks and line ends.
 
 PLACES: dict[str, tuple[Make, str]] = {"chatml": (chatml_tokenizer, "<|image_pad|>"), "turns": (turns_tokenizer, "<image>")}
 each_place = pytest.mark.parametrize(("make", "mark"), PLACES.values(), ids=PLACES)
@@ -152,22 +152,22 @@ def expansions(raw: Any, mark: str) -> st.SearchStrategy[PreparedImage]:
     return written.map(lambda text: PreparedImage(width=1, height=1, rgb=bytes(3), digest="d", tokens=2, expansion=text))
 
 
-def with_pictures(raw: Any, mark: str, parts: list[str | PreparedImage]) -> Prompt:
+def with_images(raw: Any, mark: str, parts: list[str | PreparedImage]) -> Prompt:
     tokenizer = HFTokenizer(raw)
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": b"1"} for part in parts]
     images = tuple(part for part in parts if isinstance(part, PreparedImage))
-    job = Job(request=VlmGenerationRequest(messages=[{"role": "user", "content": content}]), options=resolve(GenerationOptions()))
-    rendered = render(job, tokenizer, HFRenderer(raw, raw.chat_template), written=picture_tokens(images, tokenizer, mark))
+    job = ResolvedRequest(request=VlmGenerationRequest(messages=[{"role": "user", "content": content}]), options=resolve(GenerationOptions()))
+    rendered = render(job, tokenizer, HFRenderer(raw, raw.chat_template), written=image_tokens(images, tokenizer, mark))
     return rendered.bind(lambda text: encode(text, images, tokenizer, mark)).unwrap()
 
 
 @each_place
 @given(data=st.data())
-def test_ordinary_text_beside_pictures_has_the_ids_of_the_expanded_text(make: Make, mark: str, data: st.DataObject) -> None:
+def test_ordinary_text_beside_images_has_the_ids_of_the_expanded_text(make: Make, mark: str, data: st.DataObject) -> None:
     raw = make()
     texts = harmless_texts(tuple(control(raw)))
     parts = data.draw(st.lists(texts | expansions(raw, mark), min_size=1, max_size=5))
-    prompt = with_pictures(raw, mark, parts)
+    prompt = with_images(raw, mark, parts)
     first, *rest = (prompt.text or "").split(mark)
     written = [mark * image.tokens if image.expansion is None else image.expansion for image in prompt.images]
     text = first + "".join(own + piece for own, piece in zip(written, rest, strict=True))
@@ -176,10 +176,10 @@ def test_ordinary_text_beside_pictures_has_the_ids_of_the_expanded_text(make: Ma
 
 @each_place
 @given(data=st.data())
-def test_no_word_of_a_users_becomes_a_picture_or_part_of_one(make: Make, mark: str, data: st.DataObject) -> None:  # T3, T5
+def test_no_word_of_a_users_becomes_an_image_or_part_of_one(make: Make, mark: str, data: st.DataObject) -> None:  # T3, T5
     raw = make()
     parts = data.draw(st.lists(hostile_texts((mark, *control(raw))) | expansions(raw, mark), min_size=1, max_size=5))
-    hostile = with_pictures(raw, mark, parts)
-    harmless = with_pictures(raw, mark, ["x" if isinstance(part, str) else part for part in parts])
+    hostile = with_images(raw, mark, parts)
+    harmless = with_images(raw, mark, ["x" if isinstance(part, str) else part for part in parts])
     for number in control(raw).values():
         assert hostile.token_ids.count(number) == harmless.token_ids.count(number)

@@ -19,8 +19,8 @@ from pipegen.records.options import DecodeOptions, GenerationOptions, StopOption
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
 from pipegen.stages.decoding import decode
-from pipegen.stages.parts.row_decoder import Follower, feed_each
-from pipegen.stages.parts.stop_safe_tokens import QuietTokens
+from pipegen.stages.parts.row_decoder import RowDecoder, feed_each
+from pipegen.stages.parts.stop_safe_tokens import StopSafeTokens
 from pipegen.stages.stopping import cut, stop
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
@@ -154,7 +154,7 @@ def options_of(draw: st.DrawFn, stops: Sequence[str], count: int) -> GenerationO
 
 def ends_alike(tokenizer: Any, looking: Any, options: GenerationOptions, eos: tuple[int, ...], ids: Sequence[int]) -> None:
     """The row with quiet tokens ends as one that looks at each does, token by token, and as the same row judged whole."""
-    quiet, stepped, all_of_them = (Follower(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking))
+    quiet, stepped, all_of_them = (RowDecoder(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking))
     for token_id in ids:
         quiet.feed(token_id)
         feed_each((stepped,), (token_id,))
@@ -211,13 +211,13 @@ def test_a_quiet_token_completes_no_stop_and_any_other_does_after_some_text(stop
         for text in (before, *(stop[:length] for stop in stops for length in range(len(stop))))
         if (end := cut(text + piece, stops, after=len(text)).end) is not None and end > len(text)
     ]
-    assert QuietTokens(OneToken(), stops, frozenset(), frozenset()).takes(0) == (not completes)
+    assert StopSafeTokens(OneToken(), stops, frozenset(), frozenset()).takes(0) == (not completes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ordinary_tokens_of_the_common_families_are_quiet(family: str) -> None:
     tokenizer = tokenizer_of(family)
-    row = Follower(resolve(GenerationOptions(stop=("\nEND",), max_new_tokens=9)), tokenizer, (), text=False)
+    row = RowDecoder(resolve(GenerationOptions(stop=("\nEND",), max_new_tokens=9)), tokenizer, (), text=False)
     ordinary = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.decode((token_id,)).strip() in ("a", "ab", "cab", "好", "👍")]
     row.feed(ordinary[0])
     feed_each((row,), ordinary[1:2])

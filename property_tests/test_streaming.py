@@ -36,13 +36,13 @@ def requests_from(rows: list[tuple[str, pg.GenerationOptions]]) -> list[pg.Gener
     return [pg.TextGenerationRequest(id=str(row), prompt=script or "-", options=options) for row, (script, options) in enumerate(rows)]
 
 
-def engine(*, halts: bool = True) -> FakeEngine:
+def engine(*, server_side_stops: bool = True) -> FakeEngine:
     """Says its prompt."""
 
     def script(encoded: Encoded) -> Any:
         return TOKENIZER.encode(encoded.request.prompt or "")
 
-    return FakeEngine(script, tokenizer=TOKENIZER, halts=halts)
+    return FakeEngine(script, tokenizer=TOKENIZER, server_side_stops=server_side_stops)
 
 
 batches = st.lists(st.tuples(scripts, said()), min_size=1, max_size=5).map(requests_from)
@@ -95,12 +95,12 @@ def test_a_row_is_the_same_alone_and_in_any_batch(requests: list[pg.GenerationRe
 
 @given(batches)
 def test_an_engine_that_overshoots_gives_the_same_results(requests: list[pg.GenerationRequest]) -> None:
-    assert pg.run(pg.route(engine()), requests) == pg.run(pg.route(engine(halts=False)), requests)
+    assert pg.run(pg.route(engine()), requests) == pg.run(pg.route(engine(server_side_stops=False)), requests)
 
 
 @given(batches)
 def test_counts_ids_and_texts_agree(requests: list[pg.GenerationRequest]) -> None:
-    for slot in pg.run(pg.route(engine(halts=False)), requests):
+    for slot in pg.run(pg.route(engine(server_side_stops=False)), requests):
         result = slot.unwrap()
         assert result.completion_tokens == len(result.token_ids) <= (result.options.max_new_tokens or 0)
         assert result.raw_text == TOKENIZER.decode(result.token_ids)

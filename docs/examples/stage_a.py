@@ -1,7 +1,7 @@
-"""Stage A: one summary for each picture of many folders.
+"""Stage A: one summary for each image of many folders.
 
-A folder, with its subfolders, is a group. Its pictures ride in batches with those of other groups, and come back in their own order, in one JSON line for
-each group. A picture that is broken says so in its own place, and its group goes on.
+A folder, with its subfolders, is a group. Its images ride in batches with those of other groups, and come back in their own order, in one JSON line for
+each group. An image that is broken says so in its own place, and its group goes on.
 
     python docs/examples/stage_a.py --model embedded docs/examples
 
@@ -23,7 +23,7 @@ from rich.progress import track
 
 import pipegen as pg
 
-SYSTEM = "You describe pictures."
+SYSTEM = "You describe images."
 PROMPT = "Describe the image."
 
 T = TypeVar("T")
@@ -33,10 +33,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Group:
-    """A folder and its pictures, those of its subfolders too."""
+    """A folder and its images, those of its subfolders too."""
 
     folder: Path
-    pictures: tuple[Path, ...]
+    images: tuple[Path, ...]
 
 
 def shard(work: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
@@ -50,36 +50,36 @@ def shard(work: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
     return work[rank::world_size]
 
 
-def request_of(picture: Path, system: str, prompt: str) -> pg.VlmGenerationRequest:
+def request_of(image: Path, system: str, prompt: str) -> pg.VlmGenerationRequest:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-    return pg.VlmGenerationRequest(id=str(picture), messages=messages, images=[picture])
+    return pg.VlmGenerationRequest(id=str(image), messages=messages, images=[image])
 
 
 def regroup(groups: Iterable[Group], answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
-    """One line for each group, as soon as its last picture is there; the answers come in the order of the pictures."""
+    """One line for each group, as soon as its last image is there; the answers come in the order of the images."""
     answers = iter(answers)
     for group in groups:
-        told = [told_of(picture.relative_to(group.folder), slot) for picture, slot in islice(answers, len(group.pictures))]
-        yield {"group": str(group.folder), "pictures": told}
+        told = [told_of(image.relative_to(group.folder), slot) for image, slot in islice(answers, len(group.images))]
+        yield {"group": str(group.folder), "images": told}
 
 
-def told_of(picture: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+def told_of(image: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
     if not pg.is_ok(slot):
-        return {"picture": picture.as_posix(), "ok": False, "error": pg.error_to_plain(slot.failure())}
-    return {"picture": picture.as_posix(), "ok": True, "summary": slot.unwrap().text, "finish": slot.unwrap().finish.value}
+        return {"image": image.as_posix(), "ok": False, "error": pg.error_to_plain(slot.failure())}
+    return {"image": image.as_posix(), "ok": True, "summary": slot.unwrap().text, "finish": slot.unwrap().finish.value}
 
 
 @app.command(help=__doc__)
 def main(
-    folders: Annotated[list[Path], typer.Argument(help="One folder of pictures for each group.", exists=True, file_okay=False)],
+    folders: Annotated[list[Path], typer.Argument(help="One folder of images for each group.", exists=True, file_okay=False)],
     model: Annotated[str, typer.Option(help="A local folder, a hub name (a Qwen3-VL, say), or `embedded`.")],
     backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
     system: Annotated[str, typer.Option(help="The system text, the same for all.")] = SYSTEM,
-    prompt: Annotated[str, typer.Option(help="What to ask of each picture.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="What to ask of each image.")] = PROMPT,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How long a summary may be.")] = 256,
-    min_pixels: Annotated[int | None, typer.Option(min=1, help="Enlarge smaller pictures to this many pixels (an area).")] = None,
-    max_pixels: Annotated[int | None, typer.Option(min=1, help="Reduce larger pictures to this many pixels (an area).")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures in one batch, of whatever groups.")] = 32,
+    min_pixels: Annotated[int | None, typer.Option(min=1, help="Enlarge smaller images to this many pixels (an area).")] = None,
+    max_pixels: Annotated[int | None, typer.Option(min=1, help="Reduce larger images to this many pixels (an area).")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images in one batch, of whatever groups.")] = 32,
     rank: Annotated[int, typer.Option(min=0, help="Which share of the groups is this process's, from 0.")] = 0,
     world_size: Annotated[int, typer.Option(min=1, help="How many processes share the groups.")] = 1,
 ) -> None:
@@ -90,21 +90,21 @@ def main(
             preprocess=pg.VlmPreprocessOptions(min_pixels=min_pixels, max_pixels=max_pixels),
             decode=pg.DecodeOptions(strip_whitespace=True),
         )
-        groups = [Group(folder, tuple(pg.pictures_in(folder))) for folder in shard(folders, rank, world_size)]
+        groups = [Group(folder, tuple(pg.images_in(folder))) for folder in shard(folders, rank, world_size)]
         route = pg.backends.load(load)
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
-    pictures = [picture for group in groups for picture in group.pictures]
+    images = [image for group in groups for image in group.images]
     failed = 0
     with route:
-        asked = ((picture, request_of(picture, system, prompt)) for picture in pictures)
+        asked = ((image, request_of(image, system, prompt)) for image in images)
         console = Console(stderr=True)
         slots = pg.imap_keyed(route, asked, options, window=batch, ahead=1)
-        answers = track(slots, "pictures", len(pictures), console=console, disable=not console.is_terminal)
+        answers = track(slots, "images", len(images), console=console, disable=not console.is_terminal)
         for line in regroup(groups, answers):
             print(pg.strict_json.dump(line), flush=True)
-            failed += sum(not picture["ok"] for picture in line["pictures"])
-    print(f"{len(pictures)} pictures in {len(groups)} groups: {len(pictures) - failed} summaries, {failed} failed", file=sys.stderr)
+            failed += sum(not image["ok"] for image in line["images"])
+    print(f"{len(images)} images in {len(groups)} groups: {len(images) - failed} summaries, {failed} failed", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)
 
 

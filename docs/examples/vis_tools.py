@@ -1,17 +1,17 @@
-"""See what a detector sees: for each picture a PNG, the ground truth on the left and the prediction on the right.
+"""See what a detector sees: for each image a PNG, the ground truth on the left and the prediction on the right.
 
-Each line of the input names a picture (relative paths start at the file's folder) and its objects, boxes in pixels of the upright picture
+Each line of the input names an image (relative paths start at the file's folder) and its objects, boxes in pixels of the upright image
 (an object's name is its `label`, or what its other members say):
 
     {"image": "shapes.png", "objects": [{"shape": "circle", "color": "red", "box": [12, 12, 51, 51]}]}
 
-The model answers in JSON, boxes as `bbox_2d` in thousandths of the picture's sides, as Qwen3-VL does. Two plugins may help it, each by its flag:
+The model answers in JSON, boxes as `bbox_2d` in thousandths of the image's sides, as Qwen3-VL does. Two plugins may help it, each by its flag:
 --balanced-json halts a row when its JSON is complete, --forbid-repeated-objects keeps it from repeating an object. The second needs an engine that takes
 logits processors; any other is refused before it loads.
 
     python docs/examples/vis_tools.py --model embedded docs/examples/scenes.jsonl drawn
 
-`drawn` then holds one PNG for each picture, and results.jsonl with `text` and `raw_text`.
+`drawn` then holds one PNG for each image, and results.jsonl with `text` and `raw_text`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Thing:
-    """An object in a picture: `box` holds x1, y1, x2, y2 in pixels."""
+    """An object in an image: `box` holds x1, y1, x2, y2 in pixels."""
 
     label: str
     box: tuple[float, float, float, float]
@@ -48,8 +48,8 @@ def plugged(route: pg.Route, keys: Sequence[str], *, balanced: bool = True, no_r
     return pg.attach(route, *plugins)
 
 
-def request_of(picture: Path, prompt: str) -> pg.VlmGenerationRequest:
-    return pg.VlmGenerationRequest(messages=[{"role": "user", "content": prompt}], images=[picture])
+def request_of(image: Path, prompt: str) -> pg.VlmGenerationRequest:
+    return pg.VlmGenerationRequest(messages=[{"role": "user", "content": prompt}], images=[image])
 
 
 def things_of(text: str, width: int, height: int) -> list[Thing]:
@@ -78,11 +78,11 @@ def _scaled(item: Any, width: int, height: int) -> tuple[float, float, float, fl
     return x1 * width / 1000, y1 * height / 1000, x2 * width / 1000, y2 * height / 1000
 
 
-def drawn(picture: Image.Image, truth: Sequence[Thing], seen: Sequence[Thing], note: str = "") -> Image.Image:
-    """The picture twice, side by side: with the truth, and with what was seen; below them what each colour means."""
+def drawn(image: Image.Image, truth: Sequence[Thing], seen: Sequence[Thing], note: str = "") -> Image.Image:
+    """The image twice, side by side: with the truth, and with what was seen; below them what each colour means."""
     labels = sorted({thing.label for thing in (*truth, *seen)})
     color_of = {label: COLORS[number % len(COLORS)] for number, label in enumerate(labels)}
-    base = ImageOps.contain(picture.convert("RGB"), (SIDE, SIDE))
+    base = ImageOps.contain(image.convert("RGB"), (SIDE, SIDE))
     columns = (MARGIN, base.width + 2 * MARGIN)
     below = MARGIN + LINE + base.height + MARGIN
     sheet = Image.new("RGB", (2 * base.width + 3 * MARGIN, below + LINE * (len(labels) + bool(note)) + MARGIN), "white")
@@ -91,7 +91,7 @@ def drawn(picture: Image.Image, truth: Sequence[Thing], seen: Sequence[Thing], n
         pen.text((left, MARGIN // 2), f"{title} ({len(things)})", fill="black", font=font)
         panel = base.copy()
         frame = ImageDraw.Draw(panel)
-        scale = (base.width / picture.width, base.height / picture.height)
+        scale = (base.width / image.width, base.height / image.height)
         for thing in things:
             x1, y1, x2, y2 = (edge * scale[at % 2] for at, edge in enumerate(thing.box))
             frame.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline="white", width=5)  # a rim, for boxes in the colour of what they hold
@@ -112,30 +112,30 @@ def looked_at(line: dict[str, Any], folder: Path, slot: pg.Slot[pg.GenerationRes
     if not pg.is_ok(slot):
         return {"image": line["image"], "ok": False, "error": pg.error_to_plain(slot.failure())}
     result = slot.unwrap()
-    picture = ImageOps.exif_transpose(Image.open(folder / line["image"]))
+    image = ImageOps.exif_transpose(Image.open(folder / line["image"]))
     truth = [Thing(_label(thing), tuple(thing["box"])) for thing in line["objects"]]
     note, seen = "", []
     try:
-        seen = things_of(result.text, picture.width, picture.height)
+        seen = things_of(result.text, image.width, image.height)
     except ValueError as refusal:  # the answer is still worth a look
         note = f"unreadable answer: {refusal}"
-    drawn(picture, truth, seen, note).save(png)
+    drawn(image, truth, seen, note).save(png)
     boxes = [{"label": thing.label, "box": thing.box} for thing in seen]
     return {"image": line["image"], "ok": not note, "png": png.name, "note": note, "objects": boxes, "text": result.text, "raw_text": result.raw_text}
 
 
 @app.command(help=__doc__)
 def main(
-    truth: Annotated[Path, typer.Argument(help="JSON Lines of pictures and their objects.", exists=True, dir_okay=False)],
+    truth: Annotated[Path, typer.Argument(help="JSON Lines of images and their objects.", exists=True, dir_okay=False)],
     out: Annotated[Path, typer.Argument(help="The folder to draw into.", file_okay=False)],
     model: Annotated[str, typer.Option(help="A local folder, a hub name, or `embedded`.")],
     backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
-    prompt: Annotated[str, typer.Option(help="What to ask of each picture.")] = "Return the objects as JSON.",
+    prompt: Annotated[str, typer.Option(help="What to ask of each image.")] = "Return the objects as JSON.",
     key: Annotated[list[str] | None, typer.Option(help="A member that tells objects apart; may be said again. Default: bbox_2d.")] = None,
     balanced_json: Annotated[bool, typer.Option("--balanced-json", help="Halt an answer when its JSON is complete.")] = False,
     forbid_repeated_objects: Annotated[bool, typer.Option("--forbid-repeated-objects", help="Keep an answer from repeating an object.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How long an answer may be.")] = 1024,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures in one batch.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Images in one batch.")] = 32,
 ) -> None:
     try:
         route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
@@ -154,7 +154,7 @@ def main(
             told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
             results.write(pg.strict_json.dump(told) + "\n")
             failed += not told["ok"]
-    print(f"{len(lines)} pictures: {len(lines) - failed} drawn with what was seen, {failed} broken or unreadable", file=sys.stderr)
+    print(f"{len(lines)} images: {len(lines) - failed} drawn with what was seen, {failed} broken or unreadable", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -137,7 +137,7 @@ def openai_server(
 
 
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route that a configuration describes; with `fallback_backend`, the fallback from it for pictures that the first engine does not take.
+    """The route that a configuration describes; with `fallback_backend`, the fallback from it for images that the first engine does not take.
 
     A server's address and patience stand in `engine_kwargs`, as its function takes them; its key is in the environment. The second engine has the same
     settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where plugins are to be attached, take `route_of`,

@@ -34,11 +34,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.route, self.images, self.policy = route, images, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests without pictures."""
+        """Generate for requests without images."""
         return run(self.route, requests, options, images=self.images, policy=self.policy)
 
     def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests with pictures."""
+        """Generate for requests with images."""
         return run(self.route, requests, options, images=self.images, policy=self.policy)
 
     def __exit__(self, *error: object) -> None:

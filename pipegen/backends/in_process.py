@@ -29,13 +29,13 @@ def hf(
     adapter: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
     compile: bool = False,
-    picture_memory_bytes: int | None = None,
+    image_memory_bytes: int | None = None,
     engine_kwargs: Mapping[str, Any] | None = None,
 ) -> Route:
     """A route through Hugging Face transformers, in this process: the safe default.
 
     `model` is a local folder, a hub name, or `embedded`; `batch_size` is how many rows run side by side (32); `compile` is for long jobs: the first steps
-    wait for `torch.compile`, the others take less time; `picture_memory_bytes` is the memory for pictures made ready ahead or kept for when they come again
+    wait for `torch.compile`, the others take less time; `image_memory_bytes` is the memory for images made ready ahead or kept for when they come again
     (256 MiB; 0 is none); `engine_kwargs` go to `from_pretrained`. Raises `InvalidField` for a bad setting, and `MissingExtra` (an ImportError), which says
     what to install, where a package is missing.
 
@@ -50,7 +50,7 @@ def hf(
         "attn_implementation": attn_implementation,
     }
     said |= {"trust_remote_code": trust_remote_code, "revision": revision, "adapter": adapter, "batch_size": batch_size}
-    said |= {"compile": compile, "picture_memory_bytes": picture_memory_bytes, "engine_kwargs": engine_kwargs or {}}
+    said |= {"compile": compile, "image_memory_bytes": image_memory_bytes, "engine_kwargs": engine_kwargs or {}}
     return _route_of(ModelLoadConfig(backend="hf", **said))
 
 

@@ -29,7 +29,7 @@ class _InSections(TyperCommand):
 
 
 app = typer.Typer(
-    help="Generate text from prompts and pictures: render once, run on any engine, get the same text back, and never lose a request.",
+    help="Generate text from prompts and images: render once, run on any engine, get the same text back, and never lose a request.",
     epilog="Begin with:  pipegen demo",
     no_args_is_help=True,
     add_completion=False,
@@ -38,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FILES, MODEL, SERVER, FOLDER = "Input and output", "Model", "Server", "A folder of pictures"
+FILES, MODEL, SERVER, FOLDER = "Input and output", "Model", "Server", "A folder of images"
 BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai (chat), or with --base-url vllm or sglang (chat, with what they add)")
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
@@ -48,13 +48,13 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
 \b
     {"id": "a", "prompt": "Once upon a time"}
     {"id": "b", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
-    {"id": "c", "prompt": "Describe the image.", "images": ["pictures/cat.png"]}
+    {"id": "c", "prompt": "Describe the image.", "images": ["images/cat.png"]}
     {"id": "d", "prompt": "1, 2, 3,", "options": {"max_new_tokens": 20}}
 
-A prompt is completed as it stands, without a chat template; with pictures it is short for one user turn. Picture paths are relative to the folder
+A prompt is completed as it stands, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
 of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
 
-IN may also be a folder of pictures, searched with its subfolders in natural order, with one --prompt for all of them.
+IN may also be a folder of images, searched with its subfolders in natural order, with one --prompt for all of them.
 
 Each line of OUT is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}. A line that cannot
 be read is a failed line; the others go on.
@@ -93,7 +93,7 @@ def _root(
 @app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
 @with_option_flags
 def generate(
-    source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of pictures.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of images.")],
     flags: dict[str, Any],
     model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
     config: Annotated[
@@ -109,9 +109,9 @@ def generate(
         int | None, typer.Option("--window", min=1, help="Requests that go to the engine at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
     ] = None,
     image_root: Annotated[
-        str | None, typer.Option("--image-root", metavar="DIR", help="Picture paths start here, and nothing outside is read.", rich_help_panel=FILES)
+        str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)
     ] = None,
-    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch pictures from http and https URLs.", rich_help_panel=FILES)] = False,
+    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES)] = False,
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host though its address is private.", rich_help_panel=FILES)
     ] = None,
@@ -121,13 +121,13 @@ def generate(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each picture.", rich_help_panel=FOLDER)] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image.", rich_help_panel=FOLDER)] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
     sidecar: Annotated[
-        str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its picture: a.png, a.txt.", rich_help_panel=FOLDER)
+        str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its image: a.png, a.txt.", rich_help_panel=FOLDER)
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help=f"The engine: {', '.join(BACKENDS)}.", rich_help_panel=MODEL)] = "hf",
-    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for pictures that --backend does not take.", rich_help_panel=MODEL)] = None,
+    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for images that --backend does not take.", rich_help_panel=MODEL)] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,8 +146,8 @@ def generate(
     variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
     compile_steps: Annotated[bool, typer.Option("--compile", help="Compile the steps: for long jobs.", rich_help_panel=MODEL)] = False,
-    picture_memory_bytes: Annotated[
-        int | None, typer.Option("--picture-memory-bytes", help="For pictures made ready ahead or kept. Default: 256 MiB.", rich_help_panel=MODEL)
+    image_memory_bytes: Annotated[
+        int | None, typer.Option("--image-memory-bytes", help="For images made ready ahead or kept. Default: 256 MiB.", rich_help_panel=MODEL)
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
     device: Annotated[str | None, typer.Option("--device", help="Such as cuda:0 or cpu.", rich_help_panel=MODEL)] = None,
@@ -175,7 +175,7 @@ def generate(
         plugins=plugins_of(plugin or ()),
         window=window,
     )
-    local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "picture_memory_bytes": picture_memory_bytes, "dtype": dtype}
+    local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "image_memory_bytes": image_memory_bytes, "dtype": dtype}
     local |= {"device": device, "device_map": device_map, "compile": compile_steps}
     local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
     there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
@@ -189,9 +189,9 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes.")] = Path("pipegen-demo.html"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """See it work: the embedded model on a handful of pictures and prompts, in the terminal and as an HTML page.
+    """See it work: the embedded model on a handful of images and prompts, in the terminal and as an HTML page.
 
-    One picture is broken and one prompt is hostile, on purpose. Exit code: 0 when everything came out as it should, else 1.
+    One image is broken and one prompt is hostile, on purpose. Exit code: 0 when everything came out as it should, else 1.
     """
     from pipegen.cli.demo import run_demo
 

@@ -1,6 +1,6 @@
-"""`pipegen demo`: the embedded model on a handful of pictures and prompts, in the terminal and as an HTML page.
+"""`pipegen demo`: the embedded model on a handful of images and prompts, in the terminal and as an HTML page.
 
-All of it is one batch, in one engine call. One picture is broken and one prompt is hostile on purpose: they show how errors and control tokens look.
+All of it is one batch, in one engine call. One image is broken and one prompt is hostile on purpose: they show how errors and control tokens look.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.cli import pictures
+from pipegen.cli import sample_images
 from pipegen.cli.outputs import printable, say
 from pipegen.cli.progress import progress
 from pipegen.core.errors import BadImage, GenerationError
@@ -49,7 +49,7 @@ class Case:
     @property
     def request(self) -> dict[str, Any]:
         """The request as plain data, as a line of a JSON Lines file has it."""
-        parts = [*({"type": "image", "image": str(pictures.path(name))} for name in self.images), {"type": "text", "text": self.question}]
+        parts = [*({"type": "image", "image": str(sample_images.path(name))} for name in self.images), {"type": "text", "text": self.question}]
         before = [{"role": "system", "content": self.system}] if self.system else []
         return {"id": self.title, "messages": [*before, {"role": "user", "content": parts}], "options": {"max_new_tokens": 160, **self.options}}
 
@@ -59,12 +59,12 @@ def _case(title: str, note: str, question: str, *images: str, options: Mapping[s
 
 
 CASES = (
-    _case("A picture in words", "A vision-language model reads the picture.", "Describe the image.", "shapes.png"),
+    _case("An image in words", "A vision-language model reads the image.", "Describe the image.", "shapes.png"),
     _case("Objects as JSON", "The boxes are drawn from the answer; its numbers are thousandths of the sides.", "Return JSON.", "shapes.png"),
-    _case("Another shape of picture", "Resized once, to a size that the model keeps.", "Return JSON.", "wide.png"),
-    _case("Two pictures, one question", "Any number of pictures, in message order.", "Describe the images.", "pair.png", "one.png"),
+    _case("Another shape of image", "Resized once, to a size that the model keeps.", "Return JSON.", "wide.png"),
+    _case("Two images, one question", "Any number of images, in message order.", "Describe the images.", "pair.png", "one.png"),
     _case("Thinking", "The template's switch is on for this request alone.", "How many shapes are there?", "pair.png", options={"enable_thinking": True}),
-    _case("A question in text", "Text and pictures ride in the same batch.", "What is 7 + 8?"),
+    _case("A question in text", "Text and images ride in the same batch.", "What is 7 + 8?"),
     _case("A system prompt that matters", "It asks for capitals.", "What is the capital of Japan?", system="Answer in upper case."),
     _case("A stop", "It ends before the empty line.", "Write a poem.", options={"stop": ["\n\n"]}, finish=Finish.STOP_STRING),
     _case(
@@ -72,7 +72,7 @@ CASES = (
     ),
     _case("Four samples", "Drawn with one seed: the same four each time.", "Pick a color.", options={"samples": 4, "temperature": 1.0, "seed": 4}),
     _case("A hostile prompt", "What looks like a control token in a user's words stays plain text.", HOSTILE, shows_prompt=True),
-    _case("A broken picture", "It fails alone, in its own place; nobody else notices.", "Describe the image.", pictures.BROKEN, fails_with=BadImage),
+    _case("A broken image", "It fails alone, in its own place; nobody else notices.", "Describe the image.", sample_images.BROKEN, fails_with=BadImage),
 )
 """The demo, in order."""
 
@@ -156,8 +156,8 @@ def run_demo(out: Path, *, show: bool) -> int:
         target.write_text(page(outcomes, seconds), encoding="utf-8")
     except OSError as refusal:
         refuse(f"{target} cannot be written: {refusal.strerror}", "--out")
-    console.print(f"\n{good} of {len(outcomes)} came out as they should, the broken picture and the hostile prompt included ({seconds:.1f} s).", markup=False)
-    console.print(f"The page with pictures and boxes: {printable(str(target.resolve()))}", markup=False, soft_wrap=True)
+    console.print(f"\n{good} of {len(outcomes)} came out as they should, the broken image and the hostile prompt included ({seconds:.1f} s).", markup=False)
+    console.print(f"The page with images and boxes: {printable(str(target.resolve()))}", markup=False, soft_wrap=True)
     if show:
         import webbrowser
 

@@ -30,7 +30,7 @@ from pipegen.records.options import (
 
 __all__ = ["HELP", "flag_of", "options_of_flags", "unescape", "with_option_flags"]
 
-SAMPLING, STOPS, CHAT, TEXT, PICTURES = "Sampling", "Stops and length", "Prompt and chat template", "Answer", "Pictures"
+SAMPLING, STOPS, CHAT, TEXT, IMAGES = "Sampling", "Stops and length", "Prompt and chat template", "Answer", "Images"
 HELP: Mapping[str, tuple[str, str]] = {
     "max_new_tokens": (STOPS, "Most tokens that an answer may have."),
     "min_new_tokens": (STOPS, "Nothing ends an answer before it has this many tokens."),
@@ -51,7 +51,7 @@ HELP: Mapping[str, tuple[str, str]] = {
     "top_logprobs": (TEXT, "Report that many likeliest tokens at each position too."),
     "skip_special_tokens": (TEXT, "Leave special tokens out of the text (raw_text keeps them)."),
     "strip_whitespace": (TEXT, "Strip whitespace from both ends of the text (raw_text keeps it)."),
-    "max_prompt_tokens": (CHAT, "Fail a request whose prompt has more tokens than this, pictures counted in."),
+    "max_prompt_tokens": (CHAT, "Fail a request whose prompt has more tokens than this, images counted in."),
     "json_schema": (TEXT, "The answer is JSON that this JSON Schema describes."),
     "regex": (TEXT, "The whole answer matches this regular expression."),
     "choice": (TEXT, "The answer is this text, or another one given in the same way."),
@@ -64,9 +64,9 @@ HELP: Mapping[str, tuple[str, str]] = {
     "trust": (CHAT, "What may hold control tokens besides system turns: assistant, tools or template_kwargs; may be given several times."),
     "template": (CHAT, "A chat template (Jinja) instead of the checkpoint's own."),
     "template_kwargs": (CHAT, "Further variables for the template, as a JSON object."),
-    "min_pixels": (PICTURES, "Enlarge smaller pictures to this many pixels (an area)."),
-    "max_pixels": (PICTURES, "Reduce larger pictures to this many pixels (an area)."),
-    "do_resize": (PICTURES, "Resize pictures to a size that the model keeps."),
+    "min_pixels": (IMAGES, "Enlarge smaller images to this many pixels (an area)."),
+    "max_pixels": (IMAGES, "Reduce larger images to this many pixels (an area)."),
+    "do_resize": (IMAGES, "Resize images to a size that the model keeps."),
 }
 """For each option its panel in the help, and what it does."""
 

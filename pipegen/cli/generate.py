@@ -24,7 +24,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
-from pipegen.media.folder import SUFFIXES, pictures_in
+from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
 from pipegen.records.fields import record
 from pipegen.records.options import GenerationOptions
@@ -60,7 +60,7 @@ class Files:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of pictures, where IN is one."""
+        """The folder of images, where IN is one."""
         return Path(self.source) if self.source != "-" and os.path.isdir(self.source) else None
 
 
@@ -163,9 +163,9 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
     if files.folder is None:
         for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
             if value is not None:
-                refuse("goes with a folder of pictures; each line of a file says its own", flag)
+                refuse("goes with a folder of images; each line of a file says its own", flag)
     elif files.prompt is None:
-        refuse(f"{files.source} is a folder of pictures: say what to ask of them", "--prompt")
+        refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
     if files.out not in (None, "-"):
@@ -185,11 +185,11 @@ def _check_out(out: Path, files: Files) -> None:
 
 
 def _open_source(files: Files, images: ImagePolicy, stack: contextlib.ExitStack) -> tuple[Iterator[Item], int | None]:
-    """The requests, and how much there is to read: bytes or pictures, None where unknown."""
+    """The requests, and how much there is to read: bytes or images, None where unknown."""
     if files.folder is not None:
-        if next(pictures_in(files.folder), None) is None:
-            refuse(f"{files.source} holds no pictures ({', '.join(sorted(SUFFIXES))})", "IN")
-        total = sum(1 for _ in pictures_in(files.folder)) if is_shown(not files.quiet) else None
+        if next(images_in(files.folder), None) is None:
+            refuse(f"{files.source} holds no images ({', '.join(sorted(SUFFIXES))})", "IN")
+        total = sum(1 for _ in images_in(files.folder)) if is_shown(not files.quiet) else None
         return from_folder(files.folder, files.prompt or "", files.system, files.sidecar, files.overwrite), total
     if files.source == "-":
         return from_lines(sys.stdin.buffer, None), None

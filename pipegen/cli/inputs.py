@@ -1,4 +1,4 @@
-"""Where requests come from: the lines of a file, or the pictures of a folder. Either way one at a time."""
+"""Where requests come from: the lines of a file, or the images of a folder. Either way one at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_line, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
-from pipegen.media.folder import pictures_in
+from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
@@ -24,7 +24,7 @@ __all__ = ["Item", "Place", "from_folder", "from_lines", "told"]
 
 
 class Place(NamedTuple):
-    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or pictures).
+    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or images).
 
     `batch` is the endpoint that a line of a batch file names: its answer has that form too.
     """
@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
 
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
-    """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative picture paths start at `folder` (None: as the policy has it)."""
+    """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative image paths start at `folder` (None: as the policy has it)."""
     for line in lines_of(stream):
         read = guard(partial(_item, line, folder), partial(_unread, line))
         yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Place(str(line.number), line.end))
@@ -95,26 +95,26 @@ def told(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
 
 
 def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
-    """One request for each picture of a folder; its id is the picture's path within the folder, with `/` between the parts.
+    """One request for each image of a folder; its id is the image's path within the folder, with `/` between the parts.
 
-    A picture whose sidecar exists already, or is that of a picture before it, fails before any engine sees it.
+    An image whose sidecar exists already, or is that of an image before it, fails before any engine sees it.
     """
     before: tuple[Path, dict[Path, Path]] = (folder, {})
-    for number, picture in enumerate(pictures_in(folder), 1):
-        beside = None if sidecar is None else picture.with_suffix(f".{sidecar}")
-        request: Slot[GenerationRequest] = Success(_request(folder, picture, prompt, system))
+    for number, image in enumerate(images_in(folder), 1):
+        beside = None if sidecar is None else image.with_suffix(f".{sidecar}")
+        request: Slot[GenerationRequest] = Success(_request(folder, image, prompt, system))
         if beside is not None:
-            if before[0] != picture.parent:
-                before = (picture.parent, {})
-            taken = before[1].setdefault(beside, picture)
-            if taken != picture:
-                request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the pictures different names"))
+            if before[0] != image.parent:
+                before = (image.parent, {})
+            taken = before[1].setdefault(beside, image)
+            if taken != image:
+                request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
             elif not overwrite and os.path.lexists(beside):
                 request = Failure(InvalidRequest(f"the sidecar {beside.name} exists already", hint="--overwrite replaces it"))
-        yield Item(request, Place(picture.relative_to(folder).as_posix(), number, beside))
+        yield Item(request, Place(image.relative_to(folder).as_posix(), number, beside))
 
 
-def _request(folder: Path, picture: Path, prompt: str, system: str | None) -> GenerationRequest:
-    question = Message(role="user", content=(ImagePart(source=ImageSource(path=os.path.abspath(picture))), TextPart(text=prompt)))
+def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:
+    question = Message(role="user", content=(ImagePart(source=ImageSource(path=os.path.abspath(image))), TextPart(text=prompt)))
     messages = (*([Message(role="system", content=system)] if system is not None else []), question)
-    return VlmGenerationRequest(id=picture.relative_to(folder).as_posix(), messages=messages)
+    return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=messages)

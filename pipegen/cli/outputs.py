@@ -45,7 +45,7 @@ def line_of(slot: Slot[GenerationResult], place: Place, model: str, *, brief: bo
 
 
 def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
-    """Write an answer beside its picture: as `.txt` the text alone, just as it is; as `.json` the whole line. A failure writes nothing.
+    """Write an answer beside its image: as `.txt` the text alone, just as it is; as `.json` the whole line. A failure writes nothing.
 
     Gives back the slot, failed where the file could not be written.
     """

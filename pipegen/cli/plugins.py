@@ -67,8 +67,8 @@ def _plugin(flag: str) -> Plugin:
         if argument not in parameters:
             takes = f"takes {', '.join(parameters)}" if parameters else "takes no arguments"
             refuse(f"{name} {takes}, not {argument!r}{nearest(argument, parameters)}", FLAG)
-        several = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
-        arguments[argument] = [value] if several else value
+        require_iterable = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
+        arguments[argument] = [value] if require_iterable else value
     try:
         return known[name](**arguments)
     except (InvalidField, TypeError) as refusal:  # a value that it does not take; an argument that it needs

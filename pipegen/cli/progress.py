@@ -24,7 +24,7 @@ def is_shown(wanted: bool) -> bool:
 
 @contextlib.contextmanager
 def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
-    """A bar over `total` units (bytes, pictures; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
+    """A bar over `total` units (bytes, images; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
     if not is_shown(shown):
         yield lambda done, words: None
         return

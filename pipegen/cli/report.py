@@ -14,7 +14,7 @@ import mimetypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipegen.cli import pictures
+from pipegen.cli import sample_images
 from pipegen.cli.outputs import printable
 from pipegen.core.distribution import version
 from pipegen.core.slots import is_ok
@@ -28,7 +28,7 @@ __all__ = ["Box", "boxes_of", "page"]
 
 
 class Box(NamedTuple):
-    """One object to draw: its label, and where it is, in percent of the picture's sides."""
+    """One object to draw: its label, and where it is, in percent of the image's sides."""
 
     label: str
     left: float
@@ -85,25 +85,25 @@ def _card(outcome: Outcome) -> str:
     odd = "" if outcome.good else '<p class="odd">This did not come out as expected.</p>'
     return f"""<article class="{kind}">
 <h2>{_text(case.title)}</h2><p class="note">{_text(case.note)}</p>
-{_pictures(outcome, result)}{system}<p class="question">{_text(case.question)}</p>{odd}
+{_images(outcome, result)}{system}<p class="question">{_text(case.question)}</p>{odd}
 {answer}
 </article>"""
 
 
-def _pictures(outcome: Outcome, result: GenerationResult | None) -> str:
+def _images(outcome: Outcome, result: GenerationResult | None) -> str:
     if not outcome.case.images:
         return ""
     drawn = "".join(
         f'<div class="box" style="left:{box.left:g}%;top:{box.top:g}%;width:{box.width:g}%;height:{box.height:g}%"><span>{_text(box.label)}</span></div>'
         for box in (boxes_of(result.text) if result and len(outcome.case.images) == 1 else ())
     )
-    return '<div class="pictures">' + "".join(_picture(name, drawn) for name in outcome.case.images) + "</div>\n"
+    return '<div class="images">' + "".join(_image(name, drawn) for name in outcome.case.images) + "</div>\n"
 
 
-def _picture(name: str, drawn: str) -> str:
-    if name == pictures.BROKEN:
+def _image(name: str, drawn: str) -> str:
+    if name == sample_images.BROKEN:
         return f'<figure class="missing"><div>&#x26A0;</div><figcaption>{_text(name)}: half of the file is missing</figcaption></figure>'
-    data = base64.b64encode(pictures.path(name).read_bytes()).decode()
+    data = base64.b64encode(sample_images.path(name).read_bytes()).decode()
     kind = mimetypes.guess_type(name)[0] or "image/png"
     image = f'<img alt="{_text(name)}" src="data:{kind};base64,{data}">'
     return f'<figure><div class="frame">{image}{drawn}</div><figcaption>{_text(name)}</figcaption></figure>'
@@ -151,7 +151,7 @@ main { columns: 3 340px; column-gap: 20px; }
 h2 { margin: 0; font-size: 17px; letter-spacing: -0.01em; }
 h3 { margin: 14px 0 4px; font: 600 12px/1.4 ui-monospace, Menlo, Consolas, monospace; color: var(--soft); }
 .note { margin: 2px 0 12px; color: var(--soft); font-size: 13.5px; }
-.pictures { display: flex; gap: 12px; margin-bottom: 12px; }
+.images { display: flex; gap: 12px; margin-bottom: 12px; }
 figure { margin: 0; flex: 1; min-width: 0; max-width: 260px; }
 figcaption { margin-top: 3px; color: var(--soft); font-size: 12px; }
 .frame { position: relative; border: 1px solid var(--line); border-radius: 8px; overflow: hidden; }

@@ -52,7 +52,7 @@ Load: TypeAlias = "ModelLoadConfig | Server"
 
 
 class Server(NamedTuple):
-    """A backend that is described as in a chat file, the engine for pictures that it does not take, and what it is told before the messages of a request."""
+    """A backend that is described as in a chat file, the engine for images that it does not take, and what it is told before the messages of a request."""
 
     backend: BackendConfig
     fallback: str | None
@@ -155,7 +155,7 @@ def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Se
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
-    """Which picture sources may be read."""
+    """Which image sources may be read."""
     if root is not None and not Path(root).is_dir():
         refuse(f"there is no folder {root!r}", "--image-root")
     if allowed_hosts and not allow_http:

@@ -11,7 +11,7 @@ from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.pipe import Call, Pipe, Steps, counted
 from pipegen.core.slots import Batch, Slot
 
-__all__ = ["Begun", "Returned", "adrive", "advance", "afinish", "answers_of", "begin", "drive", "failed", "finish"]
+__all__ = ["Returned", "Started", "adrive", "advance", "afinish", "answers_of", "begin", "drive", "failed", "finish"]
 
 B = TypeVar("B")
 
@@ -34,47 +34,47 @@ class Returned(NamedTuple):
     batch: Batch[Any]
 
 
-def advance(at_work: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> Call | Returned:
+def advance(running: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> Call | Returned:
     """Let a pipe at work go on to its next call, or to its end."""
     try:
-        return next(at_work) if answers is None else at_work.send(answers)
+        return next(running) if answers is None else running.send(answers)
     except StopIteration as done:
         return Returned(done.value)
 
 
-class Begun(NamedTuple):
+class Started(NamedTuple):
     """A pipe at work that is prepared up to its first call, or done."""
 
-    at_work: Steps[Any]
+    running: Steps[Any]
     step: Call | Returned
 
 
-def begin(pipe: Pipe[Any, Any], batch: Batch[Any]) -> Begun:
+def begin(pipe: Pipe[Any, Any], batch: Batch[Any]) -> Started:
     """Let a pipe work until it wants its first call; nothing is called yet, so this may be done ahead of time and in another thread."""
-    at_work = counted(pipe, batch)
-    return Begun(at_work, advance(at_work))
+    running = counted(pipe, batch)
+    return Started(running, advance(running))
 
 
-def finish(begun: Begun) -> Batch[Any]:
+def finish(begun: Started) -> Batch[Any]:
     """Perform the calls of a pipe at work, one after the other."""
-    at_work, step = begun
+    running, step = begun
     try:
         while isinstance(step, Call):
             try:
                 answers = answers_of(step, step.backend.generate(step.inputs))
             except CallFailed as failure:
                 answers = failed(step, failure)
-            step = advance(at_work, answers)
+            step = advance(running, answers)
         return step.batch
     finally:
-        at_work.close()
+        running.close()
 
 
-async def afinish(begun: Begun) -> Batch[Any]:
+async def afinish(begun: Started) -> Batch[Any]:
     """As `finish`; a backend that is not asynchronous itself works in a thread."""
     import asyncio  # half of what `import pipegen` would cost
 
-    at_work, step = begun
+    running, step = begun
     try:
         while isinstance(step, Call):
             agenerate = getattr(step.backend, "agenerate", None)
@@ -83,10 +83,10 @@ async def afinish(begun: Begun) -> Batch[Any]:
                 answers = answers_of(step, made)
             except CallFailed as failure:
                 answers = failed(step, failure)
-            step = advance(at_work, answers)
+            step = advance(running, answers)
         return step.batch
     finally:
-        at_work.close()
+        running.close()
 
 
 def drive(pipe: Pipe[Any, B], batch: Batch[Any]) -> Batch[B]:

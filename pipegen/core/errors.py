@@ -109,7 +109,7 @@ def _made_again(kind: type[GenerationError], values: dict[str, Any]) -> Generati
 
 @_error
 class UnsupportedMultimodal(GenerationError):
-    """A picture was sent to an engine or a model that takes none, or more of them than it takes."""
+    """An image was sent to an engine or a model that takes none, or more of them than it takes."""
 
     default_hint: ClassVar[str] = "send it to a vision model, or catch it with fallback(first, second, when=UnsupportedMultimodal)"
 
@@ -150,14 +150,14 @@ class PromptTooLong(GenerationError):
 
 @_error
 class BadImage(GenerationError):
-    """The picture at position `index` of the request (counted from 0, in message order) cannot be used."""
+    """The image at position `index` of the request (counted from 0, in message order) cannot be used."""
 
     message: str = field(default="", kw_only=True)
     index: int = field(default=0, kw_only=False)
-    default_hint: ClassVar[str] = "check that the file is a complete picture within the limits"
+    default_hint: ClassVar[str] = "check that the file is a complete image within the limits"
 
     def _describe(self) -> str:
-        return f"picture {self.index} cannot be used"
+        return f"image {self.index} cannot be used"
 
 
 @_error

@@ -1,4 +1,4 @@
-"""Work that leaves the interpreter (reading, decoding and resizing pictures), on a few threads."""
+"""Work that leaves the interpreter (reading, decoding and resizing images), on a few threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WORKERS = min(8, os.cpu_count() or 1)
-"""Threads that work on pictures at a time."""
+"""Threads that work on images at a time."""
 
 
 def parallel(work: Callable[[A], B], items: Sequence[A]) -> list[B]:

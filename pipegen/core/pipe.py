@@ -89,9 +89,9 @@ class Pipe(Generic[A_contra, B_co]):
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
         """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
-        at_work = counted(self, batch)
+        running = counted(self, batch)
         try:
-            wanted = next(at_work)
+            wanted = next(running)
         except StopIteration as done:
             returned: Batch[B_co] = done.value
             return returned

@@ -1,6 +1,6 @@
 """What the drivers are handed, checked: a type checker says the same, but not everybody runs one.
 
->>> several({"prompt": "Hi"})
+>>> require_iterable({"prompt": "Hi"})
 Traceback (most recent call last):
 ...
 TypeError: requests are a list or another iterable, not one dict: put a single request into a list
@@ -19,7 +19,7 @@ from pipegen.records.fields import printed
 from pipegen.records.options import GenerationOptions, options_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["Options", "check_run", "check_settings", "pair", "pairs", "several", "slot_of_request"]
+__all__ = ["Options", "check_run", "check_settings", "pair", "pairs", "require_iterable", "slot_of_request"]
 
 Options: TypeAlias = GenerationOptions | Mapping[str, Any]
 """The options of a run: a record, or plain data of the same shape."""
@@ -46,7 +46,7 @@ def check_settings(options: Any, images: Any, policy: Any = None) -> GenerationO
     return options_from(options) if isinstance(options, Mapping) else options
 
 
-def several(requests: Any) -> None:
+def require_iterable(requests: Any) -> None:
     """Raise `TypeError` for one request in the place of many: a mapping or a string would be taken apart."""
     if isinstance(requests, (GenerationRequest, Result, Mapping, str, bytes)):
         raise TypeError(f"requests are a list or another iterable, not one {type(requests).__name__}: put a single request into a list")
@@ -56,7 +56,7 @@ def pairs(requests: Any) -> None:
     """Raise `TypeError` for a mapping of requests, which is walked by its keys."""
     if isinstance(requests, Mapping):
         raise TypeError(f"pairs of a key and a request are wanted, not a {type(requests).__name__}: hand over its .items()")
-    several(requests)
+    require_iterable(requests)
 
 
 def pair(item: Any) -> Any:

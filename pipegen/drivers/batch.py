@@ -14,7 +14,7 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, check_settings, several, slot_of_request
+from pipegen.drivers.arguments import Options, check_run, check_settings, require_iterable, slot_of_request
 from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
 from pipegen.records.fields import InvalidField, altered
@@ -22,19 +22,19 @@ from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["admit", "arun", "run"]
+__all__ = ["arun", "prepare_batch", "run"]
 
 B = TypeVar("B")
 
 
-def admit(
+def prepare_batch(
     requests: Iterable[Request], options: Options | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Batch[GenerationRequest]:
-    """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, pictures read.
+    """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, images read.
 
     A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
     """
-    several(requests)
+    require_iterable(requests)
     chosen = check_settings(options, images, policy)
     allows, reads = policy or RequestPolicy(), images or ImagePolicy()
 
@@ -42,7 +42,7 @@ def admit(
         return guard_slot(lambda: _admit(request, chosen, allows), lambda raised: unreadable("request", raised))
 
     def loaded(place: int) -> Slot[GenerationRequest]:
-        return guard_slot(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: unreadable("request: its pictures", raised))
+        return guard_slot(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: unreadable("request: its images", raised))
 
     batch = [admitted(request) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
@@ -80,14 +80,14 @@ def run(
 ) -> Batch[B]:
     """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
 
-    `images` says which picture sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
+    `images` says which image sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
 
     >>> from pipegen.core.pipe import pure
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
     chosen = check_run(route, options, images, policy)
-    return drive(route, admit(requests, chosen, images, policy))
+    return drive(route, prepare_batch(requests, chosen, images, policy))
 
 
 async def arun(
@@ -102,5 +102,5 @@ async def arun(
     import asyncio
 
     chosen = check_run(route, options, images, policy)
-    several(requests)
-    return await adrive(route, await asyncio.to_thread(admit, tuple(requests), chosen, images, policy))
+    require_iterable(requests)
+    return await adrive(route, await asyncio.to_thread(prepare_batch, tuple(requests), chosen, images, policy))

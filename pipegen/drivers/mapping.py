@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.core.border import Raised, guard
-from pipegen.core.drive import Begun, afinish, begin, finish
+from pipegen.core.drive import Started, afinish, begin, finish
 from pipegen.core.errors import InternalError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pair, pairs, several
-from pipegen.drivers.batch import admit
+from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
+from pipegen.drivers.batch import prepare_batch
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
@@ -48,7 +48,7 @@ def imap(
 ) -> Iterator[Slot[B]]:
     """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
 
-    With `ahead`, so many windows more are taken and prepared (pictures read and resized, prompts rendered and encoded) while the engine works on this
+    With `ahead`, so many windows more are taken and prepared (images read and resized, prompts rendered and encoded) while the engine works on this
     one; as many more requests are held. Engine calls stay one at a time, and in order.
 
     With `isolate_bugs`, as a job wants it, a bug does not raise: a window in which one does is run again in halves, down to the request that raises it,
@@ -59,7 +59,7 @@ def imap(
     >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
     <Success: 0>
     """
-    several(requests)
+    require_iterable(requests)
     for _, slot in imap_keyed(
         route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=isolate_bugs
     ):
@@ -79,7 +79,7 @@ def imap_keyed(
 ) -> Iterator[tuple[K, Slot[B]]]:
     """As `imap`, for pairs of a key and a request: gives pairs of that key and the slot, failed ones too.
 
-    A key is whatever the caller knows a request by: an id, a row of a table, a picture and its folder, the request itself. No engine sees it, and keys
+    A key is whatever the caller knows a request by: an id, a row of a table, an image and its folder, the request itself. No engine sees it, and keys
     may repeat.
 
     >>> from pipegen.core.pipe import pure
@@ -107,7 +107,7 @@ def imap_keyed(
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    waiting: deque[tuple[tuple[tuple[K, Request], ...], Future[Begun]]] = deque()
+    waiting: deque[tuple[tuple[tuple[K, Request], ...], Future[Started]]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
         try:
             while True:
@@ -127,11 +127,11 @@ def _begun(
     options: GenerationOptions | None,
     images: ImagePolicy | None,
     policy: RequestPolicy | None,
-) -> Begun:
-    return begin(route, admit([request for _, request in chunk], options, images, policy))
+) -> Started:
+    return begin(route, prepare_batch([request for _, request in chunk], options, images, policy))
 
 
-def _finished(prepared: Future[Begun], chunk: Sequence[Any]) -> Batch[Any]:
+def _finished(prepared: Future[Started], chunk: Sequence[Any]) -> Batch[Any]:
     return finish(prepared.result())
 
 
@@ -178,7 +178,7 @@ async def aimap(
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
 
-    several(requests)
+    require_iterable(requests)
 
     async def keyed() -> AsyncIterator[tuple[None, Request]]:
         async for request in _asynchronous(requests):
@@ -204,7 +204,7 @@ async def aimap_keyed(
     chosen = check_run(route, options, images, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
-    waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Begun]]] = deque()
+    waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Started]]] = deque()
 
     async def next_ones() -> Iterator[tuple[K, Slot[B]]]:
         chunk, prepared = waiting.popleft()

@@ -47,16 +47,16 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     """
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
-        at_work = pipe.steps(batch)
+        running = pipe.steps(batch)
         try:
-            wanted = next(at_work)
+            wanted = next(running)
             while True:
-                wanted = at_work.send((yield replace(wanted, backend=_Watched(wanted.backend, tell, every))))
+                wanted = running.send((yield replace(wanted, backend=_Watched(wanted.backend, tell, every))))
         except StopIteration as done:
             returned: Batch[Any] = done.value
             return returned
         finally:
-            at_work.close()
+            running.close()
 
     return replace(pipe, steps=steps)
 

@@ -22,7 +22,7 @@ from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe, Steps, call, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.batch import admit
+from pipegen.drivers.batch import prepare_batch
 from pipegen.drivers.samples import samples
 from pipegen.engines.capabilities import missing
 from pipegen.engines.names import shown
@@ -33,13 +33,13 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import ChatTemplateOptions, VlmPreprocessOptions, resolve
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.records.results import Encoded, GenerationResult, Job, PreparedImage, Prompt, Raw
+from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Prompt, Raw, ResolvedRequest
 from pipegen.stages.decoding import decode
 from pipegen.stages.fitting import check_fit, check_support
 from pipegen.stages.parts.length import check_length
 from pipegen.stages.rendering import Rendered, is_guarded, render
 from pipegen.stages.stopping import stop
-from pipegen.stages.tokenizing import encode, picture_tokens
+from pipegen.stages.tokenizing import encode, image_tokens
 from pipegen.stages.trimming import trim
 
 __all__ = ["Route", "attach", "count_tokens", "route"]
@@ -84,7 +84,7 @@ def route(engine: Engine) -> Route:
 def _prepare(engine: Engine) -> Pipe[GenerationRequest, Encoded]:
     """From the request to its encoded prompt: everything that needs no room in the model's context yet."""
 
-    def supported(request: GenerationRequest) -> Slot[Job]:
+    def supported(request: GenerationRequest) -> Slot[ResolvedRequest]:
         job = _resolve(request, engine)
         return check_support(job.unwrap(), engine.capabilities, engine.plugins) if is_ok(job) else job
 
@@ -116,7 +116,7 @@ def _unreadable(engine: Engine) -> GenerationError | None:
 def count_tokens(
     of: Route, request: Request, options: Options | None = None, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Slot[int]:
-    """How many tokens the request's prompt has on this route, pictures included, or why it has none. Calls no engine.
+    """How many tokens the request's prompt has on this route, images included, or why it has none. Calls no engine.
 
     >>> from pipegen.testing.fake import FakeEngine
     >>> count_tokens(route(FakeEngine("")), {"prompt": "Hi"})
@@ -125,10 +125,10 @@ def count_tokens(
     _one_engine(of)
     if "token_ids" not in of.engine.capabilities.honours:
         return Failure(UnsupportedOption(f"{shown(of.engine.name)} does not tell how many tokens a prompt has", option="token_ids"))
-    return _prepare(of.engine).apply(admit([request], options, images, policy))[0].map(lambda encoded: len(encoded.prompt.token_ids))
+    return _prepare(of.engine).apply(prepare_batch([request], options, images, policy))[0].map(lambda encoded: len(encoded.prompt.token_ids))
 
 
-def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:
+def _resolve(request: GenerationRequest, engine: Engine) -> Slot[ResolvedRequest]:
     asked = request.options is not None and request.options.use_generation_config
     try:
         options = resolve(request.options, checkpoint=engine.generation_config) if asked else resolve(request.options)
@@ -137,23 +137,23 @@ def _resolve(request: GenerationRequest, engine: Engine) -> Slot[Job]:
     chat = options.chat or ChatTemplateOptions()
     if request.prompt is not None and chat.control_tokens == "text" and not is_guarded(request, chat):
         options = dataclasses.replace(options, chat=dataclasses.replace(chat, control_tokens=None))  # sent again, it is as little asked for
-    return Success(Job(request=request, options=options))
+    return Success(ResolvedRequest(request=request, options=options))
 
 
-def _encode_once(engine: Engine) -> Pipe[Job, Encoded]:
-    """Render and encode; requests of a batch with equal prompts and equal settings share one prompt, and equal pictures are prepared once."""
+def _encode_once(engine: Engine) -> Pipe[ResolvedRequest, Encoded]:
+    """Render and encode; requests of a batch with equal prompts and equal settings share one prompt, and equal images are prepared once."""
 
-    def steps(batch: Batch[Job]) -> Steps[Encoded]:
+    def steps(batch: Batch[ResolvedRequest]) -> Steps[Encoded]:
         jobs = [slot.unwrap() for slot in batch if is_ok(slot)]
-        pictures = _pictures(jobs, engine)
+        prepared_images = _images(jobs, engine)
         first: dict[Hashable, int] = {}
         same = [first.setdefault(_key(job), place) for place, job in enumerate(jobs)]  # for each job, the first with its prompt; hashed once
-        rendered = {place: _within(partial(_rendered, jobs[place], engine, pictures), "the prompt") for place in first.values()}
+        rendered = {place: _within(partial(_rendered, jobs[place], engine, prepared_images), "the prompt") for place in first.values()}
         # All are rendered before the first is encoded: taken in turn, templates and tokenizer push each other out of the processor's caches.
         prompts = {place: _within(partial(_encoded, made, jobs[place], engine), "the prompt") for place, made in rendered.items()}
         places = iter(same)
 
-        def encoded(job: Job) -> Slot[Encoded]:
+        def encoded(job: ResolvedRequest) -> Slot[Encoded]:
             prompt = prompts[next(places)]
             return Success(Encoded(request=job.request, options=job.options, prompt=prompt.unwrap())) if is_ok(prompt) else Failure(prompt.failure())
 
@@ -168,7 +168,7 @@ def _within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
     return guard_slot(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
 
 
-def _encoded(rendered: Slot[tuple[Rendered, tuple[PreparedImage, ...]]], job: Job, engine: Engine) -> Slot[Prompt]:
+def _encoded(rendered: Slot[tuple[Rendered, tuple[PreparedImage, ...]]], job: ResolvedRequest, engine: Engine) -> Slot[Prompt]:
     """The prompt's ids, unless its text is known to be too long before it is tokenised."""
     if not is_ok(rendered):
         return Failure(rendered.failure())
@@ -178,44 +178,44 @@ def _encoded(rendered: Slot[tuple[Rendered, tuple[PreparedImage, ...]]], job: Jo
     return Failure(refusal) if refusal is not None else encode(text, images, engine.tokenizer, engine.image_placeholder)
 
 
-def _key(job: Job) -> Hashable:
+def _key(job: ResolvedRequest) -> Hashable:
     """What a prompt is made of, and how long it may be."""
     request, options = job.request, job.options
     return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess, options.max_prompt_tokens
 
 
-_Picture = tuple[ImageSource, VlmPreprocessOptions]
+_Image = tuple[ImageSource, VlmPreprocessOptions]
 
 
-def _pictures(jobs: Sequence[Job], engine: Engine) -> dict[_Picture, Slot[PreparedImage]]:
-    """Every picture of the jobs, prepared once for each of the settings that are asked for."""
-    wanted: dict[_Picture, int] = {}
+def _images(jobs: Sequence[ResolvedRequest], engine: Engine) -> dict[_Image, Slot[PreparedImage]]:
+    """Every image of the jobs, prepared once for each of the settings that are asked for."""
+    wanted: dict[_Image, int] = {}
     for job in jobs:
         for index, source in enumerate(job.request.sources):
             wanted.setdefault((source, _preprocess(job)), index)
 
-    def prepared(item: tuple[_Picture, int]) -> Slot[PreparedImage]:
+    def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
         (source, options), index = item
-        return _within(lambda: engine.prepare_image(source, options, index), f"picture {index}")
+        return _within(lambda: engine.prepare_image(source, options, index), f"image {index}")
 
     return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
 
 
-def _preprocess(job: Job) -> VlmPreprocessOptions:
+def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
     return job.options.preprocess or VlmPreprocessOptions()
 
 
-def _rendered(job: Job, engine: Engine, pictures: Mapping[_Picture, Slot[PreparedImage]]) -> Slot[tuple[Rendered, tuple[PreparedImage, ...]]]:
-    """The prompt as text, with its pictures."""
+def _rendered(job: ResolvedRequest, engine: Engine, prepared_images: Mapping[_Image, Slot[PreparedImage]]) -> Slot[tuple[Rendered, tuple[PreparedImage, ...]]]:
+    """The prompt as text, with its images."""
     prepared: list[PreparedImage] = []
     for index, source in enumerate(job.request.sources):
-        picture = pictures[source, _preprocess(job)]
-        if not is_ok(picture):
-            error = picture.failure()
+        image = prepared_images[source, _preprocess(job)]
+        if not is_ok(image):
+            error = image.failure()
             return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
-        prepared.append(picture.unwrap())
+        prepared.append(image.unwrap())
     images = tuple(prepared)
-    written = picture_tokens(images, engine.tokenizer, engine.image_placeholder)
+    written = image_tokens(images, engine.tokenizer, engine.image_placeholder)
     return render(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written).map(lambda text: (text, images))
 
 

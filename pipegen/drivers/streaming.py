@@ -13,14 +13,14 @@ from pipegen.core.drive import advance, answers_of, failed
 from pipegen.core.errors import CallFailed, ContractError
 from pipegen.core.pipe import Call, Pipe, Row, counted
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, several
-from pipegen.drivers.batch import admit
+from pipegen.drivers.arguments import Options, check_run, require_iterable
+from pipegen.drivers.batch import prepare_batch
 from pipegen.engines.protocol import RowDone, TextMade, TokensMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.row_decoder import RowDecoder
 
 __all__ = ["Delta", "Done", "astream", "stream"]
 
@@ -60,7 +60,7 @@ class _Deltas:
         follows = self.keeps_text and not any(plugin.trim is not None for plugin in getattr(engine, "plugins", ()))
         self.shows, by_ids = follows, follows and getattr(engine, "tokenizer", None) is not None
         self.followers = [
-            Follower(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if by_ids else None for encoded in self.wanted.inputs
+            RowDecoder(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if by_ids else None for encoded in self.wanted.inputs
         ]
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
@@ -129,11 +129,11 @@ def stream(
     finished the last of them: to have each as soon as it ends, stream them one by one.
     """
     chosen = check_run(route, options, images, policy)
-    batch = admit(requests, chosen, images, policy)
+    batch = prepare_batch(requests, chosen, images, policy)
     deltas = _Deltas(route.keeps_text)
-    at_work = counted(route, batch)
+    running = counted(route, batch)
     try:
-        step = advance(at_work)
+        step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
             try:
@@ -142,10 +142,10 @@ def stream(
                 answers = deltas.close(step)
             except CallFailed as failure:
                 answers = deltas.failed(step, failure)
-            step = advance(at_work, answers)
+            step = advance(running, answers)
         yield from deltas.finish(step.batch)
     finally:
-        at_work.close()
+        running.close()
 
 
 def _events(wanted: Call) -> Generator[TokensMade | TextMade | RowDone, None, None]:
@@ -171,12 +171,12 @@ async def astream(
     import asyncio
 
     chosen = check_run(route, options, images, policy)
-    several(requests)
-    batch = await asyncio.to_thread(admit, tuple(requests), chosen, images, policy)
+    require_iterable(requests)
+    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, images, policy)
     deltas = _Deltas(route.keeps_text)
-    at_work = counted(route, batch)
+    running = counted(route, batch)
     try:
-        step = advance(at_work)
+        step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
             try:
@@ -186,11 +186,11 @@ async def astream(
                 answers = deltas.close(step)
             except CallFailed as failure:
                 answers = deltas.failed(step, failure)
-            step = advance(at_work, answers)
+            step = advance(running, answers)
         for last in deltas.finish(step.batch):
             yield last
     finally:
-        at_work.close()
+        running.close()
 
 
 async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | TextMade | RowDone]:

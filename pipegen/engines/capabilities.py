@@ -19,7 +19,7 @@ __all__ = ["ENGINES", "FEATURES", "Capabilities", "Capability", "missing"]
 
 Capability = str
 FEATURES: Mapping[Capability, str] = {
-    "images": "takes pictures",
+    "images": "takes images",
     "stream": "yields text as it comes",
     "token_ids": "takes and gives token ids, so that prompt, text and finish are pipegen's own",
     "repeatable": "a seeded row comes out the same again, in any company",
@@ -40,11 +40,11 @@ class Capabilities:
     context_length: Annotated[int | None, whole(low=1)] = None
     """Prompt and answer together, in tokens."""
     max_images: Annotated[int | None, whole(low=0)] = None
-    """Pictures in one request."""
+    """Images in one request."""
     vocab_size: Annotated[int | None, whole(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
     reason: str = ""
-    """Why pictures are not taken, for the error message."""
+    """Why images are not taken, for the error message."""
 
 
 _NOT_HF: frozenset[Capability] = frozenset({"no_repeat_ngram_size", "stopping_criteria", "logits_processor"})

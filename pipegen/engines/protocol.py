@@ -91,7 +91,7 @@ class Engine(StreamBackend, Protocol):
 
     @property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one picture in a rendered prompt."""
+        """The control token that stands for one image in a rendered prompt."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class Engine(StreamBackend, Protocol):
         ...
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """Decode, turn and resize one picture (whose bytes are loaded) as this model wants it; pure."""
+        """Decode, turn and resize one image (whose bytes are loaded) as this model wants it; pure."""
         ...
 
     def with_plugin(self, plugin: Plugin) -> Engine:

@@ -46,7 +46,7 @@ __all__ = [
 LineId = str | int
 """What a line may have as its `id`; it is given back as it stands."""
 MAX_LINE_BYTES = 256 * 2**20
-"""How long a line may be, its pictures (as data URLs) included."""
+"""How long a line may be, its images (as data URLs) included."""
 BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 """What `brief` leaves out of a result."""
 
@@ -229,7 +229,7 @@ def values_of_line(line: Line) -> Slot[dict[str, Any]]:
     """The object that a line holds; `InvalidRequest`, which names the line, where it holds none."""
     place = f"line {line.number}"
     if line.data is None:
-        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give pictures as paths instead of data URLs"))
+        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give images as paths instead of data URLs"))
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:

@@ -1,4 +1,4 @@
-"""Downloading one picture, without being led into a private network.
+"""Downloading one image, without being led into a private network.
 
 The host's name is resolved once, every address that it has must be public (unless the host is allowed by name), and the connection goes to the very
 address that was checked, so that a name that changes its mind in between (DNS rebinding) gains nothing. Every redirect is checked the same way.
@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
-from pipegen.media.source import Refused
+from pipegen.media.source import SourceRejected
 from pipegen.records.messages import shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 def download(url: str, policy: ImagePolicy) -> bytes:
     """The body of an http or https URL, at most `policy.max_bytes` of it, within `policy.timeout` seconds in all (the look-up of the name excepted).
 
-    Raises `Refused` for anything but a complete answer with status 200 from an allowed address.
+    Raises `SourceRejected` for anything but a complete answer with status 200 from an allowed address.
     """
     deadline = time.monotonic() + policy.timeout
     place = url
@@ -47,10 +47,10 @@ def download(url: str, policy: ImagePolicy) -> bytes:
             # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond IDNA (UnicodeError). Their words may hold the URL.
             said = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
             why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else said
-            raise Refused(f"{shown(place)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
+            raise SourceRejected(f"{shown(place)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
         if body is not None:
             return body
-    raise Refused(f"{shown(url)} redirects more than {MAX_REDIRECTS} times")
+    raise SourceRejected(f"{shown(url)} redirects more than {MAX_REDIRECTS} times")
 
 
 def is_public(address: str) -> bool:
@@ -71,9 +71,9 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
     """One request: the body and its URL, or None and where it redirects to."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Refused(f"{shown(url)} is no http or https URL")
+        raise SourceRejected(f"{shown(url)} is no http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise Refused(f"{shown(url)} carries a user name or password, which are not sent", "fetch it yourself and pass the bytes")
+        raise SourceRejected(f"{shown(url)} carries a user name or password, which are not sent", "fetch it yourself and pass the bytes")
     addresses = _checked_addresses(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), policy)
     connection = _Pinned(parts.hostname, parts.port, addresses, parts.scheme == "https", deadline)
     # Sockets time out between bytes; the timer bounds the whole, for a server that sends them one by one.
@@ -87,7 +87,7 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
             if response.status in (301, 302, 303, 307, 308):
                 return None, urljoin(url, response.getheader("Location") or "")
             if response.status != 200:
-                raise Refused(f"{shown(url)} answered with status {response.status}")
+                raise SourceRejected(f"{shown(url)} answered with status {response.status}")
             return _body(response, url, policy, deadline), url
     finally:
         timer.cancel()
@@ -104,10 +104,10 @@ def _body(response: http.client.HTTPResponse, url: str, policy: ImagePolicy, dea
             break
         data += chunk
     else:
-        raise Refused(f"{shown(url)} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+        raise SourceRejected(f"{shown(url)} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
     _left(deadline)
     if announced is not None and len(data) < announced:
-        raise Refused(f"{shown(url)} broke off after {len(data)} of {announced} bytes")
+        raise SourceRejected(f"{shown(url)} broke off after {len(data)} of {announced} bytes")
     return bytes(data)
 
 
@@ -123,7 +123,7 @@ def _checked_addresses(host: str, port: int, policy: ImagePolicy) -> list[str]:
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     allowed = host.lower().rstrip(".") in {name.lower().rstrip(".") for name in policy.allowed_hosts}
     if not allowed and not all(is_public(address) for address in addresses):
-        raise Refused(f"{host} has a private or reserved address", "add the host to ImagePolicy.allowed_hosts if you trust it")
+        raise SourceRejected(f"{host} has a private or reserved address", "add the host to ImagePolicy.allowed_hosts if you trust it")
     return addresses
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a folder, in the order in which people count."""
+"""The images of a folder, in the order in which people count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["SUFFIXES", "natural", "pictures_in"]
+__all__ = ["SUFFIXES", "natural", "images_in"]
 
 SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-"""What a picture's name ends in, in capitals or not."""
+"""What an image's name ends in, in capitals or not."""
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -23,8 +23,8 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return (*((0, int(number), "") if number else (1, 0, word.casefold()) for number, word in pieces), (-1, 0, name))
 
 
-def pictures_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The pictures of a folder and its subfolders, in natural order of their paths, part by part; told by their names' endings, never opened.
+def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """The images of a folder and its subfolders, in natural order of their paths, part by part; told by their names' endings, never opened.
 
     Hidden files and folders are left out, and what is no regular file. Links are followed, but each real folder is entered once: a loop has an end.
     What cannot be read, such as a link to nothing or a folder that is closed, is named all the same, so that its request fails and somebody hears of it.
@@ -33,7 +33,7 @@ def pictures_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("10.png", "9.JPG", "notes.txt"):
     ...         Path(folder, name).touch()
-    ...     print([picture.name for picture in pictures_in(folder)])
+    ...     print([image.name for image in images_in(folder)])
     ['9.JPG', '10.png']
     """
     top = os.path.realpath(folder)

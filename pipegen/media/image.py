@@ -1,8 +1,8 @@
-"""Pictures: bytes of a picture file to the pixels that every engine gets. Pure, given the bytes.
+"""Images: bytes of an image file to the pixels that every engine gets. Pure, given the bytes.
 
 The reference conversion, in this order: the first frame; integers of 16 bits divided by 257 (not clipped); whatever is transparent laid over white;
 then Pillow's `convert("RGB")`; then turned upright as EXIF says. Colour profiles are not applied. transformers' own `convert_to_rgb` shows the hidden
-colours under transparent pixels instead, and clips 16 bits; white is what Qwen's own tools and vLLM lay RGBA pictures over.
+colours under transparent pixels instead, and clips 16 bits; white is what Qwen's own tools and vLLM lay RGBA images over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_picture", "prepare"]
+__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_image", "prepare"]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """The file formats that are read, as Pillow names them. Those that run an interpreter (EPS, PDF) or embed other files are left out."""
@@ -47,21 +47,21 @@ BROKEN = (
     OverflowError,  # sizes and offsets beyond the machine's
     ZeroDivisionError,  # rationals with a denominator of zero
     RuntimeError,  # the AVIF decoder
-    MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole picture at once
+    MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole image at once
 )
 """What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
-"""EXIF orientation -> `PIL.Image.Transpose`: what brings the picture upright."""
+"""EXIF orientation -> `PIL.Image.Transpose`: what brings the image upright."""
 _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
 """The formats that everybody reads alike, and what they are called on the wire."""
 _SAVE_AGAIN = "save it again with a usual program"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _BAND = 2**20
-"""Pixels hashed at a time, so that no second copy of a large picture is made."""
+"""Pixels hashed at a time, so that no second copy of a large image is made."""
 
 
 class _Silence:
-    """No warnings while some picture is decoded: Pillow warns of much that is settled here (large sizes, broken EXIF).
+    """No warnings while some image is decoded: Pillow warns of much that is settled here (large sizes, broken EXIF).
 
     Filters of warnings belong to the process, so the first of the threads that decode at the same time sets them, and the last one puts them back.
     """
@@ -88,15 +88,15 @@ class _Silence:
 _SILENCE = _Silence()
 
 
-def open_picture(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
-    """Decode the first frame of a picture file to an upright RGB picture, by the reference conversion of this module.
+def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
+    """Decode the first frame of an image file to an upright RGB image, by the reference conversion of this module.
 
-    Fails with `BadImage(index)` for what is not a complete picture in one of `FORMATS`, and, before anything is decoded, for one that announces more than
+    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before anything is decoded, for one that announces more than
     `policy.max_source_pixels` (width times height) or no pixels at all.
 
     >>> from pipegen.records.requests import ImagePolicy
-    >>> open_picture(b"no picture", ImagePolicy()).failure().message
-    'picture 0 (10 bytes) is not a picture in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    >>> open_image(b"no image", ImagePolicy()).failure().message
+    'image 0 (10 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
     return _opened(data, policy, index).map(lambda opened: opened.image)
 
@@ -109,13 +109,13 @@ class FileToSend(NamedTuple):
 
 
 def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileToSend]:
-    """An image file that any reader sees the same pixels in as `open_picture`. Fails as that does.
+    """An image file that any reader sees the same pixels in as `open_image`. Fails as that does.
 
     A JPEG or PNG stays as it is, metadata and all, where its pixels are taken as they are: upright, opaque, of 8 bits. Else it is a PNG.
 
     >>> from pipegen.records.requests import ImagePolicy
-    >>> from pipegen.testing.pictures import picture
-    >>> [file_to_send(data, ImagePolicy()).unwrap().data == data for data in (picture("JPEG"), picture("JPEG", orientation=6))]
+    >>> from pipegen.testing.image_files import image_file
+    >>> [file_to_send(data, ImagePolicy()).unwrap().data == data for data in (image_file("JPEG"), image_file("JPEG", orientation=6))]
     [True, False]
     """
 
@@ -138,11 +138,11 @@ class _Opened(NamedTuple):
 
 def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
     def unknown(raised: Raised) -> BadImage:
-        return BadImage(index, message=f"picture {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
+        return BadImage(index, message=f"image {index} cannot be decoded: {raised.words}"[:300], incident=raised.incident)
 
     counted = parts_of(data)
     if counted.parts > MOST_PARTS:
-        return Failure(BadImage(index, message=f"picture {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
+        return Failure(BadImage(index, message=f"image {index} ({len(data)} bytes) has more than {MOST_PARTS} parts", hint=_SAVE_AGAIN))
 
     with _SILENCE:
         return guard_slot(lambda: _decoded(data, policy, index, counted), unknown, known=BROKEN)
@@ -156,11 +156,11 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
         with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
             width, height = image.size
             if width * height > policy.max_source_pixels:
-                message = f"picture {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
+                message = f"image {index} announces {width}x{height} pixels; the limit is {policy.max_source_pixels} in all"
                 return Failure(BadImage(index, message=message, hint="make it smaller, or raise ImagePolicy.max_source_pixels if you trust the source"))
             scans, most = _scans(image, data, counted), most_scans(width * height)
             if scans > most:
-                message = f"picture {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
+                message = f"image {index} of {width}x{height} pixels has {scans} scans; the limit is {most}"
                 return Failure(BadImage(index, message=message, hint=_SAVE_AGAIN))
             image.load()
             orientation = _orientation(image)
@@ -168,12 +168,12 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
             upright = _turn(_rgb(image), orientation)
     except UnidentifiedImageError:
         if not data:
-            return Failure(BadImage(index, message=f"picture {index} is empty: 0 bytes"))
-        message = f"picture {index} ({len(data)} bytes) is not a picture in a known format ({', '.join(FORMATS)})"
-        return Failure(BadImage(index, message=message, hint="see whether it is a picture at all; convert other formats to PNG or JPEG"))
+            return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
+        message = f"image {index} ({len(data)} bytes) is not an image in a known format ({', '.join(FORMATS)})"
+        return Failure(BadImage(index, message=message, hint="see whether it is an image at all; convert other formats to PNG or JPEG"))
     except Image.DecompressionBombError as raised:
         hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
-        return Failure(BadImage(index, message=f"picture {index} is too large for Pillow: {raised}", hint=hint))
+        return Failure(BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint))
     return Success(_Opened(upright, kind))
 
 
@@ -211,7 +211,7 @@ def _turn(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The picture in RGB. Raises `ValueError` for numbers that are no 8 or 16 bit levels, and for modes without a conversion."""
+    """The image in RGB. Raises `ValueError` for numbers that are no 8 or 16 bit levels, and for modes without a conversion."""
     from PIL import Image
 
     if image.mode in _SIXTEEN_BITS:
@@ -220,17 +220,17 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         low, high = image.getextrema()
         if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and 0 <= low <= high <= 255):
-            raise ValueError(f"its pixels run from {low} to {high}; 32-bit pictures are taken with levels from 0 to 255")
+            raise ValueError(f"its pixels run from {low} to {high}; 32-bit images are taken with levels from 0 to 255")
     if image.has_transparency_data:
         transparent = image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
         over_white.paste(transparent, mask=transparent.getchannel("A"))
         return over_white
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy a picture that is RGB already
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy an image that is RGB already
 
 
 def digest(image: Image.Image) -> str:
-    """SHA-256 over the size and the RGB pixels: the same for the same upright picture, whatever file it came in.
+    """SHA-256 over the size and the RGB pixels: the same for the same upright image, whatever file it came in.
 
     >>> from PIL import Image
     >>> digest(Image.new("RGB", (2, 1), "red"))[:12]
@@ -245,18 +245,18 @@ def digest(image: Image.Image) -> str:
 
 
 def prepare(data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: int, policy: ImagePolicy) -> Slot[PreparedImage]:
-    """Decode one picture, turn it upright, and resize it once to a size that the model's processor keeps.
+    """Decode one image, turn it upright, and resize it once to a size that the model's processor keeps.
 
-    The pixels are those that a Qwen-VL processor (Pillow backend) makes of the same RGB picture with the same budget, bit for bit, wherever it would keep
+    The pixels are those that a Qwen-VL processor (Pillow backend) makes of the same RGB image with the same budget, bit for bit, wherever it would keep
     its own choice of size (see `fit`). For a `native` processor the size stays, and `tokens` is 1 until the engine knows better.
-    Fails with `BadImage(index)` for a broken picture, one whose shape the model does not take, and, with `do_resize=False`, for sides that are not whole
+    Fails with `BadImage(index)` for a broken image, one whose shape the model does not take, and, with `do_resize=False`, for sides that are not whole
     tokens or an area outside the bounds that were asked; with `UnsupportedOption` for a budget that a `native` processor cannot honour.
     """
     if spec.kind == "native":
         asked = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
         for name in (name for name, said in asked.items() if said):
             return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has sizes of its own", option=name))
-    return open_picture(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
+    return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
 
 
 def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
@@ -275,8 +275,8 @@ def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, i
         try:
             size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
         except ValueError as refused:
-            message = f"picture {index} of {width}x{height} pixels has no size that the model takes: {refused}"
-            return Failure(BadImage(index, message=message, hint="crop or pad the picture, or allow more room between min_pixels and max_pixels"))
+            message = f"image {index} of {width}x{height} pixels has no size that the model takes: {refused}"
+            return Failure(BadImage(index, message=message, hint="crop or pad the image, or allow more room between min_pixels and max_pixels"))
     fitted = image if size == image.size else image.resize(size, Image.Resampling(spec.resample))
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
     tokens = grid[1] * grid[2] // spec.merge_size**2
@@ -284,13 +284,13 @@ def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, i
 
 
 def _misfit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> BadImage | None:
-    """Why a picture cannot be taken with `do_resize=False`, or None."""
+    """Why an image cannot be taken with `do_resize=False`, or None."""
     if width % spec.factor or height % spec.factor:
         nearest = nearest_sides(width, height, spec.factor)
-        message = f"picture {index} is {width}x{height}; with do_resize=False both sides must be multiples of {spec.factor} pixels"
+        message = f"image {index} is {width}x{height}; with do_resize=False both sides must be multiples of {spec.factor} pixels"
         return BadImage(index, message=message, hint=f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave do_resize=True")
     low, high = options.min_pixels or 1, options.max_pixels or width * height
     if not low <= width * height <= high:
-        message = f"picture {index} has {width * height} pixels, outside the asked {low} to {high}, and do_resize=False keeps its size"
+        message = f"image {index} has {width * height} pixels, outside the asked {low} to {high}, and do_resize=False keeps its size"
         return BadImage(index, message=message, hint="leave do_resize=True, or ask for other bounds")
     return None

@@ -1,6 +1,6 @@
-"""Sizes of pictures: which one a model works on, and how many tokens it takes.
+"""Sizes of images: which one a model works on, and how many tokens it takes.
 
-Models of the Qwen-VL families cut a picture into patches and merge `merge_size` x `merge_size` of them into one token, so both sides are multiples of
+Models of the Qwen-VL families cut an image into patches and merge `merge_size` x `merge_size` of them into one token, so both sides are multiples of
 `patch_size * merge_size` pixels, and the area lies within a budget. `fit` follows the rule of their own processor (`smart_resize` of Qwen2-VL, Wang et
 al. 2024, as transformers ships it), and returns a size that this processor leaves as it is: an engine that applies it again changes nothing.
 
@@ -32,7 +32,7 @@ BICUBIC = 3
 
 @record
 class ImageSpec:
-    """What a model's processor wants of a picture.
+    """What a model's processor wants of an image.
 
     `grid`: any size of whole tokens within a pixel budget, which pipegen resizes to. `native`: the processor tiles or has a fixed size of its own, so
     pipegen leaves the size alone.
@@ -44,7 +44,7 @@ class ImageSpec:
     merge_size: Annotated[int, whole(low=1)] = 1
     """Patches along each side of one token."""
     temporal_patch_size: Annotated[int, whole(low=1)] = 1
-    """Frames of one patch; a still picture is repeated to fill them, and its grid is 1 in time."""
+    """Frames of one patch; a still image is repeated to fill them, and its grid is 1 in time."""
     min_pixels: Annotated[int, whole(low=1)] = 1
     max_pixels: Annotated[int, whole(low=1)] = 2**62
     """The checkpoint's own budget: areas in pixels."""
@@ -64,7 +64,7 @@ class ImageSpec:
 def pixel_budget(spec: ImageSpec, options: VlmPreprocessOptions) -> tuple[int, int]:
     """The smallest and largest area that apply, in pixels: those of the options, else the checkpoint's.
 
-    Where only one is asked for, the checkpoint's other one gives way to at least a factor of four (twice the side) between the two, so that pictures of
+    Where only one is asked for, the checkpoint's other one gives way to at least a factor of four (twice the side) between the two, so that images of
     every shape find a size.
 
     >>> from pipegen.records.options import VlmPreprocessOptions
@@ -93,7 +93,7 @@ def fit(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: in
     """The size (width, height) to resize to: multiples of `factor`, area within the budget, a fixed point of the processor's own rule.
 
     That is what the processor itself would choose, wherever the processor would keep its own choice. Where it would not (a rounded strip beyond the
-    aspect limit, a budget with no size of that shape), it is the valid size nearest to the picture scaled into the budget, both sides compared by
+    aspect limit, a budget with no size of that shape), it is the valid size nearest to the image scaled into the budget, both sides compared by
     ratio. A budget smaller than one token gives one token, as the processor does.
     Raises `ValueError` for an aspect ratio above 200 and for a budget that no valid size has.
 

@@ -1,4 +1,4 @@
-"""Loading pictures: the effect at the edge. Afterwards a request holds bytes, and everything that follows is pure.
+"""Loading images: the effect at the edge. Afterwards a request holds bytes, and everything that follows is pure.
 
 >>> from pipegen.records.requests import ImagePolicy, VlmGenerationRequest
 >>> request = VlmGenerationRequest(prompt="What is it?", images=["data:text/plain,not%20yet%20looked%20at"])
@@ -6,7 +6,7 @@
 b'not yet looked at'
 >>> remote = VlmGenerationRequest(prompt="What is it?", images=["https://example.org/a.png?key=secret"])
 >>> load_sources(remote, ImagePolicy()).failure().message
-'picture 0: https://example.org/a.png is not fetched, since allow_http is off'
+'image 0: https://example.org/a.png is not fetched, since allow_http is off'
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipegen.core.slots import Slot
     from pipegen.records.requests import GenerationRequest, ImagePolicy
 
-__all__ = ["Refused", "load_sources"]
+__all__ = ["SourceRejected", "load_sources"]
 
 
 _WHITESPACE = string.whitespace.encode()
@@ -37,7 +37,7 @@ _PIECE = 2**16
 """Characters of a data URL that are decoded at a time."""
 
 
-class Refused(Exception):
+class SourceRejected(Exception):
     """A source is not read; the words say why, and what to do. It does not leave `load_sources`, which makes a `BadImage` of it."""
 
     def __init__(self, why: str, hint: str = "") -> None:
@@ -46,11 +46,11 @@ class Refused(Exception):
 
 
 def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
-    """Read every picture of the request: each source becomes `ImageSource(data=...)`, in message order. The same source is read once.
+    """Read every image of the request: each source becomes `ImageSource(data=...)`, in message order. The same source is read once.
 
     With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` bounds what is read, whether from a file, a URL or a data
-    URL; bytes that the caller holds already are taken as they are. Only whether bytes can be had is settled here, not whether they are a picture.
-    Fails with `BadImage(index)` for the first picture that is not there, not allowed or too large. Messages hold no credentials and no query of a URL.
+    URL; bytes that the caller holds already are taken as they are. Only whether bytes can be had is settled here, not whether they are an image.
+    Fails with `BadImage(index)` for the first image that is not there, not allowed or too large. Messages hold no credentials and no query of a URL.
     """
     loaded: dict[ImageSource, ImageSource] = {}
     for index, source in enumerate(request.sources):
@@ -66,14 +66,14 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
 def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
     try:
         return Success(source.data if source.data is not None else _read(source, policy))
-    except Refused as refused:
-        return Failure(BadImage(index, message=f"picture {index}: {refused}", hint=refused.hint))
+    except SourceRejected as refused:
+        return Failure(BadImage(index, message=f"image {index}: {refused}", hint=refused.hint))
     except UnicodeError:
-        return Failure(BadImage(index, message=f"picture {index}: its address holds characters that have no bytes (lone surrogates)"))
+        return Failure(BadImage(index, message=f"image {index}: its address holds characters that have no bytes (lone surrogates)"))
 
 
 def _unread(index: int, raised: Raised) -> BadImage:
-    return BadImage(index, message=f"picture {index} cannot be read: {raised.words}", incident=raised.incident)
+    return BadImage(index, message=f"image {index} cannot be read: {raised.words}", incident=raised.incident)
 
 
 def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
@@ -85,13 +85,13 @@ def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise Refused(f"{shown(url)} is not read") from None
+        raise SourceRejected(f"{shown(url)} is not read") from None
     if parts.scheme == "file":
         return _read_file(_path_of(parts), policy)
     if parts.scheme not in ("http", "https"):
-        raise Refused(f"{shown(url)} is no URL of a kind that is read", "use http, https, file or data")
+        raise SourceRejected(f"{shown(url)} is no URL of a kind that is read", "use http, https, file or data")
     if not policy.allow_http:
-        raise Refused(f"{shown(url)} is not fetched, since allow_http is off", "set ImagePolicy(allow_http=True), or pass the bytes")
+        raise SourceRejected(f"{shown(url)} is not fetched, since allow_http is off", "set ImagePolicy(allow_http=True), or pass the bytes")
     from pipegen.media.download import download
 
     return download(url, policy)
@@ -100,11 +100,11 @@ def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
 def _path_of(url: SplitResult) -> str:
     """The path of a `file:` URL (RFC 8089)."""
     if url.netloc.lower() not in ("", "localhost"):
-        raise Refused("a file URL names another host", "write file:///absolute/path")
+        raise SourceRejected("a file URL names another host", "write file:///absolute/path")
     if url.query or url.fragment:
-        raise Refused("a file URL has no query and no fragment", "write ? as %3F and # as %23 in a file's name")
+        raise SourceRejected("a file URL has no query and no fragment", "write ? as %3F and # as %23 in a file's name")
     if not url.path.startswith("/"):
-        raise Refused("a file URL holds an absolute path", "write file:///absolute/path")
+        raise SourceRejected("a file URL holds an absolute path", "write file:///absolute/path")
     return os.fsdecode(unquote_to_bytes(url.path))
 
 
@@ -112,7 +112,7 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     """The bytes of a `data:` URL (RFC 2397); its size is checked before it is decoded."""
     header, comma, body = url.partition(",")
     if not comma:
-        raise Refused("a data URL holds no comma", "write data:image/png;base64,<the bytes in base64>")
+        raise SourceRejected("a data URL holds no comma", "write data:image/png;base64,<the bytes in base64>")
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
             raise _too_large("a data URL", policy)
@@ -123,7 +123,7 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     try:
         data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
-        raise Refused(f"a data URL holds bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
+        raise SourceRejected(f"a data URL holds bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
     if len(data) > policy.max_bytes:
         raise _too_large("a data URL", policy)
     return data
@@ -146,8 +146,8 @@ def _unquoted(text: str) -> bytes:
     return bytes(made)
 
 
-def _too_large(what: str, policy: ImagePolicy) -> Refused:
-    return Refused(f"{what} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:
+    return SourceRejected(f"{what} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
 
 
 def _read_file(path: str, policy: ImagePolicy) -> bytes:
@@ -156,29 +156,29 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
         real = _confined(path, policy)
         mode = os.stat(real).st_mode
         if stat.S_ISDIR(mode):
-            raise Refused(f"{_named(path)} is a folder", "give the path of a picture file; pipegen.pictures_in(folder) lists those of a folder")
+            raise SourceRejected(f"{_named(path)} is a folder", "give the path of an image file; pipegen.images_in(folder) lists those of a folder")
         if not stat.S_ISREG(mode):
-            raise Refused(f"{_named(path)} is no regular file")
+            raise SourceRejected(f"{_named(path)} is no regular file")
         # Between the look and the opening somebody might swap the file: no following of a link, no waiting for a pipe, and a second look.
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(real, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise Refused(f"{_named(path)} is no regular file")
+                raise SourceRejected(f"{_named(path)} is no regular file")
             if found.st_size > policy.max_bytes:
                 raise _too_large(_named(path), policy)
             data = file.read(policy.max_bytes + 1)
     except OSError as raised:
-        raise Refused(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
+        raise SourceRejected(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
     except ValueError as raised:  # a null byte, or characters that no file name can hold
-        raise Refused(f"{_named(path)} is no path: {raised}", "check the path") from None
+        raise SourceRejected(f"{_named(path)} is no path: {raised}", "check the path") from None
     if len(data) > policy.max_bytes:
         raise _too_large(_named(path), policy)
     return data
 
 
 def _named(path: str) -> str:
-    """The path as messages show it: what was meant for bytes may be as long as a picture.
+    """The path as messages show it: what was meant for bytes may be as long as an image.
 
     >>> _named("a.png"), len(_named("A" * 100_000))
     ("'a.png'", 222)
@@ -198,11 +198,11 @@ def _advice(path: str) -> str:
 
 
 def _confined(path: str, policy: ImagePolicy) -> str:
-    """The path with links and `..` resolved. Raises `Refused` where it leaves `policy.root`."""
+    """The path with links and `..` resolved. Raises `SourceRejected` where it leaves `policy.root`."""
     if policy.root is None:
         return os.path.realpath(path)
     root = os.path.realpath(policy.root)
     real = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath((root, real)) != root:
-        raise Refused(f"{_named(path)} lies outside {policy.root!r}", "put the picture inside ImagePolicy.root")
+        raise SourceRejected(f"{_named(path)} lies outside {policy.root!r}", "put the image inside ImagePolicy.root")
     return real

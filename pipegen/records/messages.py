@@ -1,4 +1,4 @@
-"""Messages in the OpenAI chat form, as frozen records, and the pictures that they carry.
+"""Messages in the OpenAI chat form, as frozen records, and the images that they carry.
 
 >>> message = message_from({"role": "user", "content": [{"type": "text", "text": "Hi"}]}, "messages[0]")
 >>> message.role, message.content[0].text
@@ -26,13 +26,13 @@ from pipegen.records.fields import InvalidField, freeze, mapping, printed, recor
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
-"""What other programs let the part of a picture say of its size."""
+"""What other programs let the part of an image say of its size."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @record
 class ImageSource:
-    """Where a picture comes from: exactly one of `path`, `url` (http, https, file or data) and `data` (the bytes of a picture file)."""
+    """Where an image comes from: exactly one of `path`, `url` (http, https, file or data) and `data` (the bytes of an image file)."""
 
     path: str | None = None
     url: str | None = None
@@ -56,8 +56,8 @@ class ImageSource:
 
         >>> ImageSource.of("https://example.org/a.png").url
         'https://example.org/a.png'
-        >>> ImageSource.of("pictures/a.png").path
-        'pictures/a.png'
+        >>> ImageSource.of("images/a.png").path
+        'images/a.png'
         """
         if isinstance(value, ImageSource):
             return value
@@ -110,7 +110,7 @@ class TextPart:
 
 @record
 class ImagePart:
-    """A picture within a message; `source` is None until the request's own `images` fill it, in order."""
+    """An image within a message; `source` is None until the request's own `images` fill it, in order."""
 
     source: ImageSource | None = None
 
@@ -136,7 +136,7 @@ class Message:
 
     @property
     def sources(self) -> tuple[ImageSource | None, ...]:
-        """The message's pictures, in order."""
+        """The message's images, in order."""
         return tuple(part.source for part in self.content if isinstance(part, ImagePart)) if isinstance(self.content, tuple) else ()
 
 
@@ -175,7 +175,7 @@ def _part_from(value: Any, place: str) -> TextPart | ImagePart:
         given = next((value[key] for key in ("image", "url", "path", "data") if value.get(key) is not None), None)
         others = [key for key, said in value.items() if key != "type" and said is not None]
         if given is None and others:
-            raise InvalidField(f"{place} takes its picture as image, url, path or data, not as {', '.join(map(str, others))}"[:300])
+            raise InvalidField(f"{place} takes its image as image, url, path or data, not as {', '.join(map(str, others))}"[:300])
         return ImagePart(source=None if given is None else ImageSource.of(given, f"{place}.image"))
     if kind == "image_url":
         given = value.get("image_url")
@@ -191,7 +191,7 @@ def _part_from(value: Any, place: str) -> TextPart | ImagePart:
 def _refuse_sizes(part: Mapping[str, Any], place: str) -> None:
     for name in _SIZES:
         if part.get(name) not in (None, "auto"):
-            raise InvalidField(f"{place}.{name} is not carried out: the pixel budget of a request's pictures stands in its options (preprocess.max_pixels)")
+            raise InvalidField(f"{place}.{name} is not carried out: the pixel budget of a request's images stands in its options (preprocess.max_pixels)")
 
 
 def _content_from(role: str, content: Any, place: str) -> Any:
@@ -227,7 +227,7 @@ def message_from(value: Any, place: str) -> Message:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as plain dicts and lists, as chat templates expect them; a picture is `{"type": "image"}`.
+    """The messages as plain dicts and lists, as chat templates expect them; an image is `{"type": "image"}`.
 
     >>> plain_messages([Message(role="user", content="Hi")])
     [{'role': 'user', 'content': 'Hi'}]

@@ -68,12 +68,12 @@ class ChatTemplateOptions:
 
 @record
 class VlmPreprocessOptions:
-    """How pictures become pixels; all in pixels (an area, not a side)."""
+    """How images become pixels; all in pixels (an area, not a side)."""
 
     min_pixels: Annotated[int | None, whole(low=1)] = None
-    """Enlarge smaller pictures to at least this area."""
+    """Enlarge smaller images to at least this area."""
     max_pixels: Annotated[int | None, whole(low=1)] = None
-    """Shrink larger pictures to at most this area."""
+    """Shrink larger images to at most this area."""
     do_resize: Annotated[bool | None, boolean] = None
     """Resize to a size that the model's processor keeps; with False the sides must already be such a size."""
 
@@ -190,7 +190,7 @@ class GenerationOptions:
     top_logprobs: Annotated[int | None, whole(low=0, high=20)] = None
     """Report that many likeliest tokens for each position too; asks for `logprobs`."""
     max_prompt_tokens: Annotated[int | None, whole(low=1)] = None
-    """Fail the slot of a longer prompt, pictures counted in, before the engine is called. Not said: only the model's own limit counts."""
+    """Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts."""
     on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
     """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""
     use_generation_config: Annotated[bool | None, boolean] = None

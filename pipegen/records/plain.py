@@ -48,9 +48,9 @@ def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationReque
         if isinstance(said.get("options"), Mapping):
             said["options"] = options_from(said["options"])
         none = isinstance(said.get("images", ()), (list, tuple)) and not said.get("images")
-        pictures = not none or _holds_pictures(said.get("messages"))
-        kind = VlmGenerationRequest if pictures else TextGenerationRequest
-        if not pictures:
+        images = not none or _holds_images(said.get("messages"))
+        kind = VlmGenerationRequest if images else TextGenerationRequest
+        if not images:
             said.pop("images", None)
         return Success(kind(**said))
     except InvalidField as refusal:
@@ -61,7 +61,7 @@ def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationReque
 _FIELDS = dict.fromkeys(FIELDS)
 
 
-def _holds_pictures(messages: Any) -> bool:
+def _holds_images(messages: Any) -> bool:
     if not isinstance(messages, (list, tuple)):
         return False
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]

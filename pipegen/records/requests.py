@@ -1,4 +1,4 @@
-"""Requests: what to generate from, and which picture sources may be read for it.
+"""Requests: what to generate from, and which image sources may be read for it.
 
 >>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
 >>> request.messages[0].content
@@ -35,7 +35,7 @@ def _messages(value: Any) -> Any:
 
 def _images(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of pictures")
+        raise ValueError("a list of images")
     return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
 
 
@@ -62,7 +62,7 @@ def field_hint(name: str) -> str:
     '; it is an option, and goes into options'
     """
     if name == "images":
-        return "; pictures go into a VlmGenerationRequest"
+        return "; images go into a VlmGenerationRequest"
     if name in GROUPS or name in option_names():
         return "; it is an option, and goes into options"
     if name in OTHER_NAMES:
@@ -114,11 +114,11 @@ class GenerationRequest:
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
-        """The request's pictures, in message order."""
+        """The request's images, in message order."""
         return tuple(source for message in self.messages or () for source in message.sources if source is not None)
 
     def with_sources(self, sources: tuple[ImageSource, ...]) -> GenerationRequest:
-        """The same request with its pictures replaced, in message order."""
+        """The same request with its images replaced, in message order."""
         left = iter(sources)
         return dataclasses.replace(self, messages=tuple(_filled(message, left) for message in self.messages or ()))
 
@@ -132,7 +132,7 @@ def _filled(message: Message, sources: Any) -> Message:
 
 @record
 class TextGenerationRequest(GenerationRequest):
-    """A request without pictures."""
+    """A request without images."""
 
     if TYPE_CHECKING:
 
@@ -156,15 +156,15 @@ class TextGenerationRequest(GenerationRequest):
         GenerationRequest.check_all(self)
         for position, message in enumerate(self.messages or ()):
             if message.sources:
-                raise InvalidField(f"messages[{position}].content holds a picture: use VlmGenerationRequest")
+                raise InvalidField(f"messages[{position}].content holds an image: use VlmGenerationRequest")
 
 
 @record
 class VlmGenerationRequest(GenerationRequest):
-    """A request with any number of pictures.
+    """A request with any number of images.
 
-    Pictures stand in the messages, or in `images`: these fill the messages' empty image parts in order, and where there are none they go before
-    the text of the first user turn. `prompt` with pictures is short for one user turn: the pictures, then the text.
+    Images stand in the messages, or in `images`: these fill the messages' empty image parts in order, and where there are none they go before
+    the text of the first user turn. `prompt` with images is short for one user turn: the images, then the text.
 
     >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
     ImageSource(path='a.png')
@@ -192,7 +192,7 @@ class VlmGenerationRequest(GenerationRequest):
             object.__setattr__(self, "prompt", None)
         GenerationRequest.check_all(self)
         if self.prompt_token_ids is not None and self.images:
-            raise InvalidField("VlmGenerationRequest takes pictures with messages or prompt, not with prompt_token_ids")
+            raise InvalidField("VlmGenerationRequest takes images with messages or prompt, not with prompt_token_ids")
         if self.messages is not None:
             object.__setattr__(self, "messages", _place(self.messages, self.images))
             object.__setattr__(self, "images", ())
@@ -210,7 +210,7 @@ def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tu
         holder = dataclasses.replace(messages[first], content=(*(ImagePart() for _ in images), *parts))
         messages, empty = (*messages[:first], holder, *messages[first + 1 :]), len(images)
     if empty != len(images):
-        raise InvalidField(f"the messages leave {empty} image parts open, and images holds {len(images)} pictures")
+        raise InvalidField(f"the messages leave {empty} image parts open, and images holds {len(images)} images")
     left = iter(images)
     placed = (iter([source if source is not None else next(left) for source in message.sources]) for message in messages)
     return tuple(_filled(message, sources) for message, sources in zip(messages, placed, strict=True))
@@ -218,7 +218,7 @@ def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tu
 
 @record
 class ImagePolicy:
-    """Which picture sources may be read, and how much of them.
+    """Which image sources may be read, and how much of them.
 
     Paths are read everywhere unless `root` names a folder, which then nothing gets out of (neither `..` nor links). `http:` and `https:` are off;
     private addresses stay refused even when they are on, unless their host stands in `allowed_hosts`.
@@ -229,7 +229,7 @@ class ImagePolicy:
     allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
     max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20
     max_source_pixels: Annotated[int, whole(low=1)] = 100_000_000
-    """Width times height that a picture may announce before it is decoded against decompression bombs; a picture takes 3 to 12 bytes of memory for each."""
+    """Width times height that an image may announce before it is decoded against decompression bombs; an image takes 3 to 12 bytes of memory for each."""
     timeout: Annotated[float, real(above=0)] = 30.0
     """Seconds for one download."""
 

@@ -29,7 +29,7 @@ __all__ = [
     "Encoded",
     "Finish",
     "GenerationResult",
-    "Job",
+    "ResolvedRequest",
     "ModelLoadConfig",
     "PreparedImage",
     "Prompt",
@@ -43,7 +43,7 @@ __all__ = [
 Thinking = Literal["honoured", "unsupported"]
 """Whether the chat template honours the thinking switch."""
 Grid = tuple[int, int, int]
-"""Patches of one picture: time, height, width."""
+"""Patches of one image: time, height, width."""
 
 
 class Finish(StrEnum):
@@ -59,13 +59,13 @@ class Finish(StrEnum):
 
 @record
 class PreparedImage:
-    """A picture as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
+    """An image as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
 
     width: int
     height: int
     rgb: bytes
     digest: str
-    """SHA-256 of the upright RGB picture before it was resized: the same for the same pixels, whatever the source."""
+    """SHA-256 of the upright RGB image before it was resized: the same for the same pixels, whatever the source."""
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
@@ -78,7 +78,7 @@ class PreparedImage:
 
 
 @record
-class Job:
+class ResolvedRequest:
     """A request with its effective options."""
 
     request: GenerationRequest
@@ -89,7 +89,7 @@ class Job:
 class Prompt:
     """The record of a prompt: the ids are what every engine gets.
 
-    `token_ids` hold each picture expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
+    `token_ids` hold each image expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
     """
 
     token_ids: tuple[int, ...]
@@ -255,7 +255,7 @@ class ModelLoadConfig:
     backend: Annotated[str, text] = "hf"
     """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
     fallback_backend: Annotated[str | None, text] = None
-    """The engine for pictures that the first one does not take; see `pipegen.backends.load`."""
+    """The engine for images that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
     device: Annotated[str | None, text] = None
@@ -269,8 +269,8 @@ class ModelLoadConfig:
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     compile: Annotated[bool, boolean] = False
     """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
-    picture_memory_bytes: Annotated[int | None, whole(low=0)] = None
-    """Memory for pictures that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
+    image_memory_bytes: Annotated[int | None, whole(low=0)] = None
+    """Memory for images that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""
 
@@ -292,6 +292,6 @@ class ModelLoadConfig:
             adapter: str | os.PathLike[str] | None = None,
             batch_size: int | None = None,
             compile: bool = False,
-            picture_memory_bytes: int | None = None,
+            image_memory_bytes: int | None = None,
             engine_kwargs: Mapping[str, Any] = ...,
         ) -> None: ...

@@ -14,7 +14,7 @@ from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Encoded, Job
+from pipegen.records.results import Encoded, ResolvedRequest
 from pipegen.stages.parts.watching import ask_plugin
 
 __all__ = ["check_fit", "check_ids", "check_support", "room"]
@@ -22,25 +22,25 @@ __all__ = ["check_fit", "check_ids", "check_support", "room"]
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
 
 
-def check_support(job: Job, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[Job]:
+def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
-    Pictures must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
+    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
     neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
     it raises or gives no reason in words).
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
-    >>> job = Job(request=TextGenerationRequest(prompt="a"), options=resolve(GenerationOptions(no_repeat_ngram_size=2)))
+    >>> job = ResolvedRequest(request=TextGenerationRequest(prompt="a"), options=resolve(GenerationOptions(no_repeat_ngram_size=2)))
     >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
     'no_repeat_ngram_size'
     """
-    pictures = len(job.request.sources)
-    if pictures and "images" not in capabilities.honours:
+    images = len(job.request.sources)
+    if images and "images" not in capabilities.honours:
         because = f": {capabilities.reason}" if capabilities.reason else ""
-        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no pictures{because}"))
-    if pictures and capabilities.max_images is not None and pictures > capabilities.max_images:
-        words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} pictures in a request, and this one has {pictures}"
+        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}"))
+    if images and capabilities.max_images is not None and images > capabilities.max_images:
+        words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
         return Failure(UnsupportedMultimodal(words))
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)

@@ -11,7 +11,7 @@ tokens are those of the marked render.
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
->>> job = Job(request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]), options=resolve(GenerationOptions()))
+>>> job = ResolvedRequest(request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]), options=resolve(GenerationOptions()))
 >>> rendered = render(job, ToyTokenizer(), ToyRenderer()).unwrap()
 >>> rendered.text, rendered.thinking
 ('<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think></think>', 'honoured')
@@ -35,7 +35,7 @@ from pipegen.records.fields import record
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Job, Thinking
+from pipegen.records.results import ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
 from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
@@ -65,7 +65,7 @@ class Rendered:
     thinking: Thinking | None = None
 
 
-def render(job: Job, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
+def render(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
     Messages go through the chat template; `written` holds the added tokens that stand for the request's images, which are control tokens too. A plain
@@ -102,7 +102,7 @@ def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlToke
     return Success(Rendered(text=bos + prompt, hidden=bos + marks.mark(prompt), bos=bos, marks=marks, control=control, refuses=refuses))
 
 
-def _render_messages(job: Job, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
+def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
     more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
     said = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
     refusal = _refusal(said.messages, chat, more, renderer)

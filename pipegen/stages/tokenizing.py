@@ -26,25 +26,25 @@ from pipegen.core.slots import Slot
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.options import GenerationOptions, merge, resolve
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
 from pipegen.stages.rendering import Rendered, hides_nothing, render
 
-__all__ = ["count_tokens", "encode", "picture_tokens"]
+__all__ = ["count_tokens", "encode", "image_tokens"]
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 """What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
 
 
 def encode(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
-    """The prompt's record: its ids, with one `image_placeholder` for each picture, and with each picture's expansion in its place.
+    """The prompt's record: its ids, with one `image_placeholder` for each image, and with each image's expansion in its place.
 
     An expansion other than copies of the placeholder is put into the text before it is tokenised, since its ends may join with what stands beside it
     (Gemma's line ends do); only where the caller gave ids, into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
-    not as many placeholders as pictures; `UnsupportedMultimodal` for pictures without a placeholder token.
+    not as many placeholders as images; `UnsupportedMultimodal` for images without a placeholder token.
     """
-    return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_pictures(rendered, ids, images, tokenizer, image_placeholder))
+    return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder))
 
 
 def count_tokens(
@@ -57,29 +57,29 @@ def count_tokens(
     images: tuple[PreparedImage, ...] = (),
     image_placeholder: str | None = None,
 ) -> Slot[int]:
-    """How many tokens the request's prompt has, pictures included, or why it has none. Calls no engine.
+    """How many tokens the request's prompt has, images included, or why it has none. Calls no engine.
 
-    `options` count where the request says nothing, as in a run; `images` are the request's pictures as the engine prepared them, in order.
+    `options` count where the request says nothing, as in a run; `images` are the request's images as the engine prepared them, in order.
     """
     said = merge(request.options, options)
-    job = Job(request=dataclasses.replace(request, options=said), options=resolve(said))
-    rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=picture_tokens(images, tokenizer, image_placeholder))
+    job = ResolvedRequest(request=dataclasses.replace(request, options=said), options=resolve(said))
+    rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
     return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
 
-def _with_pictures(
+def _with_images(
     rendered: Rendered, ids: tuple[int, ...], images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None
 ) -> Slot[Prompt]:
     if image_placeholder is None and images:
-        return Failure(UnsupportedMultimodal(f"{len(images)} pictures, and the model has no token that stands for one"))
+        return Failure(UnsupportedMultimodal(f"{len(images)} images, and the model has no token that stands for one"))
     if image_placeholder is None or not (images or tokenizer.control_tokens[image_placeholder] in ids):
         return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
     placeholder = tokenizer.control_tokens[image_placeholder]
     text = rendered.hidden if any(image.expansion is not None for image in images) else None
     places = ids.count(placeholder) if text is None or ids.count(placeholder) != len(images) else text.count(image_placeholder)
     if places != len(images):
-        words = f"the prompt holds {places} picture placeholders {image_placeholder!r} for {len(images)} pictures"
-        return Failure(InvalidRequest(words, hint="give one picture for each placeholder; the chat template writes one for each picture in the messages"))
+        words = f"the prompt holds {places} image placeholders {image_placeholder!r} for {len(images)} images"
+        return Failure(InvalidRequest(words, hint="give one image for each placeholder; the chat template writes one for each image in the messages"))
     if text is None:
         left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
         expanded: Slot[tuple[int, ...]] = Success(tuple(own for number in ids for own in (next(left) if number == placeholder else (number,))))
@@ -93,17 +93,17 @@ def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer)
 
 
 def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
-    """The text with each picture's expansion in the place of its placeholder; look-alikes of the placeholder are hidden, and stay."""
+    """The text with each image's expansion in the place of its placeholder; look-alikes of the placeholder are hidden, and stay."""
     pieces = text.split(placeholder)
     written = [placeholder * image.tokens if image.expansion is None else image.expansion for image in images]
     return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
 
 
-def picture_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
-    """The added tokens that stand in a prompt for pictures, one after another: they steer, and so text that looks like them has to stay text.
+def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
+    """The added tokens that stand in a prompt for images, one after another: they steer, and so text that looks like them has to stay text.
 
     >>> from pipegen.testing.toy import ToyTokenizer
-    >>> picture_tokens((), ToyTokenizer(), "<|image_pad|>")
+    >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
     '<|image_pad|>'
     """
     if not image_placeholder or not images:

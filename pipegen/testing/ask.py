@@ -11,7 +11,7 @@ from pipegen.core.drive import begin
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.pipe import Call
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import admit, run
+from pipegen.drivers.batch import prepare_batch, run
 from pipegen.drivers.route import Route
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
@@ -109,11 +109,11 @@ def same(first: GenerationResult, second: GenerationResult) -> bool:
 
 def made(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
     """What the engine itself gives for a row, before pipegen cuts it."""
-    begun = begin(route, admit([request], options))
+    begun = begin(route, prepare_batch([request], options))
     if not isinstance(begun.step, Call):
         raise AssertionError(f"the request does not come to its call: {begun.step}")
     slot: Slot[Raw] = begun.step.backend.generate(begun.step.inputs)[0]
-    begun.at_work.close()
+    begun.running.close()
     expect(is_ok(slot), f"the row failed: {slot}")
     return slot.unwrap()
 

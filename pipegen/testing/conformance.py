@@ -204,26 +204,26 @@ def control_tokens_of_users_stay_text(route: Route) -> None:
         expect(count == harmless.prompt_token_ids.count(token_id), f"control_tokens: {token!r} written by a user became a control token")
 
 
-def pictures_are_taken_or_refused(route: Route) -> None:
-    """P6, P7, B4: where the engine takes pictures a broken one fails alone; where it does not, each fails and the neighbours go on."""
-    picture = red_square()
+def images_are_taken_or_refused(route: Route) -> None:
+    """P6, P7, B4: where the engine takes images a broken one fails alone; where it does not, each fails and the neighbours go on."""
+    image = red_square()
     requests = [
-        VlmGenerationRequest(prompt="What do you see?", images=[picture]),
+        VlmGenerationRequest(prompt="What do you see?", images=[image]),
         chat("Hi"),
         VlmGenerationRequest(prompt="What do you see?", images=[b"broken"]),
-        VlmGenerationRequest(prompt="Compare.", images=[picture, picture]),
+        VlmGenerationRequest(prompt="Compare.", images=[image, image]),
     ]
     slots = run(route, requests, greedy(max_new_tokens=4))
-    expect(is_ok(slots[1]), "a text request beside pictures succeeds")
+    expect(is_ok(slots[1]), "a text request beside images succeeds")
     if not honours(route, "images"):
-        expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "pictures are UnsupportedMultimodal")
-        expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken picture fails in any case")
+        expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "images are UnsupportedMultimodal")
+        expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken image fails in any case")
         return
-    expect(isinstance(error_of(slots[2]), BadImage), f"a broken picture is BadImage, not {slots[2]}")
+    expect(isinstance(error_of(slots[2]), BadImage), f"a broken image is BadImage, not {slots[2]}")
     one, two = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
         expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "images: each one's grid is reported")
-    expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "a picture row does not depend on its batch")
+    expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "an image row does not depend on its batch")
 
 
 def _json_of(text: str) -> Any:
@@ -266,7 +266,7 @@ CHECKS: tuple[Check, ...] = (
     streamed_text_is_the_batch_text,
     sync_and_async_agree,
     control_tokens_of_users_stay_text,
-    pictures_are_taken_or_refused,
+    images_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
     what_is_not_honoured_is_refused,
     temperature_is_honoured,

@@ -25,7 +25,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
-from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
@@ -43,7 +43,7 @@ class ToyRenderer:
         self.template: str | None = "<think> toy" if thinking else "toy"
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
-        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; a picture is `<|image_pad|>`."""
+        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; an image is `<|image_pad|>`."""
         self.renders += 1
         if self.raises is not None:
             raise self.raises
@@ -82,11 +82,11 @@ class FakeEngine:
         max_images: int | None = None,
         eos_tokens: Sequence[str] = ("<|im_end|>", "<|endoftext|>"),
         generation_config: Mapping[str, Any] = immutabledict(),
-        halts: bool = True,
+        server_side_stops: bool = True,
         fault: BaseException | None = None,
         answers: int | None = None,
     ) -> None:
-        self.name, self.script, self.halts, self.fault, self.answers = name, script, halts, fault, answers
+        self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
         limits = {"context_length": context_length, "max_images": max_images}
@@ -104,8 +104,8 @@ class FakeEngine:
         if isinstance(made, GenerationError):
             return Failure(made)
         ids = (self.tokenizer.encode(made) if isinstance(made, str) else tuple(made))[: encoded.options.max_new_tokens]
-        if self.halts:
-            follower = Follower(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
+        if self.server_side_stops:
+            follower = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
             for token_id in ids:
                 follower.feed(token_id)
                 if follower.finish is not None:
@@ -137,7 +137,7 @@ class FakeEngine:
             yield RowDone(row=row, slot=slot)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """Any bytes are a picture of one black pixel and three tokens, unless they begin with `broken`."""
+        """Any bytes are an image of one black pixel and three tokens, unless they begin with `broken`."""
         data = source.data or b""
         if data.startswith(b"broken"):
             return Failure(BadImage(index))

@@ -219,7 +219,7 @@ def _http(status: int, body: bytes, more: str = "", *, length: int | None = None
 
 
 def _said(content: Any) -> str:
-    """The text of a message; pictures say nothing."""
+    """The text of a message; images say nothing."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 

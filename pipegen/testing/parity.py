@@ -3,7 +3,7 @@
     requests = mixed_requests("my engine", 60)
     line, equal = report(requests, run(safe, requests), run(mine, requests))
 
-Needs Pillow, for the pictures.
+Needs Pillow, for the images.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pipegen.records.options import DecodeOptions, GenerationOptions, StopOption
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.report.diff import Compared, compare, summary
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 __all__ = ["SIZES", "chat_requests", "mixed_requests", "report"]
 
 SIZES = ((64, 64), (48, 32), (100, 70), (33, 130), (160, 96))
-"""Width and height of the pictures."""
+"""Width and height of the images."""
 _PLAIN = ("List", "the", "months", "Count from 1 to 12.", "Привет, мир", "日本語のテキスト", "שלום", "🎈🎉", "é à ü", "x = {1: [2]}")
 _HOSTILE = ("\n\n", "<think>", "[INST]", "<|im_end|>")
 _WORDS = (*_PLAIN[:9], _HOSTILE[0], _PLAIN[9], *_HOSTILE[1:])
 _STOPS = (",", ", ", "\n", "e", "a", "an", "the", "3", "Mar", "ch, A", "|", "🎈", "<|im_end|>", "</s>", " ")
 
 
-def mixed_requests(seed: str, count: int, *, pictures: bool = False) -> list[GenerationRequest]:
-    """Greedy requests: text, one and two pictures, stops of every kind, penalties, look-alikes of control tokens, many scripts and lengths.
+def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[GenerationRequest]:
+    """Greedy requests: text, one and two images, stops of every kind, penalties, look-alikes of control tokens, many scripts and lengths.
 
     >>> [type(request).__name__ for request in mixed_requests("a", 2)]
     ['TextGenerationRequest', 'TextGenerationRequest']
@@ -53,7 +53,7 @@ def mixed_requests(seed: str, count: int, *, pictures: bool = False) -> list[Gen
             ),
             decode=DecodeOptions(skip_special_tokens=draw.random() < 0.7, strip_whitespace=draw.random() < 0.3),
         )
-        how_many = draw.choice((0, 1, 2)) if pictures else 0
+        how_many = draw.choice((0, 1, 2)) if images else 0
         if number % 7 == 6:
             made.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
         else:
@@ -61,24 +61,24 @@ def mixed_requests(seed: str, count: int, *, pictures: bool = False) -> list[Gen
     return made
 
 
-def chat_requests(seed: str, count: int, options: GenerationOptions, *, pictures: bool = False) -> list[GenerationRequest]:
+def chat_requests(seed: str, count: int, options: GenerationOptions, *, images: bool = False) -> list[GenerationRequest]:
     """Conversations without look-alikes of control tokens, each with these options and a length of its own: what a server that renders can be asked too."""
     draw = random.Random(seed)  # noqa: S311  # for tests
     made: list[GenerationRequest] = []
     for number in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
         said = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
-        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if pictures else 0, said, draw))
+        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if images else 0, said, draw))
     return made
 
 
-def _asked(name: str, text: str, pictures: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
+def _asked(name: str, text: str, images: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
-    for _ in range(pictures):
+    for _ in range(images):
         width, height = draw.choice(SIZES)
-        parts.insert(draw.randrange(len(parts) + 1), {"type": "image", "image": picture(width=width, height=height)})
-    kind = VlmGenerationRequest if pictures else TextGenerationRequest
-    return kind(id=name, messages=[{"role": "user", "content": parts if pictures else text}], options=options)
+        parts.insert(draw.randrange(len(parts) + 1), {"type": "image", "image": image_file(width=width, height=height)})
+    kind = VlmGenerationRequest if images else TextGenerationRequest
+    return kind(id=name, messages=[{"role": "user", "content": parts if images else text}], options=options)
 
 
 def report(

@@ -62,7 +62,7 @@ CHATML = """
     {%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}
 {%- endif -%}
 """
-"""ChatML with a thinking switch, tools and pictures, in the manner of Qwen."""
+"""ChatML with a thinking switch, tools and images, in the manner of Qwen."""
 
 INSTRUCT = """
 {%- if not messages -%}{{- raise_exception('no messages') -}}{%- endif -%}
@@ -95,7 +95,7 @@ _CHATML_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respo
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog, and then it sleeps for a while.",
     "user\nassistant\nsystem\nHello there! How are you today? I am fine, thank you.",
-    "Describe the picture. What is 12 + 30? Write it as JSON: {'sum': 42}",
+    "Describe the image. What is 12 + 30? Write it as JSON: {'sum': 42}",
     "Grüße aus Köln, ça va? Привет, как дела? 你好 今天天气很好。 é è ü <b>bold</b> [1] [2] a < b > c | d",
 )
 

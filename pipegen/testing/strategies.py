@@ -113,9 +113,9 @@ def text_requests() -> st.SearchStrategy[TextGenerationRequest]:
 
 
 def image_requests() -> st.SearchStrategy[VlmGenerationRequest]:
-    """Requests with one to three pictures (given as bytes that only a fake engine takes for pictures)."""
-    pictures = st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=3)
-    return st.builds(VlmGenerationRequest, messages=_messages(), images=pictures, options=_maybe(generation_options()))
+    """Requests with one to three images (given as bytes that only a fake engine takes for images)."""
+    image_bytes = st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=3)
+    return st.builds(VlmGenerationRequest, messages=_messages(), images=image_bytes, options=_maybe(generation_options()))
 
 
 def requests() -> st.SearchStrategy[GenerationRequest]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.servers.wire import Ask
+from pipegen.backends.servers.wire import ServerRequest
 from pipegen.records.options import GenerationOptions, resolve
 
 
@@ -18,11 +18,11 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ask() -> Any:
-    """Makes an `Ask` of ids, with options said flat."""
+    """Makes an `ServerRequest` of ids, with options said flat."""
 
-    def make(token_ids: tuple[int, ...] = (1, 2, 3), *, ending_ids: tuple[int, ...] = (), stops: tuple[str, ...] = (), **more: Any) -> Ask:
+    def make(token_ids: tuple[int, ...] = (1, 2, 3), *, ending_ids: tuple[int, ...] = (), stops: tuple[str, ...] = (), **more: Any) -> ServerRequest:
         own = {name: more.pop(name) for name in ("extra_body", "images", "model", "stream", "n", "rid", "messages", "tools") if name in more}
         options = resolve(GenerationOptions(**more))
-        return Ask(token_ids=token_ids, options=options, ending_ids=ending_ids, stops=stops, prompt_tokens=len(token_ids), **own)
+        return ServerRequest(token_ids=token_ids, options=options, ending_ids=ending_ids, stops=stops, prompt_tokens=len(token_ids), **own)
 
     return make

@@ -45,7 +45,7 @@ def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: st
         ("vllm_server", {"dtype": "float32"}, "ModelLoadConfig.dtype is for engines in this process"),
         ("sglang_server", {"device": "cpu"}, "ModelLoadConfig.device is for engines in this process"),
         ("sglang_server", {"compile": True}, "ModelLoadConfig.compile is for engines in this process"),
-        ("vllm_server", {"picture_memory_bytes": 0}, "ModelLoadConfig.picture_memory_bytes is for engines in this process"),
+        ("vllm_server", {"image_memory_bytes": 0}, "ModelLoadConfig.image_memory_bytes is for engines in this process"),
         ("openai_server", {"revision": "main"}, "ModelLoadConfig.revision is for engines in this process"),
         ("vllm_server", {"engine_kwargs": {"base_ulr": "http://h"}}, "vllm_server takes no 'base_ulr'; did you mean 'base_url'"),
         ("vllm_server", {"engine_kwargs": {"api_key": "sk-secret"}}, "takes no api_key, which it would show"),

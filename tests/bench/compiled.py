@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Stat
 
 from pipegen.backends.hf.attention import use_grouped
 from pipegen.backends.hf.compiled import Compiled
-from pipegen.backends.hf.running_batch import Lane
+from pipegen.backends.hf.running_batch import RunningBatch
 
 BATCH, LONGEST, STEPS, THREADS = 8, 64, 63, 1
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -53,7 +53,7 @@ def growing(model: Any, prompts: Prompts, compiled: Compiled | None = None) -> t
     """pipegen's own pass."""
     cache = DynamicCache(config=model.config)
     first = read(model, prompts, cache)
-    lane = Lane(prompts.ids, prompts.lengths, {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1})
+    lane = RunningBatch(prompts.ids, prompts.lengths, {"past_key_values": cache, "position_ids": prompts.positions[:, -1:] + 1})
     return first, lambda tokens: lane.step(model, tokens, compiled)
 
 

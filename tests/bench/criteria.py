@@ -54,10 +54,10 @@ def ms_swift_criteria(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 
 def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> Step:
     from pipegen.records.options import GenerationOptions, StopOptions, resolve
-    from pipegen.stages.parts.row_decoder import Follower, feed_each
+    from pipegen.stages.parts.row_decoder import RowDecoder, feed_each
 
     options = resolve(GenerationOptions(max_new_tokens=100_000, stop=StopOptions(stop=tuple(stops))))
-    followers = [Follower(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
+    followers = [RowDecoder(options, tokenizer, (tokenizer.eos,), text=False) for _ in range(ids.shape[0])]
     return lambda new: feed_each(followers, new)
 
 

@@ -3,7 +3,7 @@
 A row says what was measured against what, the ratio, the target and whether it is met. Each program of this folder writes its rows as JSON into
 `.bench/`, and `report.py` makes docs/benchmarks.md of them.
 
-The environment makes a trial short: `BENCH_REPEATS` rounds; `BENCH_PROMPTS`, `BENCH_PICTURES`, `BENCH_COUNTS` (of requests) and `BENCH_REQUESTS` for less
+The environment makes a trial short: `BENCH_REPEATS` rounds; `BENCH_PROMPTS`, `BENCH_IMAGES`, `BENCH_COUNTS` (of requests) and `BENCH_REQUESTS` for less
 work. `BENCH_PEERS` is the folder of the peers' environments, which `nox -s bench` makes in `.nox/bench-peers`.
 """
 

@@ -70,10 +70,10 @@ def watch(clock: Clock) -> None:
     from pipegen.backends.hf import running_batch as lane, scheduler as schedule
 
     for owner, function, name in (
-        (lane.Lane, "step", PREPARING),
+        (lane.RunningBatch, "step", PREPARING),
         (schedule, "read", PREPARING),
-        (lane.Lane, "put", MOVING),
-        (lane.Lane, "keep", MOVING),
+        (lane.RunningBatch, "put", MOVING),
+        (lane.RunningBatch, "keep", MOVING),
         (schedule.Sampler, "choose", CHOOSING),
         (schedule.Schedule, "_accept", FOLLOWING),
         (schedule.Schedule, "step", SCHEDULING),

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from measure import REPEATS, RESULTS, paired, peaks, row, write
-from workers import HERE, Worker, at_work
+from workers import HERE, Worker, running
 
 GROUP = "Servers"
 LATENCY = 0.02
@@ -40,7 +40,7 @@ def ask(worker: Worker, in_flight: int) -> dict[str, Any]:
 def measured(url: str) -> tuple[dict[str, dict[int, list[dict[str, Any]]]], dict[str, str]]:
     """What each client says of each level, once for each repeat."""
     clients = {**dict.fromkeys((FLOOR, *OURS, *PEERS, *CLIENTS), "online"), BESIDE_TORCH: None}
-    with at_work(clients, {"url": url}, "clients.py", f"16 {requests_at(16)}") as (workers, absent):
+    with running(clients, {"url": url}, "clients.py", f"16 {requests_at(16)}") as (workers, absent):
         said: dict[str, dict[int, list[dict[str, Any]]]] = {worker.arm: {level: [] for level in LEVELS} for worker in workers}
         for level in LEVELS:
             for repeat in range(REPEATS):

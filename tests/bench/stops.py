@@ -12,7 +12,7 @@ from typing import Any
 
 from criteria import PROMPT
 from measure import REPEATS, ROOT, paired, peaks, row, write
-from workers import at_work
+from workers import running
 
 GROUP = "Stop strings"
 STEPS = 200
@@ -42,7 +42,7 @@ Runs = dict[str, dict[tuple[int, int], list[dict[str, float]]]]
 
 def measured(work: dict[str, Any]) -> tuple[Runs, dict[str, str]]:
     said: Runs = {}
-    with at_work({OURS: None, **PEERS}, work, "criteria.py", "1 1") as (workers, absent):
+    with running({OURS: None, **PEERS}, work, "criteria.py", "1 1") as (workers, absent):
         for stops in (0, 1, 4, 16):
             for rows in (1, 8, 32):
                 for repeat in range(min(REPEATS, 3)):

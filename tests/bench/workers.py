@@ -61,7 +61,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def at_work(arms: Mapping[str, str | None], work: dict[str, Any], script: str, first: str = "run") -> Iterator[tuple[list[Worker], dict[str, str]]]:
+def running(arms: Mapping[str, str | None], work: dict[str, Any], script: str, first: str = "run") -> Iterator[tuple[list[Worker], dict[str, str]]]:
     """A worker for each arm, in the environment of that name, warmed up by a first run; and why those that are left out were."""
     absent: dict[str, str] = {}
     workers: list[Worker] = []
@@ -85,7 +85,7 @@ def race(
     arms: Iterable[str], work: dict[str, Any], repeats: int = REPEATS, script: str = "arms.py"
 ) -> tuple[dict[str, Taken], dict[str, dict[str, Any]], dict[str, str]]:
     """Run every arm in turn, again and again. Gives what each took, its last answer, and why those that are left out were."""
-    with at_work({arm: PEERS.get(arm) for arm in arms}, work, script) as (workers, absent):
+    with running({arm: PEERS.get(arm) for arm in arms}, work, script) as (workers, absent):
         runs: dict[str, list[dict[str, Any]]] = {worker.arm: [] for worker in workers}
         for repeat in range(repeats):
             for worker in workers if repeat % 2 else reversed(workers):

@@ -92,7 +92,7 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
             "--config: .*cannot be read",
         ),
         (("--agent", "first", "--model", "m"), "--agent: takes --config FILE too"),
-        (("--config", "FILE", "--agent", "first", "--picture-memory-bytes", "0"), "--picture-memory-bytes: goes with --model"),
+        (("--config", "FILE", "--agent", "first", "--image-memory-bytes", "0"), "--image-memory-bytes: goes with --model"),
         (("--config", "FILE", "--agent", "first", "--compile"), "--compile: goes with --model"),
         ((), "--model: say which model to ask"),
         (("--model", "m", "--backend", "vllm_chat"), "--backend: takes one of hf, vllm, .*openai.*not 'vllm_chat'; did you mean"),

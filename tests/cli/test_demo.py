@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipegen as pg
-from pipegen.cli import main, pictures
+from pipegen.cli import main, sample_images
 from pipegen.cli.demo import CASES, HOSTILE, Outcome, pieces_of, run_cases
 from pipegen.cli.report import Box, boxes_of, page
 from pipegen.testing.fake import FakeEngine
@@ -23,8 +23,8 @@ DETECTED = '{"objects":[{"shape":"circle","color":"red","bbox_2d":[100,200,500,1
 def scripted(encoded: Any) -> str | pg.GenerationError:
     """What a model would say that answers all of the demo as it should."""
     title = encoded.request.id
-    if title == "A broken picture":
-        return pg.BadImage(0, message="picture 0 cannot be decoded")
+    if title == "A broken image":
+        return pg.BadImage(0, message="image 0 cannot be decoded")
     if title == "Objects as JSON":
         return DETECTED + "<|im_end|>"
     return {"A stop": "One.\n\nTwo.", "Two stops": "Monday, Thursday, Sunday"}.get(title, "<b>Fine & well</b>\x1b[2J<|im_end|>")
@@ -43,13 +43,13 @@ def test_all_cases_ride_in_one_call() -> None:
     assert [len(call) for call in engine.calls] == [len(CASES) + 3]  # one case draws four samples
 
 
-def test_it_is_not_content_when_the_broken_picture_succeeds_or_another_fails_or_runs_on() -> None:
+def test_it_is_not_content_when_the_broken_image_succeeds_or_another_fails_or_runs_on() -> None:
     def wrong(encoded: Any) -> str | pg.GenerationError:
         title = encoded.request.id
-        return pg.BadImage(0) if title == "A picture in words" else "on and on" if title in ("A broken picture", "A question in text") else scripted(encoded)
+        return pg.BadImage(0) if title == "An image in words" else "on and on" if title in ("A broken image", "A question in text") else scripted(encoded)
 
     bad = [outcome.case.title for outcome in run_cases(pg.route(FakeEngine(wrong))) if not outcome.good]
-    assert bad == ["A picture in words", "A question in text", "A broken picture"]
+    assert bad == ["An image in words", "A question in text", "A broken image"]
 
 
 def test_the_hostile_prompt_brings_no_control_token_in(outcomes: tuple[Outcome, ...]) -> None:  # T3
@@ -91,7 +91,7 @@ def test_the_page_holds_everything_itself_and_runs_nothing(outcomes: tuple[Outco
     seen = Seen(html)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in seen.tags}
     sources = [attrs.get("src") or "" for tag, attrs in seen.tags if tag == "img"]
-    assert len(sources) == sum(name != pictures.BROKEN for case in CASES for name in case.images)
+    assert len(sources) == sum(name != sample_images.BROKEN for case in CASES for name in case.images)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not {name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "href"}
     assert not re.search(r"url\(|@import|https?:", html)
@@ -113,7 +113,7 @@ def test_the_page_shows_text_raw_text_finish_stop_counts_errors_and_boxes(outcom
     assert "stop_string" in text
     assert repr("\n\n") in text
     assert "BadImage" in text
-    assert "picture 0 cannot be decoded" in text
+    assert "image 0 cannot be decoded" in text
     assert pg.BadImage.default_hint in text
     assert 'style="left:10%;top:20%;width:40%;height:80%"><span>red circle</span>' in html
 
@@ -145,27 +145,27 @@ def test_an_answer_without_boxes_draws_none(text: str) -> None:
 
 
 @given(st.lists(st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False), min_size=4, max_size=4))
-def test_boxes_stay_on_their_picture(corners: list[float]) -> None:
+def test_boxes_stay_on_their_image(corners: list[float]) -> None:
     (box,) = boxes_of(json.dumps({"objects": [{"bbox_2d": corners}]}))
     assert 0 <= box.left <= box.left + box.width <= 100 + 1e-9
     assert 0 <= box.top <= box.top + box.height <= 100 + 1e-9
 
 
-# The pictures
+# The images
 
 
-@pytest.mark.parametrize("name", pictures.DRAWN)
-def test_the_shipped_pictures_are_those_that_are_drawn(name: str) -> None:
+@pytest.mark.parametrize("name", sample_images.DRAWN)
+def test_the_shipped_images_are_those_that_are_drawn(name: str) -> None:
     image = pytest.importorskip("PIL.Image")
     from training.draw_demo_images import draw_image
 
-    with image.open(pictures.path(name)) as shipped:
+    with image.open(sample_images.path(name)) as shipped:
         drawn = draw_image(name)
         assert (shipped.size, shipped.mode, shipped.tobytes()) == (drawn.size, drawn.mode, drawn.tobytes())
 
 
-def test_the_broken_picture_is_half_of_a_good_one() -> None:
-    good, broken = (pictures.path(name).read_bytes() for name in ("shapes.png", pictures.BROKEN))
+def test_the_broken_image_is_half_of_a_good_one() -> None:
+    good, broken = (sample_images.path(name).read_bytes() for name in ("shapes.png", sample_images.BROKEN))
     assert good.startswith(broken)
     assert len(broken) == len(good) // 2
 

@@ -1,4 +1,4 @@
-"""`pipegen generate` over a folder of pictures, and the sidecars beside them."""
+"""`pipegen generate` over a folder of images, and the sidecars beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.media.folder import natural, pictures_in
+from pipegen.media.folder import images_in, natural
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -25,7 +25,7 @@ def made(folder: Path, *names: str, data: bytes = b"good") -> Path:
 
 
 def found(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in pictures_in(folder)]
+    return [path.relative_to(folder).as_posix() for path in images_in(folder)]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def photos(tmp_path: Path) -> Path:
     return made(tmp_path / "photos", "img10.png", "img9.PNG", "a.JPeG", "notes.txt", ".hidden.png", ".git/x.png", "b/2.webp", "b/11.webp", "b/c/1.tif")
 
 
-def test_pictures_come_in_natural_order_with_their_subfolders(photos: Path) -> None:
+def test_images_come_in_natural_order_with_their_subfolders(photos: Path) -> None:
     assert found(photos) == ["a.JPeG", "b/2.webp", "b/11.webp", "b/c/1.tif", "img9.PNG", "img10.png"]
 
 
@@ -76,7 +76,7 @@ def test_one_prompt_for_all_and_the_path_for_an_id(command: Command, engine: Fak
     assert prompt.index("<|image_pad|>") < prompt.index("What is it?")
 
 
-def test_a_picture_that_cannot_be_read_fails_alone(command: Command, photos: Path) -> None:
+def test_an_image_that_cannot_be_read_fails_alone(command: Command, photos: Path) -> None:
     (photos / "gone.png").symlink_to("nowhere.png")
     made(photos, "bad.png", data=b"broken")
     ran = command("generate", photos, *ASK)
@@ -98,13 +98,13 @@ def test_json_sidecars_hold_the_line(command: Command, tmp_path: Path, written: 
     assert [json.loads((folder / "a.json").read_text())] == written(tmp_path / "out.jsonl")
 
 
-def test_a_failed_picture_writes_no_sidecar(command: Command, tmp_path: Path) -> None:
+def test_a_failed_image_writes_no_sidecar(command: Command, tmp_path: Path) -> None:
     folder = made(made(tmp_path / "photos", "a.png"), "bad.png", data=b"broken")
     assert command("generate", folder, *ASK, "--sidecar", "txt").code == 1
     assert sorted(os.listdir(folder)) == ["a.png", "a.txt", "bad.png"]
 
 
-def test_an_existing_sidecar_is_kept_and_its_picture_never_reaches_the_engine(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_an_existing_sidecar_is_kept_and_its_image_never_reaches_the_engine(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     folder = made(tmp_path / "photos", "a.png", "b.png")
     (folder / "a.txt").write_text("precious")
     ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", "-")
@@ -128,7 +128,7 @@ def test_a_sidecar_that_appears_in_the_meantime_is_kept(command: Command, engine
     assert (ran.code, ran.out[0]["ok"], (folder / "a.txt").read_text()) == (1, False, "precious")
 
 
-def test_two_pictures_never_share_a_sidecar(command: Command, tmp_path: Path) -> None:
+def test_two_images_never_share_a_sidecar(command: Command, tmp_path: Path) -> None:
     folder = made(tmp_path / "photos", "a.jpg", "a.png")
     for _ in range(2):
         ran = command("generate", folder, *ASK, "--sidecar", "txt", "--overwrite", "-o", "-")
@@ -136,7 +136,7 @@ def test_two_pictures_never_share_a_sidecar(command: Command, tmp_path: Path) ->
         assert "a.txt is the sidecar of a.jpg already" in ran.out[1]["error"]["message"]
 
 
-def test_a_sidecar_that_cannot_be_written_fails_its_picture(command: Command, tmp_path: Path) -> None:
+def test_a_sidecar_that_cannot_be_written_fails_its_image(command: Command, tmp_path: Path) -> None:
     folder = made(tmp_path / "photos", "a.png", "b.png")
     (folder / "a.txt").mkdir()
     ran = command("generate", folder, *ASK, "--sidecar", "txt", "--overwrite", "-o", "-")
@@ -154,7 +154,7 @@ def test_a_folder_takes_a_prompt_and_a_sidecar_one_answer(command: Command, phot
     assert words in ran.err
 
 
-def test_a_folder_without_pictures_is_bad_usage(command: Command, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_bad_usage(command: Command, tmp_path: Path) -> None:
     ran = command("generate", made(tmp_path / "photos", "notes.txt"), *ASK)
     assert ran.code == 2
-    assert "holds no pictures" in ran.err
+    assert "holds no images" in ran.err

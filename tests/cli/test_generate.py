@@ -50,7 +50,7 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command,
     assert "285 InvalidRequest, the first is 6: line 6: not JSON" in ran.err
 
 
-def test_one_broken_picture_among_32_fails_alone_in_one_call(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:  # B4
+def test_one_broken_image_among_32_fails_alone_in_one_call(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:  # B4
     (tmp_path / "good.png").write_bytes(b"good")
     (tmp_path / "bad.png").write_bytes(b"broken")
     source = jsonl(*({"prompt": "What?", "images": ["bad.png" if n == 17 else "good.png"]} for n in range(32)))
@@ -137,11 +137,11 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, e
         (["--dtype", "nn"], ["--dtype", "bfloat16"]),  # C7
         (["--variant", "vision"], ["--variant", "'vlm'"]),  # C3
         (["--batch-size", "0"], ["--batch-size", "at least 1"]),
-        (["--picture-memory-bytes", "-1"], ["--picture-memory-bytes", "at least 0"]),
+        (["--image-memory-bytes", "-1"], ["--image-memory-bytes", "at least 0"]),
         (["--window", "0"], ["--window"]),
         (["--image-root", "/no/such/folder"], ["--image-root"]),
         (["--allow-host", "localhost"], ["--allow-host", "--allow-http"]),
-        (["--prompt", "x"], ["--prompt", "folder of pictures"]),
+        (["--prompt", "x"], ["--prompt", "folder of images"]),
         (["--system", "x"], ["--system"]),
         (["--sidecar", "txt"], ["--sidecar"]),
         (["--sidecar", "xml"], ["--sidecar", "txt or json"]),
@@ -189,13 +189,13 @@ def test_a_model_that_is_not_there_is_bad_usage_and_leaves_the_old_results(capsy
     assert out.read_text() == "precious\n"
 
 
-# Pictures
+# Images
 
 
-def test_pictures_are_the_same_from_path_file_url_and_data_url(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
+def test_images_are_the_same_from_path_file_url_and_data_url(command: Command, jsonl: Any, tmp_path: Path) -> None:  # P8
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.png").write_bytes(b"some picture")
-    data = "data:image/png;base64," + base64.b64encode(b"some picture").decode()
+    (tmp_path / "sub" / "a.png").write_bytes(b"some image")
+    data = "data:image/png;base64," + base64.b64encode(b"some image").decode()
     sources = ["sub/a.png", str(tmp_path / "sub" / "a.png"), (tmp_path / "sub" / "a.png").as_uri(), data]
     lines = [{"prompt": "What?", "images": [source]} for source in sources]
     parts = [{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": source}}]}]} for source in sources]
@@ -205,7 +205,7 @@ def test_pictures_are_the_same_from_path_file_url_and_data_url(command: Command,
 
 
 def test_relative_paths_start_at_the_current_folder_for_stdin(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"some picture")
+    (tmp_path / "a.png").write_bytes(b"some image")
     monkeypatch.chdir(tmp_path)
     assert command("generate", "-", "--model", "fake", stdin=b'{"prompt": "What?", "images": ["a.png"]}').code == 0
 

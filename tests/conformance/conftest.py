@@ -15,7 +15,7 @@ from returns.result import Success
 from pipegen.engines.capabilities import ENGINES, Capability
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.records.results import Encoded, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.stages.stopping import ending_ids
 from pipegen.testing.fake import FakeEngine
 
@@ -49,7 +49,7 @@ class Model(FakeEngine):
         if form is not None and form != StructuredOptions():
             text = "no way" if form.choice else "aba-09" if form.regex else '"yes"'
             return Success(Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0])))
-        follower, entries = Follower(options, self.tokenizer, self.eos_token_ids, self.plugins), list[TokenLogprob]()
+        follower, entries = RowDecoder(options, self.tokenizer, self.eos_token_ids, self.plugins), list[TokenLogprob]()
         while follower.finish is None:
             logits = self.logits(encoded, follower.token_ids)
             token_id = self.chosen(encoded, follower.token_ids, logits)

@@ -10,7 +10,7 @@ import pytest
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.drivers.batch import admit
+from pipegen.drivers.batch import prepare_batch
 from pipegen.testing.fake import FakeEngine
 
 
@@ -122,12 +122,12 @@ def test_bugs_and_interrupts_raise(fault: BaseException) -> None:
         pg.run(pg.route(FakeEngine("a", fault=fault)), [chat("a")])
 
 
-def test_pictures_are_read_at_the_edge_and_a_missing_one_fails_its_slot(tmp_path: Any) -> None:
-    (tmp_path / "a.png").write_bytes(b"picture")
+def test_images_are_read_at_the_edge_and_a_missing_one_fails_its_slot(tmp_path: Any) -> None:
+    (tmp_path / "a.png").write_bytes(b"image")
     good = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "a.png"])
     bad = pg.VlmGenerationRequest(prompt="x", images=[tmp_path / "b.png"])
-    batch = admit([good, bad])
-    assert batch[0].unwrap().sources == (pg.ImageSource(data=b"picture", max_pixels=pg.ImagePolicy().max_source_pixels),)
+    batch = prepare_batch([good, bad])
+    assert batch[0].unwrap().sources == (pg.ImageSource(data=b"image", max_pixels=pg.ImagePolicy().max_source_pixels),)
     assert isinstance(batch[1].failure(), pg.BadImage)
 
 

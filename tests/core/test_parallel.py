@@ -40,7 +40,7 @@ def test_nothing_and_a_single_item_take_no_thread() -> None:
     assert parallel(lambda item: threading.current_thread(), [1]) == [threading.current_thread()]
 
 
-def test_each_picture_of_a_batch_is_prepared_once_and_a_broken_one_fails_at_its_own_place() -> None:
+def test_each_image_of_a_batch_is_prepared_once_and_a_broken_one_fails_at_its_own_place() -> None:
     class Counting(FakeEngine):
         def prepare_image(self, source: Any, options: Any, index: int) -> Any:
             seen.append(source.data)

@@ -72,7 +72,7 @@ def test_the_set_of_errors_is_closed() -> None:
 
 def test_errors_describe_themselves_where_no_message_is_given() -> None:
     assert pg.PromptTooLong(10, 4).message == "the prompt has 10 tokens; the limit is 4"
-    assert pg.BadImage(2).message == "picture 2 cannot be used"
+    assert pg.BadImage(2).message == "image 2 cannot be used"
     assert pg.Timeout().message == "Timeout"
 
 

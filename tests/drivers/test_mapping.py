@@ -50,15 +50,15 @@ class Watched(FakeEngine):
     """Counts the calls that run at one time, and waits in its first call until the second window is being prepared."""
 
     prepared: threading.Event
-    at_work = 0
+    running = 0
 
     def generate(self, inputs: Sequence[Any]) -> Any:
-        self.at_work += 1
-        assert self.at_work == 1
+        self.running += 1
+        assert self.running == 1
         if len(self.calls) == 0:
             assert self.prepared.wait(60)
         made = super().generate(inputs)
-        self.at_work -= 1
+        self.running -= 1
         return made
 
     def prepare_image(self, source: Any, options: Any, index: int) -> Any:
@@ -73,15 +73,15 @@ def watched() -> Watched:
     return engine
 
 
-PICTURES = [pg.VlmGenerationRequest(prompt="x", images=[data]) for data in (b"first", b"second", b"third", b"fourth")]
+IMAGES = [pg.VlmGenerationRequest(prompt="x", images=[data]) for data in (b"first", b"second", b"third", b"fourth")]
 
 
-def test_pictures_of_the_next_window_are_prepared_while_the_engine_works() -> None:
+def test_images_of_the_next_window_are_prepared_while_the_engine_works() -> None:
     engine = watched()
-    assert all(map(pg.is_ok, pg.imap(pg.route(engine), PICTURES, window=1, ahead=1)))
+    assert all(map(pg.is_ok, pg.imap(pg.route(engine), IMAGES, window=1, ahead=1)))
     assert len(engine.calls) == 4
     engine = watched()
-    assert all(map(pg.is_ok, asyncio.run(collected(pg.route(engine), PICTURES, window=1, ahead=1))))
+    assert all(map(pg.is_ok, asyncio.run(collected(pg.route(engine), IMAGES, window=1, ahead=1))))
     assert len(engine.calls) == 4
 
 
@@ -92,7 +92,7 @@ def test_a_bug_in_a_later_window_raises_when_its_turn_comes() -> None:
                 raise KeyError("bug")
             return super().prepare_image(source, options, index)
 
-    slots = pg.imap(pg.route(Broken("a")), PICTURES, window=1, ahead=2)
+    slots = pg.imap(pg.route(Broken("a")), IMAGES, window=1, ahead=2)
     assert [pg.is_ok(next(slots)) for _ in range(2)] == [True, True]
     with pytest.raises(KeyError, match="bug"):
         next(slots)

@@ -19,8 +19,8 @@ def chat(text: str = "Hi", **options: Any) -> pg.TextGenerationRequest:
     return pg.TextGenerationRequest(messages=[{"role": "user", "content": text}], options=pg.GenerationOptions(**options))
 
 
-def picture(*images: bytes, **options: Any) -> pg.VlmGenerationRequest:
-    return pg.VlmGenerationRequest(prompt="What?", images=images or (b"picture",), options=pg.GenerationOptions(**options))
+def image(*images: bytes, **options: Any) -> pg.VlmGenerationRequest:
+    return pg.VlmGenerationRequest(prompt="What?", images=images or (b"image",), options=pg.GenerationOptions(**options))
 
 
 def error_of(route: Any, request: Any) -> pg.GenerationError:
@@ -54,38 +54,38 @@ def test_a_row_is_finished_before_the_next_is_decoded() -> None:
     assert max(held) - held[0] <= 2
 
 
-def test_a_picture_for_a_text_only_engine_fails_and_its_neighbours_go_on() -> None:  # P7, K1
+def test_an_image_for_a_text_only_engine_fails_and_its_neighbours_go_on() -> None:  # P7, K1
     engine = FakeEngine("a", honours=TEXT_ONLY)
-    slots = pg.run(pg.route(engine), [chat(), picture(), chat()])
+    slots = pg.run(pg.route(engine), [chat(), image(), chat()])
     assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
     assert isinstance(slots[1].failure(), pg.UnsupportedMultimodal)
     assert "text-only" in slots[1].failure().message
     assert len(engine.calls[0]) == 2
 
 
-def test_more_pictures_than_the_engine_takes_are_refused() -> None:
+def test_more_images_than_the_engine_takes_are_refused() -> None:
     route = pg.route(FakeEngine("a", max_images=1))
-    assert isinstance(error_of(route, picture(b"a", b"b")), pg.UnsupportedMultimodal)
-    assert pg.is_ok(pg.run(route, [picture(b"a")])[0])
+    assert isinstance(error_of(route, image(b"a", b"b")), pg.UnsupportedMultimodal)
+    assert pg.is_ok(pg.run(route, [image(b"a")])[0])
 
 
-def test_one_broken_picture_among_32_costs_only_its_own_slot() -> None:  # B4
+def test_one_broken_image_among_32_costs_only_its_own_slot() -> None:  # B4
     engine = FakeEngine("a")
-    requests = [picture(b"broken" if row == 11 else f"picture {row}".encode()) for row in range(32)]
+    requests = [image(b"broken" if row == 11 else f"image {row}".encode()) for row in range(32)]
     slots = pg.run(pg.route(engine), requests)
     assert [row for row, slot in enumerate(slots) if not pg.is_ok(slot)] == [11]
     assert slots[11].failure() == pg.BadImage(0)
     assert [len(call) for call in engine.calls] == [31]
 
 
-def test_the_broken_one_of_a_requests_pictures_is_named_also_when_another_request_has_it_elsewhere() -> None:
-    slots = pg.run(pg.route(FakeEngine("a")), [picture(b"broken"), picture(b"good", b"broken")])
+def test_the_broken_one_of_a_requests_images_is_named_also_when_another_request_has_it_elsewhere() -> None:
+    slots = pg.run(pg.route(FakeEngine("a")), [image(b"broken"), image(b"good", b"broken")])
     assert [slot.failure().index for slot in slots] == [0, 1]  # type: ignore[attr-defined]
 
 
-def test_the_fallback_takes_exactly_the_picture_slots_in_one_call() -> None:  # K2
+def test_the_fallback_takes_exactly_the_image_slots_in_one_call() -> None:  # K2
     fast, safe = FakeEngine("fast", name="fast", honours=TEXT_ONLY), FakeEngine("safe", name="safe")
-    slots = pg.run(pg.fallback(pg.route(fast), pg.route(safe), when=pg.UnsupportedMultimodal), [chat(), picture(), chat(), picture()])
+    slots = pg.run(pg.fallback(pg.route(fast), pg.route(safe), when=pg.UnsupportedMultimodal), [chat(), image(), chat(), image()])
     results = [slot.unwrap() for slot in slots]
     assert [result.route for result in results] == ["fast", "safe", "fast", "safe"]
     assert [len(result.tried) for result in results] == [0, 1, 0, 1]
@@ -102,7 +102,7 @@ def test_a_fallback_that_no_slot_needs_is_not_called() -> None:  # K2
 def test_both_routes_fail_and_the_history_is_kept() -> None:  # K4
     first = FakeEngine("a", honours=TEXT_ONLY)
     second = FakeEngine("a", name="second", fault=pg.CallFailed(pg.BackendFailed("died", incident="i-1")))
-    error = error_of(pg.fallback(pg.route(first), pg.route(second), when=pg.UnsupportedMultimodal), picture())
+    error = error_of(pg.fallback(pg.route(first), pg.route(second), when=pg.UnsupportedMultimodal), image())
     assert isinstance(error, pg.BackendFailed)
     assert [type(earlier) for earlier in error.earlier] == [pg.UnsupportedMultimodal]
 
@@ -213,7 +213,7 @@ def test_each_row_gets_its_own_options_in_one_call() -> None:  # B8
 
 def test_an_engine_that_overshoots_gives_the_same_results_as_one_that_halts() -> None:
     requests = [chat(stop=pg.StopOptions(stop=("STOP",))), chat(max_new_tokens=4), chat()]
-    halting, overshooting = FakeEngine("a STOP b<|im_end|>c"), FakeEngine("a STOP b<|im_end|>c", halts=False)
+    halting, overshooting = FakeEngine("a STOP b<|im_end|>c"), FakeEngine("a STOP b<|im_end|>c", server_side_stops=False)
     assert pg.run(pg.route(halting), requests) == pg.run(pg.route(overshooting), requests)
 
 
@@ -256,9 +256,9 @@ def test_plugins_trim_in_their_order_and_share_the_engine() -> None:  # A11
 
 
 def test_a_plugin_that_does_not_fit_one_request_fails_that_slot_only() -> None:
-    plugin = pg.Plugin(name="text", refuses=lambda request: "it has pictures" if request.sources else None)
+    plugin = pg.Plugin(name="text", refuses=lambda request: "it has images" if request.sources else None)
     route = pg.attach(pg.route(FakeEngine("a")), plugin)
-    slots = pg.run(route, [chat(), picture()])
+    slots = pg.run(route, [chat(), image()])
     assert pg.is_ok(slots[0])
     assert isinstance(slots[1].failure(), pg.UnsupportedPlugin)
 
@@ -306,8 +306,8 @@ def test_tokens_are_counted_without_calling_the_engine() -> None:  # T7
     engine = FakeEngine("a", context_length=5)
     route = pg.route(engine)
     assert pg.count_tokens(route, pg.TextGenerationRequest(prompt_token_ids=[1] * 10)).unwrap() == 10
-    with_picture = pg.run(pg.route(FakeEngine("a")), [picture()])[0].unwrap()
-    assert pg.count_tokens(route, picture()).unwrap() == with_picture.prompt_tokens
+    with_image = pg.run(pg.route(FakeEngine("a")), [image()])[0].unwrap()
+    assert pg.count_tokens(route, image()).unwrap() == with_image.prompt_tokens
     assert isinstance(pg.count_tokens(route, {"messages": []}).failure(), pg.InvalidRequest)
     assert engine.calls == []
 

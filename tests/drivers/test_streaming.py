@@ -123,7 +123,7 @@ def test_a_row_that_has_shown_text_is_not_taken_over_by_a_fallback() -> None:
 def test_a_row_that_has_shown_nothing_is_taken_over() -> None:
     text_only = FakeEngine("abc", honours=pg.ENGINES["hf"] - {"images"})
     route = pg.fallback(pg.route(text_only), pg.route(FakeEngine("xyz", name="second")), when=pg.UnsupportedMultimodal)
-    joined, slots, _ = told(route, [PROMPT, {"prompt": "x", "images": [b"picture"]}])
+    joined, slots, _ = told(route, [PROMPT, {"prompt": "x", "images": [b"image"]}])
     assert joined == {(0, 0): "abc", (1, 0): "xyz"}
     assert slots[1].unwrap().route == "second"
 
@@ -178,12 +178,12 @@ def test_leaving_a_stream_early_leaves_the_engine_early() -> None:
 
 
 def test_cancelling_waits_for_the_step_at_work_and_closes_the_engines_stream() -> None:
-    at_work, go_on, closed = threading.Event(), threading.Event(), []
+    running, go_on, closed = threading.Event(), threading.Event(), []
 
     class Slow(FakeEngine):
         def stream(self, inputs: Any) -> Iterator[Any]:
             try:
-                at_work.set()
+                running.set()
                 assert go_on.wait(10)
                 yield from super().stream(inputs)
             finally:
@@ -195,7 +195,7 @@ def test_cancelling_waits_for_the_step_at_work_and_closes_the_engines_stream() -
                 pass
 
         task = asyncio.ensure_future(consume())
-        await asyncio.to_thread(at_work.wait, 10)
+        await asyncio.to_thread(running.wait, 10)
         task.cancel()
         asyncio.get_running_loop().call_soon(go_on.set)
         with pytest.raises(asyncio.CancelledError):

@@ -11,7 +11,7 @@ from pipegen import embedded
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from training.evaluate import evaluate, overlap, picture_cases, text_cases  # noqa: E402
+from training.evaluate import evaluate, image_cases, overlap, text_cases  # noqa: E402
 from training.inference import Embedded  # noqa: E402
 
 
@@ -20,7 +20,7 @@ def report() -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return evaluate(Embedded(embedded.path()), [*text_cases(204), *picture_cases(60)])
+        return evaluate(Embedded(embedded.path()), [*text_cases(204), *image_cases(60)])
     finally:
         torch.set_num_threads(threads)
 
@@ -34,11 +34,11 @@ def test_text_tasks(report: dict[str, Any]) -> None:
     assert report["text"] >= 0.95, report["wrong"]
 
 
-def test_pictures_in_words(report: dict[str, Any]) -> None:
-    assert _share(report, "picture describe") >= 0.9, report["wrong"]
+def test_images_in_words(report: dict[str, Any]) -> None:
+    assert _share(report, "image describe") >= 0.9, report["wrong"]
 
 
-def test_pictures_as_json(report: dict[str, Any]) -> None:
+def test_images_as_json(report: dict[str, Any]) -> None:
     boxes = report["boxes"]
     assert boxes["valid_json"] >= 0.98
     assert boxes["shapes_and_colors_right"] >= 0.9
@@ -51,8 +51,8 @@ def test_system_prompts_turns_and_thinking(report: dict[str, Any]) -> None:
     assert report["thinking"] >= 0.95, report["wrong"]
 
 
-def test_two_pictures_in_one_request(report: dict[str, Any]) -> None:
-    assert report["pictures"] >= 0.8, report["wrong"]
+def test_two_images_in_one_request(report: dict[str, Any]) -> None:
+    assert report["images"] >= 0.8, report["wrong"]
 
 
 def test_no_thought_when_thinking_is_off(report: dict[str, Any]) -> None:

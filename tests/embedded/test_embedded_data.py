@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from training import conversations, picture_tasks, text_tasks, words as w
+from training import conversations, image_tasks, text_tasks, words as w
 from training.conversations import Conversation, Turn
 from training.scenes import Thing, draw, sample_scene
 
@@ -23,8 +23,8 @@ def test_shapes_of_a_scene_are_apart_and_in_reading_order(count: int) -> None:
 
 def test_a_scene_is_drawn_where_its_box_says() -> None:
     scene = (Thing("square", "red", (100, 600, 400, 900), (100.0, 600.0, 400.0, 900.0)),)
-    picture = draw(scene, 100, 100, random.Random(3))
-    inside, outside = picture.getpixel((25, 75)), picture.getpixel((75, 25))
+    image = draw(scene, 100, 100, random.Random(3))
+    inside, outside = image.getpixel((25, 75)), image.getpixel((75, 25))
     assert isinstance(inside, tuple)
     assert isinstance(outside, tuple)
     assert inside[0] > inside[1] + 100
@@ -58,7 +58,7 @@ def test_every_json_answer_parses() -> None:
     rng = random.Random(2)
     for _ in range(200):
         scene = sample_scene(rng, rng.randint(1, 3))
-        found = json.loads(picture_tasks.detect(scene, rng).answer)
+        found = json.loads(image_tasks.detect(scene, rng).answer)
         assert [tuple(one["bbox_2d"]) for one in found["objects"]] == [thing.box for thing in scene]
         exchange = conversations.in_style(w.JSON_ONLY, text_tasks.capital(rng))
         assert set(json.loads(exchange.answer)) == {"answer"}
@@ -66,7 +66,7 @@ def test_every_json_answer_parses() -> None:
 
 def test_yes_and_no_are_both_common() -> None:
     rng = random.Random(4)
-    answers = [picture_tasks.yes_no(sample_scene(rng, 2), rng).answer for _ in range(400)]
+    answers = [image_tasks.yes_no(sample_scene(rng, 2), rng).answer for _ in range(400)]
     assert 150 < answers.count("Yes.") < 250
 
 

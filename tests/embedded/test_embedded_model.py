@@ -89,11 +89,11 @@ def test_the_template_has_a_thinking_switch(loaded: Embedded) -> None:
 def test_training_text_is_what_the_template_writes(loaded: Embedded, seed: int) -> None:
     rng = random.Random(seed)
     scenes = (sample_scene(rng, 2), sample_scene(rng, 1))
-    make = (conversations.text_conversation, lambda r: conversations.picture_conversation(scenes, r))[seed % 2]
+    make = (conversations.text_conversation, lambda r: conversations.image_conversation(scenes, r))[seed % 2]
     chat = make(rng)
     messages = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     for number, turn in enumerate(chat.turns):
-        content = [{"type": "image"} for _ in turn.pictures] + [{"type": "text", "text": turn.exchange.question}]
+        content = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.exchange.question}]
         messages.append({"role": "user", "content": content})
         thought = chat.thinking and number == len(chat.turns) - 1
         messages.append({"role": "assistant", "content": turn.exchange.answer} | ({"reasoning_content": turn.exchange.thought} if thought else {}))
@@ -106,18 +106,18 @@ def test_training_text_is_what_the_template_writes(loaded: Embedded, seed: int) 
 
 def test_training_patches_are_the_image_processors(loaded: Embedded) -> None:
     rng = random.Random(0)
-    picture = draw(sample_scene(rng, 3), 96, 128, rng)
-    out = loaded.image_processor(images=[picture], return_tensors="pt")
+    image_file = draw(sample_scene(rng, 3), 96, 128, rng)
+    out = loaded.image_processor(images=[image_file], return_tensors="pt")
     assert out["image_grid_thw"].tolist() == [[1, 6, 8]]
-    assert torch.allclose(out["pixel_values"], torch.from_numpy(patches(picture)), atol=1e-6)
+    assert torch.allclose(out["pixel_values"], torch.from_numpy(patches(image_file)), atol=1e-6)
 
 
 def test_training_positions_are_the_models(loaded: Embedded) -> None:
     rng = random.Random(0)
-    pictures = (draw(sample_scene(rng, 1), 96, 160, rng), draw(sample_scene(rng, 1), 128, 128, rng))
+    images = (draw(sample_scene(rng, 1), 96, 160, rng), draw(sample_scene(rng, 1), 128, 128, rng))
     image = {"type": "image"}
     chat = _chat(image, {"type": "text", "text": "Then"}, image, {"type": "text", "text": "What do you see?"})
-    inputs = loaded.inputs([Case("", chat, "", pictures)])
+    inputs = loaded.inputs([Case("", chat, "", images)])
     wanted, _ = loaded.model.model.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"])
     found = positions(inputs["input_ids"][0].tolist(), loaded.model.config.image_token_id, [(96, 160), (128, 128)])
     assert torch.equal(found, wanted[:, 0])

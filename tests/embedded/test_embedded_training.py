@@ -36,8 +36,8 @@ def model(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     return built
 
 
-def _loss(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, pictures: bool) -> torch.Tensor:
-    gallery = make_gallery(model, 320, random.Random(5)) if pictures else None
+def _loss(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool) -> torch.Tensor:
+    gallery = make_gallery(model, 320, random.Random(5)) if images else None
     batches = Batches(tokenizer, gallery, budget=1024, seed=990_005)
     batches.step = 10_000
     rows = next(iter(batches))
@@ -71,10 +71,10 @@ def test_dense_targets_name_what_covers_each_feature() -> None:
     assert rows[0, 3].tolist() == [0, 0, *[NOTHING] * 6, 0, 2]
 
 
-@pytest.mark.parametrize("pictures", [False, True])
-def test_the_shipped_weights_have_learnt_what_training_teaches(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, pictures: bool) -> None:
+@pytest.mark.parametrize("images", [False, True])
+def test_the_shipped_weights_have_learnt_what_training_teaches(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, images: bool) -> None:
     with torch.no_grad():
-        assert _loss(model, tokenizer, pictures).item() < 0.2
+        assert _loss(model, tokenizer, images).item() < 0.2
 
 
 def test_a_few_steps_on_one_batch_lower_its_loss(tokenizer: Qwen2Tokenizer) -> None:
@@ -83,7 +83,7 @@ def test_a_few_steps_on_one_batch_lower_its_loss(tokenizer: Qwen2Tokenizer) -> N
     schedule = Schedule((model,), steps=100, decay_steps=0)
     losses = []
     for step in range(4):
-        loss = _loss(model, tokenizer, pictures=False)
+        loss = _loss(model, tokenizer, images=False)
         loss.backward()
         losses.append(loss.item())
         schedule.step(step)

@@ -17,7 +17,7 @@ assert set(REQUESTS) == {"embedded", *FAMILIES}
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_both_engines_give_the_same(name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
-    requests = mixed_requests(name, REQUESTS[name], pictures=name in ("embedded", "qwen3_vl"))
+    requests = mixed_requests(name, REQUESTS[name], images=name in ("embedded", "qwen3_vl"))
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
         wanted = pg.run(safe, requests)
     with vllm_of(name) as fast:

@@ -21,7 +21,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import merge, option_names
 from pipegen.testing import conformance
 from pipegen.testing.ask import LENGTH, PROMPTS, chat, greedy
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 MODELS = ("embedded", *FAMILIES)
 
@@ -77,8 +77,8 @@ def test_hf_only_plugins_are_refused_before_anything_loads(model_of: Callable[[s
     assert not opened.engine.loaded  # type: ignore[attr-defined]
 
 
-def test_pictures_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of: Callable[[str], str]) -> None:  # K1, K2
-    image = picture(width=64, height=64)
+def test_images_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of: Callable[[str], str]) -> None:  # K1, K2
+    image = image_file(width=64, height=64)
     requests = [chat("Hi"), pg.VlmGenerationRequest(prompt="What is it?", images=[image]), chat("Count.")]
     with vllm_of("qwen3_vl", variant="text") as fast, pg.backends.hf(model_of("qwen3_vl"), dtype="float32") as safe:
         alone = pg.run(fast, requests, greedy(max_new_tokens=4))
@@ -89,7 +89,7 @@ def test_pictures_fall_back_and_texts_stay(vllm_of: Callable[..., Any], model_of
 
 
 def test_both_routes_fail_and_the_history_is_kept(vllm_of: Callable[..., Any], model_of: Callable[[str], str]) -> None:  # K4
-    asked = pg.VlmGenerationRequest(prompt="What is it?", images=[picture(width=64, height=64)])
+    asked = pg.VlmGenerationRequest(prompt="What is it?", images=[image_file(width=64, height=64)])
     with vllm_of("qwen3_vl", variant="text") as fast, pg.backends.hf(model_of("qwen3_vl"), variant="text") as safe:
         error = pg.run(pg.fallback(fast, safe, when=pg.UnsupportedMultimodal), [asked])[0].failure()
     assert [(type(each), each.message.split()[0]) for each in (*error.earlier, error)] == [
@@ -137,9 +137,9 @@ def test_memory_comes_back_and_the_engine_starts_again(vllm_of: Callable[..., An
         assert pg.run(fresh, [chat("Hi")], _on()) == again == first
 
 
-def test_one_picture_too_many_is_refused_beforehand(vllm_of: Callable[..., Any]) -> None:
+def test_one_image_too_many_is_refused_beforehand(vllm_of: Callable[..., Any]) -> None:
     with vllm_of("qwen3_vl", limit_mm_per_prompt={"image": 1}) as opened:
-        images = [picture(width=64, height=64), picture(width=32, height=64)]
+        images = [image_file(width=64, height=64), image_file(width=32, height=64)]
         slots = pg.run(opened, [pg.VlmGenerationRequest(prompt="a", images=images[:count]) for count in (1, 2)], greedy(max_new_tokens=2))
         assert isinstance(slots[1].failure(), pg.UnsupportedMultimodal)
         assert len(slots[0].unwrap().image_grid_thw) == 1
@@ -232,15 +232,15 @@ def test_every_cell_of_the_table_is_tried() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(TRIED))
-@pytest.mark.parametrize("kind", ["text", "picture"])
+@pytest.mark.parametrize("kind", ["text", "image"])
 def test_the_table_says_what_the_engine_does(option: str, kind: str, vision: pg.Route) -> None:
     """Each option is honoured, or refused before the call, as the table says."""
     said = [{"role": "user", "content": "Hi there"}]
     if option == "continue_final_message":
         said.append({"role": "assistant", "content": "Yes"})
     request: Any = pg.TextGenerationRequest(messages=said)
-    if kind == "picture":
-        parts = [{"type": "image", "image": picture(width=64, height=64)}, {"type": "text", "text": "Hi there"}]
+    if kind == "image":
+        parts = [{"type": "image", "image": image_file(width=64, height=64)}, {"type": "text", "text": "Hi there"}]
         request = pg.VlmGenerationRequest(messages=[{"role": "user", "content": parts}, *said[1:]])
     options = merge(TRIED[option], pg.GenerationOptions(max_new_tokens=6))
     slot = pg.run(vision, [request], options)[0]

@@ -1,4 +1,4 @@
-"""For the tests of the example programs: the programs as modules, and pictures whose truth is known."""
+"""For the tests of the example programs: the programs as modules, and images whose truth is known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shell() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def draw_scene() -> Callable[[Path, int], Scene]:
-    """Draw the picture of a seed into a file; gives what it shows."""
+    """Draw the image of a seed into a file; gives what it shows."""
 
     def drawn(file: Path, seed: int, count: int = 2, height: int = 128, width: int = 128) -> Scene:
         rng = random.Random(seed)

@@ -30,7 +30,7 @@ def truth_of(scene: Scene, width: int, height: int) -> list[dict[str, Any]]:
     return [{"shape": t.shape, "color": t.color, "box": [edge * side / 1000 for edge, side in zip(t.box, sides, strict=True)]} for t in scene]
 
 
-def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, shell: Shell, draw_scene: Callable[..., Scene]) -> None:
+def test_every_image_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, shell: Shell, draw_scene: Callable[..., Scene]) -> None:
     pytest.importorskip("torch")
     lines: list[dict[str, Any]] = []
     for number, (height, width) in enumerate(((128, 128), (192, 320), (256, 192))):
@@ -42,7 +42,7 @@ def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, sh
     truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = shell("vis_tools", "--model", "embedded", "--batch", 3, "--balanced-json", "--forbid-repeated-objects", truth, tmp_path / "out")
     assert done.returncode == 1, done.stderr
-    assert "4 pictures: 3 drawn with what was seen, 1 broken or unreadable" in done.stderr
+    assert "4 images: 3 drawn with what was seen, 1 broken or unreadable" in done.stderr
     told = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [one["image"] for one in told] == [line["image"] for line in lines]
     assert told[1]["error"]["type"] == "BadImage"
@@ -51,10 +51,10 @@ def test_every_picture_is_drawn_and_a_broken_one_only_told_of(tmp_path: Path, sh
         if one["ok"]:
             assert one["raw_text"].startswith(one["text"])
             assert [thing["label"] for thing in one["objects"]] == [f"{thing['shape']} {thing['color']}" for thing in line["objects"]]
-            with Image.open(tmp_path / line["image"]) as picture:
+            with Image.open(tmp_path / line["image"]) as image:
                 for seen, there in zip(one["objects"], line["objects"], strict=True):
                     off = max(abs(a - b) for a, b in zip(seen["box"], there["box"], strict=True))
-                    assert off <= 0.101 * max(picture.size)  # at most one step of the lattice on which the model was trained
+                    assert off <= 0.101 * max(image.size)  # at most one step of the lattice on which the model was trained
 
 
 @pytest.mark.parametrize("lacking", ["logits_processor", "watch"])

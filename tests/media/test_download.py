@@ -83,7 +83,7 @@ def server() -> Iterator[Server]:
     made.server_close()
 
 
-ALLOWED = ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1", "pictures.test"), timeout=20)
+ALLOWED = ImagePolicy(allow_http=True, allowed_hosts=("127.0.0.1", "images.test"), timeout=20)
 
 
 def test_an_allowed_host_is_fetched_from(server: Server) -> None:  # P8
@@ -108,9 +108,9 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_reached(serv
 
     server.answers["/a"] = body(DATA)
     monkeypatch.setattr("pipegen.media.download.socket.getaddrinfo", lambda host, *rest, **more: resolve(host, rest[0], **more))
-    assert load(server.url("/a", host="pictures.test"), policy=ALLOWED) == [DATA]
-    assert server.got == [("/a", f"pictures.test:{server.server_port}")]
-    assert asked == ["pictures.test", "127.0.0.1"]  # the second is the connection's own look at an address that is a number already
+    assert load(server.url("/a", host="images.test"), policy=ALLOWED) == [DATA]
+    assert server.got == [("/a", f"images.test:{server.server_port}")]
+    assert asked == ["images.test", "127.0.0.1"]  # the second is the connection's own look at an address that is a number already
 
 
 def test_a_name_with_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_a_download_is_bounded_whether_its_length_is_announced_or_not(server: Se
 def test_an_error_status_is_named_without_the_query(server: Server) -> None:
     server.answers["/a"] = body(b"no", 404)
     error = refusal(server.url("/a?key=SECRET"), policy=ALLOWED)
-    assert error.message == f"picture 0: {server.url('/a')} answered with status 404"
+    assert error.message == f"image 0: {server.url('/a')} answered with status 404"
 
 
 def test_an_answer_that_breaks_off_is_refused(server: Server) -> None:

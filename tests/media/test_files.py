@@ -18,9 +18,9 @@ from PIL import Image
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import is_ok
 from pipegen.media.files import MOST_PARTS, Counted, most_scans, parts_of
-from pipegen.media.image import file_to_send, open_picture
+from pipegen.media.image import file_to_send, open_image
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 POLICY = ImagePolicy()
 
@@ -43,28 +43,28 @@ def chunk(kind: bytes, body: bytes = b"") -> bytes:
 
 
 def crowded_png() -> bytes:
-    data = picture("PNG")
+    data = image_file("PNG")
     return data[:33] + chunk(b"teXt") * MOST_PARTS + data[33:]
 
 
 def scattered_png() -> bytes:
-    data = picture("PNG")
+    data = image_file("PNG")
     return data[:33] + chunk(b"IDAT") * (MOST_PARTS + 1) + data[33:]
 
 
 def crowded_jpeg() -> bytes:
-    data = picture("JPEG")
+    data = image_file("JPEG")
     return data[:2] + b"\xff\xfe\x00\x02" * (MOST_PARTS + 1) + data[2:]
 
 
 def crowded_gif() -> bytes:
-    data = picture("GIF")
+    data = image_file("GIF")
     start = 13 + (6 << (data[10] & 7) if data[10] & 0x80 else 0)
     return data[:start] + b"!\xfe" + b"\x01a" * (MOST_PARTS + 1) + b"\0" + data[start:]
 
 
 def crowded_tiff() -> bytes:
-    data = bytearray(picture("TIFF"))
+    data = bytearray(image_file("TIFF"))
     (place,) = struct.unpack("<I", data[4:8])
     data[place : place + 2] = b"\xff\xff"
     return bytes(data)
@@ -73,7 +73,7 @@ def crowded_tiff() -> bytes:
 @pytest.mark.parametrize("make", [crowded_png, scattered_png, crowded_jpeg, crowded_gif, crowded_tiff])
 def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", None)
-    error = open_picture(make(), POLICY, index=2).failure()
+    error = open_image(make(), POLICY, index=2).failure()
     assert isinstance(error, BadImage)
     assert error.index == 2
     assert f"more than {MOST_PARTS} parts" in error.message
@@ -81,14 +81,14 @@ def test_a_file_of_too_many_parts_is_refused_before_it_is_decoded(make: Callable
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
 def test_usual_files_have_few_parts(file_format: str) -> None:
-    assert parts_of(picture(file_format)).parts < 100
-    assert is_ok(open_picture(picture(file_format), POLICY))
+    assert parts_of(image_file(file_format)).parts < 100
+    assert is_ok(open_image(image_file(file_format), POLICY))
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 3))
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "TIFF"])
 def test_the_parts_of_a_file_that_is_cut_short_are_counted_too(file_format: str, cut: int) -> None:
-    assert parts_of(picture(file_format)[:cut]).parts < 100 or file_format == "TIFF"
+    assert parts_of(image_file(file_format)[:cut]).parts < 100 or file_format == "TIFF"
 
 
 def test_a_large_tiff_says_how_many_tags_it_has_in_eight_bytes() -> None:
@@ -107,10 +107,10 @@ def test_scans_are_counted_up_to_the_end_of_the_first_image() -> None:
 
 def test_a_jpeg_may_have_so_many_scans_and_no_more() -> None:
     most = most_scans(64 * 64)
-    assert is_ok(open_picture(scanned(most - 10), POLICY))
-    error = open_picture(scanned(most - 9), POLICY, index=1).failure()
+    assert is_ok(open_image(scanned(most - 10), POLICY))
+    error = open_image(scanned(most - 9), POLICY, index=1).failure()
     assert isinstance(error, BadImage)
-    assert error.message == f"picture 1 of 64x64 pixels has {most + 1} scans; the limit is {most}"
+    assert error.message == f"image 1 of 64x64 pixels has {most + 1} scans; the limit is {most}"
 
 
 def test_the_work_that_a_file_may_hold_is_bounded_by_pixels() -> None:
@@ -122,8 +122,8 @@ def test_the_work_that_a_file_may_hold_is_bounded_by_pixels() -> None:
 
 def test_a_tiff_made_of_jpegs_is_bound_as_they_are() -> None:
     plain = saved(Image.new("RGB", (64, 64), "teal"), "TIFF", compression="jpeg")
-    assert is_ok(open_picture(plain, POLICY))
-    error = open_picture(plain + b"\xff\xda" * 5_000, POLICY).failure()
+    assert is_ok(open_image(plain, POLICY))
+    error = open_image(plain + b"\xff\xda" * 5_000, POLICY).failure()
     assert "scans" in error.message
 
 
@@ -133,10 +133,10 @@ def test_a_tiff_made_of_jpegs_is_bound_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (picture("JPEG"), "jpeg"),
+        (image_file("JPEG"), "jpeg"),
         (scanned(0), "jpeg"),
         (saved(Image.new("L", (8, 8), 7), "JPEG"), "jpeg"),
-        (picture("PNG"), "png"),
+        (image_file("PNG"), "png"),
         (saved(Image.new("L", (8, 8), 7), "PNG"), "png"),
     ],
 )
@@ -147,10 +147,10 @@ def test_a_file_whose_pixels_are_taken_as_they_are_is_sent_as_it_is(data: bytes,
 @pytest.mark.parametrize(
     "data",
     [
-        picture("JPEG", orientation=6),
-        picture("PNG", orientation=3),
-        picture("WEBP"),
-        picture("GIF"),
+        image_file("JPEG", orientation=6),
+        image_file("PNG", orientation=3),
+        image_file("WEBP"),
+        image_file("GIF"),
         saved(Image.new("CMYK", (8, 8)), "JPEG"),
         saved(Image.new("RGBA", (8, 8), (9, 9, 9, 0)), "PNG"),
         saved(Image.new("I;16", (8, 8), 70_00), "PNG"),
@@ -162,9 +162,9 @@ def test_any_other_is_sent_as_the_pixels_that_every_engine_gets(data: bytes) -> 
     file = file_to_send(data, POLICY).unwrap()
     assert file.kind == "png"
     assert file.data != data
-    assert open_picture(file.data, POLICY).unwrap().tobytes() == open_picture(data, POLICY).unwrap().tobytes()
+    assert open_image(file.data, POLICY).unwrap().tobytes() == open_image(data, POLICY).unwrap().tobytes()
 
 
 def test_a_broken_file_is_not_sent() -> None:
-    whole = picture("JPEG", width=64, height=64)
+    whole = image_file("JPEG", width=64, height=64)
     assert isinstance(file_to_send(whole[: len(whole) // 2], POLICY, 3).failure(), BadImage)

@@ -1,4 +1,4 @@
-"""Pictures to pixels: upright, RGB, within limits, at a size that the model keeps."""
+"""Images to pixels: upright, RGB, within limits, at a size that the model keeps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 
 from pipegen.core.errors import BadImage, UnsupportedOption
 from pipegen.core.slots import is_ok
-from pipegen.media.image import digest, open_picture, prepare
+from pipegen.media.image import digest, open_image, prepare
 from pipegen.media.sizes import ImageSpec, fit, pixel_budget
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.pictures import BROKEN, COLOURS, corners, four_corners, picture, png_announcing
+from pipegen.testing.image_files import BROKEN, COLOURS, corners, four_corners, image_file, png_announcing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ UPRIGHT = tuple(COLOURS)
 
 
 def opened(data: bytes) -> Any:
-    return open_picture(data, POLICY).unwrap()
+    return open_image(data, POLICY).unwrap()
 
 
 def saved(image: Any, file_format: str = "PNG", **save: Any) -> bytes:
@@ -46,22 +46,22 @@ def saved(image: Any, file_format: str = "PNG", **save: Any) -> bytes:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_a_picture_comes_the_right_way_up(file_format: str, orientation: int) -> None:  # P4
-    image = opened(picture(file_format, orientation=orientation))
+def test_an_image_comes_the_right_way_up(file_format: str, orientation: int) -> None:  # P4
+    image = opened(image_file(file_format, orientation=orientation))
     assert image.mode == "RGB"
     assert image.size == (48, 32)
     assert corners(image) == UPRIGHT
 
 
 def test_exif_that_cannot_be_read_turns_nothing() -> None:
-    data = picture("JPEG", orientation=6)
+    data = image_file("JPEG", orientation=6)
     place = data.index(b"Exif\0\0") + 6
     image = opened(data[:place] + b"\xff" * 8 + data[place + 8 :])
     assert image.size == (32, 48)
 
 
 def test_exif_that_is_no_exif_turns_nothing() -> None:
-    data = picture("PNG")
+    data = image_file("PNG")
     body = b"eXIf" + b"garbage"
     chunk = struct.pack(">I", 7) + body + struct.pack(">I", zlib.crc32(body))
     place = data.index(b"IDAT") - 4
@@ -69,12 +69,12 @@ def test_exif_that_is_no_exif_turns_nothing() -> None:
 
 
 def test_an_orientation_that_does_not_exist_turns_nothing() -> None:
-    assert corners(opened(picture("JPEG", orientation=77))) == UPRIGHT
+    assert corners(opened(image_file("JPEG", orientation=77))) == UPRIGHT
 
 
 # P4
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr"])
-def test_opaque_pictures_of_every_mode_are_what_pillow_converts_them_to(mode: str) -> None:
+def test_opaque_images_of_every_mode_are_what_pillow_converts_them_to(mode: str) -> None:
     image = four_corners(mode="L" if mode == "LA" else "RGB").convert(mode)
     data = saved(image, "TIFF")
     assert opened(data).tobytes() == image.convert("RGB").tobytes()
@@ -108,7 +108,7 @@ def test_sixteen_bits_are_scaled_to_eight_and_not_clipped(file_format: str) -> N
 
 def test_thirty_two_bit_levels_are_taken_from_0_to_255_and_refused_beyond() -> None:
     assert opened(saved(Image.new("F", (2, 2), 200.0), "TIFF")).getpixel((0, 0)) == (200, 200, 200)
-    assert "from 300 to 300" in open_picture(saved(Image.new("I", (2, 2), 300), "TIFF"), POLICY).failure().message
+    assert "from 300 to 300" in open_image(saved(Image.new("I", (2, 2), 300), "TIFF"), POLICY).failure().message
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -121,27 +121,27 @@ def test_of_an_animation_the_first_frame_is_taken(file_format: str) -> None:  # 
 
 # P5
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_picture_is_a_bad_image_that_names_its_position(name: str) -> None:
+def test_a_broken_image_is_a_bad_image_that_names_its_position(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        error = open_picture(BROKEN[name](), POLICY, index=7).failure()
+        error = open_image(BROKEN[name](), POLICY, index=7).failure()
     assert isinstance(error, BadImage)
     assert error.index == 7
-    assert "picture 7" in error.message
+    assert "image 7" in error.message
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
-def test_a_picture_that_is_rgb_already_is_not_copied(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_rgb_already_is_not_copied(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data, plain = saved(Image.new("RGB", (40, 30), "red"), file_format), opened(saved(Image.new("RGB", (40, 30), "red"), "PNG"))
     monkeypatch.setattr(Image.Image, "copy", None)
     image = opened(data)
     assert (image.mode, image.size, image.getpixel((5, 5))) == ("RGB", (40, 30), pytest.approx(plain.getpixel((5, 5)), abs=2))
 
 
-def test_what_is_no_picture_says_so_and_what_to_do() -> None:
-    assert open_picture(b"", POLICY).failure().message == "picture 0 is empty: 0 bytes"
-    error = open_picture(b"<svg/>", POLICY).failure()
-    assert "is not a picture in a known format" in error.message
+def test_what_is_no_image_says_so_and_what_to_do() -> None:
+    assert open_image(b"", POLICY).failure().message == "image 0 is empty: 0 bytes"
+    error = open_image(b"<svg/>", POLICY).failure()
+    assert "is not an image in a known format" in error.message
     assert "convert other formats to PNG or JPEG" in error.hint
 
 
@@ -149,14 +149,14 @@ def test_a_broken_avif_is_a_bad_image() -> None:  # P5
     features = pytest.importorskip("PIL.features")
     if not features.check("avif"):
         pytest.skip("this Pillow was built without AVIF")
-    data = picture("AVIF")
+    data = image_file("AVIF")
     media = data.index(b"mdat") + 4
-    assert "cannot be decoded" in open_picture(data[:media] + bytes(len(data) - media), POLICY).failure().message
+    assert "cannot be decoded" in open_image(data[:media] + bytes(len(data) - media), POLICY).failure().message
 
 
-def test_a_picture_that_is_too_large_for_pillow_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_too_large_for_pillow_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert "too large for Pillow" in open_picture(picture(), POLICY).failure().message
+    assert "too large for Pillow" in open_image(image_file(), POLICY).failure().message
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:  # P5
@@ -165,21 +165,21 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
     policy = ImagePolicy(max_source_pixels=999_999)
-    error = open_picture(png_announcing(1000, 1000), policy).failure()
+    error = open_image(png_announcing(1000, 1000), policy).failure()
     assert "announces 1000x1000 pixels; the limit is 999999" in error.message
     assert "max_source_pixels" in error.hint
 
 
-def test_a_large_picture_within_the_limit_brings_no_warning_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_image_within_the_limit_brings_no_warning_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # 48 x 32 is more than that, and less than twice as much
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert is_ok(open_picture(picture(), POLICY))
+        assert is_ok(open_image(image_file(), POLICY))
 
 
 def test_threads_leave_the_warning_filters_as_they_were() -> None:
     before = list(warnings.filters)
-    threads = [threading.Thread(target=open_picture, args=(picture(), POLICY)) for _ in range(8)]
+    threads = [threading.Thread(target=open_image, args=(image_file(), POLICY)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -187,7 +187,7 @@ def test_threads_leave_the_warning_filters_as_they_were() -> None:
     assert warnings.filters == before
 
 
-def test_pictures_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     together, decode = threading.Barrier(2, timeout=60), ImageFile.ImageFile.load
 
     def meet(image: ImageFile.ImageFile) -> Any:
@@ -196,11 +196,11 @@ def test_pictures_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", meet)
     with ThreadPoolExecutor(2) as pool:
-        assert all(map(is_ok, pool.map(lambda data: open_picture(data, POLICY), [picture("BMP")] * 2)))
+        assert all(map(is_ok, pool.map(lambda data: open_image(data, POLICY), [image_file("BMP")] * 2)))
 
 
-def test_p1_a_large_picture_lands_within_the_budget() -> None:  # P1
-    image = prepare(picture("JPEG", width=4000, height=3000), QWEN3, VlmPreprocessOptions(max_pixels=786_432), 0, POLICY).unwrap()
+def test_p1_a_large_image_lands_within_the_budget() -> None:  # P1
+    image = prepare(image_file("JPEG", width=4000, height=3000), QWEN3, VlmPreprocessOptions(max_pixels=786_432), 0, POLICY).unwrap()
     assert (image.width, image.height) == (1024, 768)
     assert image.grid == (1, 48, 64)
     assert image.tokens == 48 * 64 // 4
@@ -217,7 +217,7 @@ def test_p2_an_impossible_budget_is_refused_at_construction(values: dict[str, An
 
 
 def test_p3_without_resizing_a_wrong_side_is_refused_and_the_nearest_size_named() -> None:  # P3
-    error = prepare(picture(width=100, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 2, POLICY).failure()
+    error = prepare(image_file(width=100, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 2, POLICY).failure()
     assert isinstance(error, BadImage)
     assert error.index == 2
     assert "100x64" in error.message
@@ -225,24 +225,24 @@ def test_p3_without_resizing_a_wrong_side_is_refused_and_the_nearest_size_named(
 
 
 def test_without_resizing_a_right_size_is_kept_whatever_the_checkpoints_budget() -> None:
-    image = prepare(picture(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 0, POLICY).unwrap()
+    image = prepare(image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False), 0, POLICY).unwrap()
     assert (image.width, image.height, image.grid, image.tokens) == (96, 64, (1, 4, 6), 6)
 
 
 def test_without_resizing_a_bound_that_was_asked_still_counts() -> None:
-    error = prepare(picture(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False, max_pixels=6000), 0, POLICY).failure()
+    error = prepare(image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False, max_pixels=6000), 0, POLICY).failure()
     assert "6144 pixels, outside the asked 1 to 6000" in error.message
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 30_000), (30_000, 1), (201, 1)])
 def test_p5_a_strip_beyond_the_models_limit_is_a_bad_image(width: int, height: int) -> None:  # P5
-    error = prepare(picture(width=width, height=height), QWEN3, VlmPreprocessOptions(), 0, POLICY).failure()
+    error = prepare(image_file(width=width, height=height), QWEN3, VlmPreprocessOptions(), 0, POLICY).failure()
     assert isinstance(error, BadImage)
     assert "the model takes at most 200" in error.message
 
 
 def test_a_budget_without_any_size_is_a_bad_image_that_says_so() -> None:
-    error = prepare(picture(), QWEN3, VlmPreprocessOptions(min_pixels=1025, max_pixels=2047), 0, POLICY).failure()
+    error = prepare(image_file(), QWEN3, VlmPreprocessOptions(min_pixels=1025, max_pixels=2047), 0, POLICY).failure()
     assert "has between 1025 and 2047 pixels" in error.message
     assert "between min_pixels and max_pixels" in error.hint
 
@@ -267,14 +267,14 @@ def test_a_budget_below_one_token_gives_one_token() -> None:
     assert fit(300, 100, factor=32, min_pixels=1, max_pixels=10) == (32, 32)
 
 
-def test_a_native_processor_gets_the_picture_at_its_own_size() -> None:
-    image = prepare(picture("JPEG", width=101, height=77, orientation=6), ImageSpec(), VlmPreprocessOptions(do_resize=True), 0, POLICY).unwrap()
+def test_a_native_processor_gets_the_image_at_its_own_size() -> None:
+    image = prepare(image_file("JPEG", width=101, height=77, orientation=6), ImageSpec(), VlmPreprocessOptions(do_resize=True), 0, POLICY).unwrap()
     assert (image.width, image.height, image.grid) == (101, 77, None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_pixels", 786_432), ("min_pixels", 1), ("do_resize", False)])
 def test_a_native_processor_refuses_what_it_cannot_honour(name: str, value: Any) -> None:
-    error = prepare(picture(), ImageSpec(), VlmPreprocessOptions(**{name: value}), 0, POLICY).failure()
+    error = prepare(image_file(), ImageSpec(), VlmPreprocessOptions(**{name: value}), 0, POLICY).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == name
 
@@ -294,14 +294,14 @@ def test_a_transparent_palette_survives_the_way_from_a_pil_image() -> None:  # P
     assert opened(held).getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_the_digest_is_of_the_picture_before_it_was_resized() -> None:
-    small = prepare(picture(), QWEN3, VlmPreprocessOptions(max_pixels=20_000), 0, POLICY).unwrap()
-    large = prepare(picture(), QWEN3, VlmPreprocessOptions(), 0, POLICY).unwrap()
+def test_the_digest_is_of_the_image_before_it_was_resized() -> None:
+    small = prepare(image_file(), QWEN3, VlmPreprocessOptions(max_pixels=20_000), 0, POLICY).unwrap()
+    large = prepare(image_file(), QWEN3, VlmPreprocessOptions(), 0, POLICY).unwrap()
     assert small.grid != large.grid
     assert small.digest == large.digest == digest(four_corners())
 
 
-def test_the_digest_tells_pictures_of_the_same_bytes_and_other_sides_apart() -> None:
+def test_the_digest_tells_images_of_the_same_bytes_and_other_sides_apart() -> None:
     assert digest(Image.new("RGB", (2, 8))) != digest(Image.new("RGB", (8, 2)))
 
 

@@ -34,7 +34,7 @@ def refusal(*images: Any, policy: ImagePolicy = POLICY) -> GenerationError:
 
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> pathlib.Path:
-    path = tmp_path / "a picture%20?#é.png"
+    path = tmp_path / "an image%20?#é.png"
     path.write_bytes(DATA)
     return path
 
@@ -45,12 +45,12 @@ def test_every_kind_of_source_gives_the_same_bytes(file: pathlib.Path) -> None: 
     assert load(*sources) == [DATA] * len(sources)
 
 
-def test_a_request_without_pictures_is_returned_as_it_is() -> None:
+def test_a_request_without_images_is_returned_as_it_is() -> None:
     request = TextGenerationRequest(prompt="Hi")
     assert load_sources(request, POLICY).unwrap() is request
 
 
-def test_the_order_of_pictures_and_the_text_between_them_stay(tmp_path: pathlib.Path) -> None:  # P6
+def test_the_order_of_images_and_the_text_between_them_stay(tmp_path: pathlib.Path) -> None:  # P6
     for name in "ab":
         (tmp_path / name).write_bytes(name.encode())
     first, second = ({"type": "image", "path": str(tmp_path / name)} for name in "ab")
@@ -73,22 +73,22 @@ def test_the_same_source_is_read_once(file: pathlib.Path, monkeypatch: pytest.Mo
     assert opened == [str(file)]
 
 
-def test_the_position_of_the_first_bad_picture_is_named(file: pathlib.Path) -> None:
+def test_the_position_of_the_first_bad_image_is_named(file: pathlib.Path) -> None:
     error = refusal(file, DATA, "no/such/file.png", "neither.png")
     assert isinstance(error, BadImage)
     assert error.index == 2
-    assert error.message == "picture 2: 'no/such/file.png' cannot be read: No such file or directory"
+    assert error.message == "image 2: 'no/such/file.png' cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/", "a\0b", "\ud800", "x" * 5000])
 def test_what_is_no_regular_file_is_refused(path: str) -> None:
-    assert "picture 0" in refusal(ImageSource(path=path)).message
+    assert "image 0" in refusal(ImageSource(path=path)).message
 
 
 @pytest.mark.parametrize(
     ("path", "message", "hint"),
     [
-        ("{folder}", "is a folder", "pictures_in"),
+        ("{folder}", "is a folder", "images_in"),
         ("a" * 100_000, "(100000 characters) cannot be read", "base64 goes into a data URL"),
         ("s3://bucket/a.png", "'s3://bucket/a.png' cannot be read", "http, https, file and data"),
         ("nowhere.png", "'nowhere.png' cannot be read", "check the path"),

@@ -84,7 +84,7 @@ def test_each_row_of_a_batch_halts_by_itself() -> None:
 # K5: rows are independent, also where their tokens come in turns
 def test_rows_that_stream_side_by_side_halt_by_themselves() -> None:
     scripts = {"one": "{1} tail", "two": "[[[[[[["}
-    engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""], halts=False)
+    engine = FakeEngine(lambda encoded: scripts[encoded.request.prompt or ""], server_side_stops=False)
     texts = dict.fromkeys(range(2), "")
     for event in pg.stream(pg.attach(pg.route(engine), balanced_json()), [{"prompt": name} for name in scripts]):
         if isinstance(event, pg.Delta):
@@ -93,7 +93,7 @@ def test_rows_that_stream_side_by_side_halt_by_themselves() -> None:
 
 
 def test_an_engine_that_overshoots_gives_the_same_text() -> None:
-    exact, late = (run_with(FakeEngine('{"a": 1} tail', halts=halts), balanced_json(), ["x"])[0] for halts in (True, False))
+    exact, late = (run_with(FakeEngine('{"a": 1} tail', server_side_stops=server_side_stops), balanced_json(), ["x"])[0] for server_side_stops in (True, False))
     assert (exact.text, exact.finish, exact.token_ids) == (late.text, late.finish, late.token_ids) == ('{"a": 1}', pg.Finish.PLUGIN, exact.token_ids)
 
 

@@ -17,7 +17,7 @@ from pairs import Pair, loaded
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Job, Prompt
+from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.rendering import render
 from pipegen.stages.tokenizing import encode
 
@@ -117,7 +117,7 @@ def prompt_of(pair: Pair, shape: str, said: Mapping[str, str], **chat: Any) -> S
     if more.pop("continue_final_message", False):
         chat.update(continue_final_message=True, add_generation_prompt=False)
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(**chat, template_kwargs=more)))
-    job = Job(request=TextGenerationRequest(messages=messages, tools=tools), options=options)
+    job = ResolvedRequest(request=TextGenerationRequest(messages=messages, tools=tools), options=options)
     return render(job, tokenizer, renderer).bind(lambda rendered: encode(rendered, (), tokenizer, None))
 
 

@@ -17,7 +17,7 @@ from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Job
+from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render
 from pipegen.stages.tokenizing import encode
 
@@ -45,6 +45,12 @@ def template_refuses(pair: Pair, attack: Attack) -> bool:
     """Whether the template itself refuses harmless words of the same length in these places: Mistral's wants ids of nine letters."""
     twin = prompt_of(pair, attack.shape, {name: "x" * len(words) for name, words in attack.said})
     return not is_ok(twin) and isinstance(twin.failure(), TemplateFailed)
+
+
+def is_written(pair: Pair, attack: Attack) -> bool:
+    """Whether the words come into the prompt: Kimi's template writes the id of a tool's result, and not that of the call."""
+    slot = prompt_of(pair, attack.shape, dict(attack.said), control_tokens="allow")
+    return not is_ok(slot) or slot.unwrap().text != harmless(pair)[attack.shape].text
 
 
 @each_pair
@@ -77,7 +83,7 @@ def test_the_search_finds_words_that_make_control_tokens_where_they_may(pair: Pa
 @each_pair
 def test_whole_tokens_can_be_refused_in_place_of_kept(pair: Pair) -> None:
     for attack in attacks(pair):
-        if attack.kind == "whole":
+        if attack.kind == "whole" and is_written(pair, attack):
             refused = prompt_of(pair, attack.shape, dict(attack.said), control_tokens="reject")
             assert not is_ok(refused), attack
             assert isinstance(refused.failure(), InvalidRequest) or template_refuses(pair, attack), attack
@@ -92,7 +98,7 @@ def test_a_plain_prompt_is_guarded_where_that_is_asked(pair: Pair) -> None:
     for asked in ("text", "reject", None) if tokens else ():
         options = GenerationOptions(chat=ChatTemplateOptions(control_tokens=asked))
         request = TextGenerationRequest(prompt=f"a {' x '.join(tokens)} b", options=options)
-        job = Job(request=request, options=resolve(request.options))
+        job = ResolvedRequest(request=request, options=resolve(request.options))
         slot = render(job, tokenizer, renderer).bind(lambda rendered: encode(rendered, (), tokenizer, None))
         if asked == "reject":
             assert isinstance(slot.failure(), InvalidRequest)

@@ -64,8 +64,8 @@ def test_within_the_limit_it_is_answered(name: str) -> None:
         ({**HI, "options": pg.GenerationOptions}, "options takes GenerationOptions"),
         ({**HI, "options": {"json_schema": b"x"}}, "json_schema takes a JSON Schema as a mapping or as JSON text, not b'x'"),
         ({**HI, "options": {"json_schema": {"a": b"x"}}}, "json_schema takes a JSON Schema as a mapping or as JSON text (JSON holds no bytes)"),
-        ({**HI, "images": 7}, "images takes a list of pictures, not 7"),
-        ({**HI, "images": ""}, "images takes a list of pictures, not ''"),
+        ({**HI, "images": 7}, "images takes a list of images, not 7"),
+        ({**HI, "images": ""}, "images takes a list of images, not ''"),
         ({"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": "[" * 3 + "]" * 3}], "tools": 7}, "tools takes a tuple or a list"),
         ([], "a mapping or a request is wanted, not []"),
         (pg.Success(7), "a slot with a request is wanted, not one with int"),
@@ -129,7 +129,7 @@ def test_data_that_is_nested_too_deep_or_too_large_fails_its_own_row(where: str,
 
 def test_images_of_another_library_are_refused_in_words() -> None:
     numpy = pytest.importorskip("numpy")
-    assert "images takes a list of pictures" in asked({**HI, "images": numpy.array([1, 2])}).failure().message
+    assert "images takes a list of images" in asked({**HI, "images": numpy.array([1, 2])}).failure().message
 
 
 def test_a_request_that_raises_when_it_is_looked_at_is_an_incident(caplog: pytest.LogCaptureFixture) -> None:

@@ -69,7 +69,7 @@ def test_parts_check_what_they_hold(kind: Any, said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("root", [3, "", b"docs"])
-def test_the_root_of_pictures_is_a_folder(root: Any) -> None:
+def test_the_root_of_images_is_a_folder(root: Any) -> None:
     with pytest.raises(pg.InvalidField, match=r"ImagePolicy\.root takes a path"):
         pg.ImagePolicy(root=root)
 

@@ -15,7 +15,7 @@ from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -32,7 +32,7 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[0\].content\[0\].image_url.url takes"),
         ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
         ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
-        ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its picture as image, url, .* not as base64"),
+        ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its image as image, url, .* not as base64"),
         ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not carried out"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not carried"),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
@@ -82,9 +82,9 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
     assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
 
 
-def test_pictures_for_a_text_request_are_sent_to_the_other_kind() -> None:
+def test_images_for_a_text_request_are_sent_to_the_other_kind() -> None:
     values: dict[str, Any] = {"prompt": "a", "images": ["a.png"]}
-    with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; pictures go into a VlmGenerationRequest"):
+    with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; images go into a VlmGenerationRequest"):
         TextGenerationRequest(**values)
 
 
@@ -109,20 +109,20 @@ def test_a_text_request_refuses(given: Any, words: str) -> None:
         TextGenerationRequest(**given)
 
 
-def test_pictures_fill_the_empty_image_parts_in_order() -> None:
+def test_images_fill_the_empty_image_parts_in_order() -> None:
     content = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image", "path": "given.png"}, {"type": "image"}]
     request = VlmGenerationRequest(messages=[{"role": "user", "content": content}], images=["a.png", "b.png"])
     assert [source.path for source in request.sources] == ["a.png", "given.png", "b.png"]
     assert request.images == ()
 
 
-def test_pictures_without_a_place_stand_before_the_first_user_text() -> None:
+def test_images_without_a_place_stand_before_the_first_user_text() -> None:
     request = VlmGenerationRequest(messages=[{"role": "system", "content": "s"}, USER], images=["a.png"])
     assert request.messages is not None
     assert request.messages[1].content == (ImagePart(source=ImageSource(path="a.png")), TextPart(text="Hi"))
 
 
-def test_a_prompt_with_pictures_is_a_user_turn() -> None:
+def test_a_prompt_with_images_is_a_user_turn() -> None:
     assert VlmGenerationRequest(prompt="What?", images=["a.png"]) == VlmGenerationRequest(
         messages=[{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]}]
     )
@@ -136,15 +136,15 @@ def test_a_prompt_with_pictures_is_a_user_turn() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "images": ["a", "b"]}, "leave 1 image parts open, and images holds 2"),
         ({"messages": [{"role": "system", "content": "s"}], "images": ["a"]}, "take a user message"),
         ({"prompt_token_ids": [1], "images": ["a"]}, "not with prompt_token_ids"),
-        ({"messages": [USER], "images": "a.png"}, "a list of pictures"),
+        ({"messages": [USER], "images": "a.png"}, "a list of images"),
     ],
 )
-def test_pictures_that_do_not_match_are_refused(given: Any, words: str) -> None:
+def test_images_that_do_not_match_are_refused(given: Any, words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         VlmGenerationRequest(**given)
 
 
-def test_pictures_can_be_exchanged_in_message_order() -> None:
+def test_images_can_be_exchanged_in_message_order() -> None:
     request = VlmGenerationRequest(messages=[USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}], images=["a.png"])
     loaded = request.with_sources((ImageSource(data=b"x"),))
     assert loaded.sources == (ImageSource(data=b"x"),)
@@ -163,7 +163,7 @@ def test_pictures_can_be_exchanged_in_message_order() -> None:
         (memoryview(b"x"), {"data": b"x"}),
     ],
 )
-def test_a_picture_comes_from_what_callers_have(value: Any, field: dict[str, Any]) -> None:  # P8
+def test_an_image_comes_from_what_callers_have(value: Any, field: dict[str, Any]) -> None:  # P8
     assert ImageSource.of(value) == ImageSource(**field)
 
 
@@ -178,7 +178,7 @@ def test_a_pil_image_is_kept_losslessly_and_upright() -> None:  # P8
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fails(kind: str) -> None:
     whole = io.BytesIO()
-    Image.open(io.BytesIO(picture(width=200, height=200))).convert("RGB").save(whole, kind)
+    Image.open(io.BytesIO(image_file(width=200, height=200))).convert("RGB").save(whole, kind)
     cut = Image.open(io.BytesIO(whole.getvalue()[: len(whole.getvalue()) // 2]))
     with pytest.raises(InvalidField, match="image: the PIL image cannot be read: OSError"):
         ImageSource.of(cut)
@@ -186,7 +186,7 @@ def test_a_pil_image_whose_pixels_cannot_be_read_is_a_request_of_its_own_that_fa
     assert "messages[0].content[0].image: the PIL image cannot be read" in slot.failure().message
 
 
-def test_whatever_pil_raises_is_said_of_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_pil_raises_is_said_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: object, **__: object) -> None:
         raise AssertionError("bug")
 

@@ -1,4 +1,4 @@
-"""Records: what a model may be loaded with, and what is printed of a picture."""
+"""Records: what a model may be loaded with, and what is printed of an image."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_remote_code_is_off_and_a_model_has_a_name() -> None:
         pg.ModelLoadConfig(model="")
 
 
-def test_a_picture_prints_no_pixels() -> None:
+def test_an_image_prints_no_pixels() -> None:
     image = PreparedImage(width=2, height=1, rgb=bytes(6), digest="0123456789abcdef", grid=(1, 2, 2))
     assert repr(image) == "PreparedImage(2x1, 0123456789ab, grid=(1, 2, 2), tokens=1)"
     assert pickle.loads(pickle.dumps(image)) == image

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The folder of a model: `embedded`, which takes pictures, or `text`, its language half."""
+    """The folder of a model: `embedded`, which takes images, or `text`, its language half."""
     from training.model import export_text_only
 
     root: Path = tmp_path_factory.mktemp("models")
@@ -47,7 +47,7 @@ KEY = "the-key-of-these-tests"
 """What the servers want to be shown."""
 
 
-class Served:
+class HttpEngine:
     """A running server: which engine and model, where it is, and where the model lies."""
 
     def __init__(self, engine: str, model: str, url: str, folder: str) -> None:
@@ -80,12 +80,12 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], Served]]:
+def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], HttpEngine]]:
     """Start the server `engine-model`, and stop the one before it."""
     with ExitStack() as stack:
-        last: dict[str, Served] = {}
+        last: dict[str, HttpEngine] = {}
 
-        def started(name: str) -> Served:
+        def started(name: str) -> HttpEngine:
             if name not in last:
                 last.clear()
                 stack.close()
@@ -95,14 +95,14 @@ def serving(folder_of: Callable[[str], str]) -> Iterator[Callable[[str], Served]
                 # With the text model, vLLM is as it comes: its endpoint for ids is switched off, and pipegen takes the other one.
                 more = launch.BY_IDS if (engine, model) == ("vllm", embedded.NAME) else ()
                 url = stack.enter_context(launch.server(engine, folder_of(model), model, "--api-key", KEY, *more))
-                last[name] = Served(engine, model, url, folder_of(model))
+                last[name] = HttpEngine(engine, model, url, folder_of(model))
             return last[name]
 
         yield started
 
 
 @pytest.fixture
-def served(request: pytest.FixtureRequest, serving: Callable[[str], Served]) -> Served:
+def served(request: pytest.FixtureRequest, serving: Callable[[str], HttpEngine]) -> HttpEngine:
     """The server that the test's parameter names."""
     return serving(request.param)
 

@@ -22,7 +22,7 @@ from launch import BY_IDS, PYTHONS, Answer, ask, server
 from transformers import AutoTokenizer
 
 from pipegen import embedded
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 FOLDER = Path(__file__).parents[1] / "backends" / "servers" / "recorded"
 CONTEXT = 4096
@@ -39,19 +39,19 @@ TOOL = {
     },
 }
 FORCED = {"type": "function", "function": {"name": "count"}}
-BLUE = "data:image/png;base64," + base64.b64encode(picture(width=64, height=64)).decode()
+BLUE = "data:image/png;base64," + base64.b64encode(image_file(width=64, height=64)).decode()
 tokenizer = AutoTokenizer.from_pretrained(embedded.path())
 
 
-def ids(text: str, *, picture: bool = False) -> list[int]:
-    """The ids of one user turn as the embedded model is asked it, with one placeholder for a picture."""
-    before = "<|vision_start|><|image_pad|><|vision_end|>" if picture else ""
+def ids(text: str, *, image_file: bool = False) -> list[int]:
+    """The ids of one user turn as the embedded model is asked it, with one placeholder for an image."""
+    before = "<|vision_start|><|image_pad|><|vision_end|>" if image_file else ""
     whole = f"<|im_start|>user\n{before}{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
 
 
 HI = ids("List the months of the year.")
-LOOK = ids("What do you see?", picture=True)
+LOOK = ids("What do you see?", image_file=True)
 LONG = [HI[-1]] * (CONTEXT + 44)
 SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BLUE}}, {"type": "text", "text": "What do you see?"}]}]
 SAID = [{"role": "user", "content": "List the months of the year."}]
@@ -72,7 +72,7 @@ def chats(name: str) -> Iterator[Case]:
     yield "chat_logprobs_stream", path, {**base, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, **stream}
     yield "chat_two", path, {**base, "max_tokens": 4, "n": 2, "temperature": 1.0, "seed": 3}
     yield "chat_token_ids", path, {**base, "return_token_ids": True, "return_prompt_token_ids": True}
-    yield "chat_picture", path, {**base, "messages": SEEN}
+    yield "chat_image", path, {**base, "messages": SEEN}
     yield "chat_reasoning", path, {**base, **ON, "max_tokens": 40}
     yield "chat_reasoning_stream", path, {**base, **ON, "max_tokens": 40, **stream}
     yield "chat_tool", path, {**base, "tools": [TOOL], "tool_choice": FORCED, "max_tokens": 24}
@@ -85,7 +85,7 @@ def chats(name: str) -> Iterator[Case]:
     yield "chat_wrong_model", path, {**base, "model": "nobody"}
     yield "chat_no_messages", path, {**base, "messages": []}
     yield "chat_bad_temperature", path, {**base, "temperature": -1}
-    yield "chat_bad_picture", path, {**base, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BLUE[:60]}}]}]}
+    yield "chat_bad_image", path, {**base, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BLUE[:60]}}]}]}
 
 
 def vllm(name: str) -> Iterator[Case]:
@@ -111,10 +111,10 @@ def vllm(name: str) -> Iterator[Case]:
     yield "generate_logprobs_stream", path, generate(HI, {"max_tokens": 3, "logprobs": 2}, stream=True)
     yield "generate_two", path, generate(HI, {"n": 2, "temperature": 1.0, "seed": 3})
     yield "generate_text", path, generate(HI, output_mode="text")
-    yield "generate_picture", path, generate(LOOK, content_parts=[part], return_token_ids=True)
-    yield "generate_picture_stream", path, generate(LOOK, content_parts=[part], stream=True, return_token_ids=True)
-    yield "generate_bad_picture", path, generate(LOOK, content_parts=[{"type": "image_url", "url": BLUE[:60]}])
-    yield "generate_picture_without_placeholder", path, generate(HI, content_parts=[part])
+    yield "generate_image", path, generate(LOOK, content_parts=[part], return_token_ids=True)
+    yield "generate_image_stream", path, generate(LOOK, content_parts=[part], stream=True, return_token_ids=True)
+    yield "generate_bad_image", path, generate(LOOK, content_parts=[{"type": "image_url", "url": BLUE[:60]}])
+    yield "generate_image_without_placeholder", path, generate(HI, content_parts=[part])
     yield "generate_too_long", path, generate(LONG)
     yield "generate_too_long_stream", path, generate(LONG, stream=True)
     yield "generate_no_room", path, generate(LONG[:CONTEXT])
@@ -155,9 +155,9 @@ def sglang(name: str) -> Iterator[Case]:
     yield "generate_logprobs_stream", path, generate(HI, {"max_new_tokens": 3}, stream=True, **logprobs)
     yield "generate_two", path, generate(HI, {"n": 2, "temperature": 1.0})
     yield "generate_batch", path, generate([HI, HI[:9]])
-    yield "generate_picture", path, generate(LOOK, image_data=[BLUE], return_prompt_token_ids=True)
-    yield "generate_picture_stream", path, generate(LOOK, image_data=[BLUE], stream=True)
-    yield "generate_bad_picture", path, generate(LOOK, image_data=[BLUE[:60]])
+    yield "generate_image", path, generate(LOOK, image_data=[BLUE], return_prompt_token_ids=True)
+    yield "generate_image_stream", path, generate(LOOK, image_data=[BLUE], stream=True)
+    yield "generate_bad_image", path, generate(LOOK, image_data=[BLUE[:60]])
     yield "generate_too_many_placeholders", path, generate(LOOK + LOOK, image_data=[BLUE])
     yield "generate_too_long", path, generate(LONG)
     yield "generate_too_long_stream", path, generate(LONG, stream=True)

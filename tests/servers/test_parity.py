@@ -43,7 +43,7 @@ def table(served: Any, way: str, counts: dict[str, int], words: str, capsys: pyt
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_by_token_ids_everything_is_equal(served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    made = mixed_requests(served.model, REQUESTS[served.model], pictures=served.model in SEES)
+    made = mixed_requests(served.model, REQUESTS[served.model], images=served.model in SEES)
     requests = tuple(as_taken(request, served.engine) for request in made)
     theirs = wanted(served.model, requests)
     with served.opened() as route:
@@ -71,7 +71,7 @@ def test_what_a_server_would_do_otherwise_is_refused_by_name(served: Any) -> Non
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_by_chat_the_texts_are_equal(served: Any, wanted: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    requests = tuple(chat_requests(served.model, REQUESTS[served.model], pg.GenerationOptions(), pictures=served.model in SEES))
+    requests = tuple(chat_requests(served.model, REQUESTS[served.model], pg.GenerationOptions(), images=served.model in SEES))
     theirs = wanted(served.model, requests)
     with served.chat() as route:
         found = pg.run(route, requests)

@@ -13,7 +13,7 @@ from returns.result import Failure
 import pipegen as pg
 from pipegen.core.slots import is_ok
 from pipegen.testing.ask import PROMPTS, answers, chat, greedy, same
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 EMBEDDED = ("vllm-embedded", "sglang-embedded")
 both = pytest.mark.parametrize("served", EMBEDDED, indirect=True)
@@ -118,8 +118,8 @@ def test_logprobs_are_those_of_the_hf_engine(served: Any, hf_of: Any) -> None:  
 @both
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (33, 130), (300, 40), (640, 480), (1000, 30), (17, 19)])
 @pytest.mark.parametrize("budget", [{}, {"min_pixels": 9216, "max_pixels": 12544}, {"min_pixels": 12544, "max_pixels": 16384}], ids=json.dumps)
-def test_a_picture_has_the_same_grid_and_prompt_everywhere(width: int, height: int, budget: dict[str, int], served: Any, hf_of: Any) -> None:  # P1
-    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[picture(width=width, height=height)])
+def test_an_image_has_the_same_grid_and_prompt_everywhere(width: int, height: int, budget: dict[str, int], served: Any, hf_of: Any) -> None:  # P1
+    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[image_file(width=width, height=height)])
     options = greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(**budget))
     with served.opened() as route:
         found, wanted = pg.run(route, [request], options)[0], pg.run(hf_of(served.model), [request], options)[0]
@@ -139,7 +139,7 @@ SMALL = [{"max_pixels": 4096}, {"max_pixels": 2048}, {"min_pixels": 65536, "max_
 def test_vllm_keeps_a_budget_that_is_not_the_checkpoints_own(budget: dict[str, Any], served: Any, hf_of: Any) -> None:  # P1
     options = greedy(max_new_tokens=12, preprocess=pg.VlmPreprocessOptions(**budget))
     sizes = [(64, 64)], [(64, 64), (320, 160)]
-    requests = [pg.VlmGenerationRequest(prompt="Compare.", images=[picture(width=width, height=height) for width, height in some]) for some in sizes]
+    requests = [pg.VlmGenerationRequest(prompt="Compare.", images=[image_file(width=width, height=height) for width, height in some]) for some in sizes]
     with served.opened() as route:
         found, streamed = pg.run(route, requests, options), [event.slot for event in pg.stream(route, requests, options) if isinstance(event, pg.Done)]
         for one, two, other in zip(answers(found), answers(streamed), answers(pg.run(hf_of(served.model), requests, options)), strict=True):
@@ -149,7 +149,7 @@ def test_vllm_keeps_a_budget_that_is_not_the_checkpoints_own(budget: dict[str, A
 
 @pytest.mark.parametrize("served", ["sglang-embedded"], indirect=True)
 def test_a_budget_that_the_server_would_not_keep_is_refused(served: Any) -> None:  # P1
-    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[picture(width=64, height=64)])
+    request = pg.VlmGenerationRequest(prompt="What do you see?", images=[image_file(width=64, height=64)])
     with served.opened() as route:
         error = pg.run(route, [request], greedy(max_new_tokens=4, preprocess=pg.VlmPreprocessOptions(max_pixels=4096)))[0].failure()
     assert isinstance(error, pg.UnsupportedOption)

@@ -13,7 +13,7 @@ from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Encoded, Job, Prompt
+from pipegen.records.results import Encoded, Prompt, ResolvedRequest
 from pipegen.stages.fitting import check_fit, check_ids, check_support, room
 
 REQUEST = TextGenerationRequest(prompt="a")
@@ -73,7 +73,7 @@ def test_room_is_what_the_prompt_leaves() -> None:
 
 
 def test_a_refusal_names_the_plugin_and_its_reason() -> None:
-    job = Job(request=REQUEST, options=resolve(GenerationOptions()))
+    job = ResolvedRequest(request=REQUEST, options=resolve(GenerationOptions()))
     reasons = {"none": lambda request: None, "words": lambda request: "it is short"}
     plugins = tuple(Plugin(name=name, refuses=reason) for name, reason in reasons.items())
     error = check_support(job, engine(None), plugins).failure()
@@ -82,18 +82,18 @@ def test_a_refusal_names_the_plugin_and_its_reason() -> None:
     assert check_support(job, engine(None), (curt,)).failure() == PluginFailed("plugin 'curt' refused with bool; refuses gives a reason or None", plugin="curt")
 
 
-def support(capabilities: Capabilities, request: GenerationRequest = REQUEST, **options: Any) -> Slot[Job]:
-    return check_support(Job(request=request, options=resolve(GenerationOptions(**options))), capabilities)
+def support(capabilities: Capabilities, request: GenerationRequest = REQUEST, **options: Any) -> Slot[ResolvedRequest]:
+    return check_support(ResolvedRequest(request=request, options=resolve(GenerationOptions(**options))), capabilities)
 
 
-def test_pictures_are_refused_with_the_reason_where_there_is_one() -> None:  # P7
-    picture = VlmGenerationRequest(prompt="?", images=[b"1", b"2", b"3"])
-    assert support(Capabilities(engine="toy", honours=frozenset()), picture).failure() == UnsupportedMultimodal("toy takes no pictures")
+def test_images_are_refused_with_the_reason_where_there_is_one() -> None:  # P7
+    image = VlmGenerationRequest(prompt="?", images=[b"1", b"2", b"3"])
+    assert support(Capabilities(engine="toy", honours=frozenset()), image).failure() == UnsupportedMultimodal("toy takes no images")
     blind = Capabilities(engine="toy", honours=frozenset(), reason="it is text-only")
-    assert support(blind, picture).failure() == UnsupportedMultimodal("toy takes no pictures: it is text-only")
+    assert support(blind, image).failure() == UnsupportedMultimodal("toy takes no images: it is text-only")
     two = Capabilities(engine="toy", honours=frozenset({"images"}), max_images=2)
-    assert support(two, picture).failure() == UnsupportedMultimodal("toy takes at most 2 pictures in a request, and this one has 3")
-    assert is_ok(support(Capabilities(engine="toy", honours=frozenset({"images"}), max_images=3), picture))
+    assert support(two, image).failure() == UnsupportedMultimodal("toy takes at most 2 images in a request, and this one has 3")
+    assert is_ok(support(Capabilities(engine="toy", honours=frozenset({"images"}), max_images=3), image))
 
 
 OTHERS = "vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"

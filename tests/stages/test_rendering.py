@@ -17,7 +17,7 @@ from pipegen.core.slots import Slot
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Job
+from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.template import composes
 from pipegen.stages.rendering import Rendered, render
 from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
@@ -25,9 +25,9 @@ from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokeniz
 USER = {"role": "user", "content": "Hi"}
 
 
-def job(*messages: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (), **chat: Any) -> Job:
+def job(*messages: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (), **chat: Any) -> ResolvedRequest:
     request = VlmGenerationRequest(messages=messages, tools=tuple(tools))
-    return Job(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    return ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
 
 
 def chatml(*messages: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (), own: str = CHATML, **chat: Any) -> Slot[Rendered]:
@@ -194,14 +194,14 @@ def test_a_string_becomes_a_part_for_a_template_that_takes_parts_only() -> None:
 def test_a_plain_prompt_gets_the_bos_once() -> None:  # B9
     raw = instruct_tokenizer()
     for prompt in ("Once", "<s>Once"):
-        one = Job(request=TextGenerationRequest(prompt=prompt), options=resolve(GenerationOptions()))
+        one = ResolvedRequest(request=TextGenerationRequest(prompt=prompt), options=resolve(GenerationOptions()))
         assert render(one, HFTokenizer(raw), HFRenderer(raw, INSTRUCT), bos_token="<s>").unwrap().text == "<s>Once"
 
 
 def test_given_token_ids_and_plain_prompts_call_no_template() -> None:
     renderer = CountingRenderer(lambda messages, variables: "")
     for request in (TextGenerationRequest(prompt_token_ids=[1, 2]), TextGenerationRequest(prompt="Hi")):
-        slot = render(Job(request=request, options=resolve(GenerationOptions())), HFTokenizer(chatml_tokenizer()), renderer)
+        slot = render(ResolvedRequest(request=request, options=resolve(GenerationOptions())), HFTokenizer(chatml_tokenizer()), renderer)
         assert slot.unwrap().thinking is None
     assert renderer.seen == []
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.vision_models import PICTURE_FAMILIES
+from support.vision_models import IMAGE_FAMILIES
 
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
@@ -170,7 +170,7 @@ _VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
 }
 _MAKERS: Mapping[str, Callable[[int], tuple[Any, Any]]] = {**_ATTENTION, **_HYBRID, **_VARIANT}
 FAMILIES = tuple(_ATTENTION)
-"""`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes pictures."""
+"""`llama`, `mistral` and `gemma3` have a BOS and no pad token; `mistral` and `gemma3` a sliding window of 8; `qwen3_vl` takes images."""
 HYBRIDS = tuple(_HYBRID)
 """Models of which some layers keep states instead of keys and values: convolutions (`lfm2`), a gated delta rule (`qwen3_next`), Mamba 2 (`falcon_h1`)."""
 
@@ -181,7 +181,7 @@ positions of `llama_linear` (128 times 4), `llama_dynamic` and `llama_yarn` (128
 
 
 def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:
-    """Write a model of that family (of `FAMILIES`, `HYBRIDS`, `VARIANTS` or `PICTURE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
+    """Write a model of that family (of `FAMILIES`, `HYBRIDS`, `VARIANTS` or `IMAGE_FAMILIES`) with its tokenizer into a new folder, and give the folder back.
 
     `head_dim` is the size of an attention head: kernels of some engines take none below 32.
     With `whole_text`, the model (greedily) writes no token that is a piece of a character only, so that its answers are valid UTF-8.
@@ -191,8 +191,8 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
 
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    pictures = PICTURE_FAMILIES[family]() if family in PICTURE_FAMILIES else None
-    tokenizer, model = (pictures.tokenizer, pictures.model()) if pictures else _MAKERS[family](head_dim)
+    image_files = IMAGE_FAMILIES[family]() if family in IMAGE_FAMILIES else None
+    tokenizer, model = (image_files.tokenizer, image_files.model()) if image_files else _MAKERS[family](head_dim)
     torch.random.set_rng_state(state)
     if whole_text:
         pieces = [token_id for token_id in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token_id])]
@@ -201,8 +201,8 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_d
     model.generation_config = _hf().GenerationConfig(**{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **generation})
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    if pictures:
-        pictures.save(directory)
+    if image_files:
+        image_files.save(directory)
     if family == "qwen3_vl":
         (directory / "preprocessor_config.json").write_text(json.dumps(dict(_IMAGE_PROCESSOR)))
     return directory

@@ -21,7 +21,7 @@ __all__ = ["ToyModel"]
 
 
 class ToyModel:
-    """The toy tokenizer and template as a model's light facts; pictures are one black pixel of three tokens. `sees=False` is a text model."""
+    """The toy tokenizer and template as a model's light facts; images are one black pixel of three tokens. `sees=False` is a text model."""
 
     def __init__(self, *, sees: bool = True) -> None:
         self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
@@ -32,13 +32,13 @@ class ToyModel:
         self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None
         self.generation_config: immutabledict[str, Any] = immutabledict()
         self.positions = Positions()
-        self.no_images_because = "" if sees else "the toy model is text-only"
+        self.images_unsupported_reason = "" if sees else "the toy model is text-only"
 
-    def resized_again(self, prompt: Prompt) -> None:
-        """The toy pictures have one size."""
+    def check_server_resize(self, prompt: Prompt) -> None:
+        """The toy images have one size."""
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """Any bytes are a picture, unless they begin with `broken`."""
+        """Any bytes are an image, unless they begin with `broken`."""
         data = source.data or b""
         if data.startswith(b"broken"):
             return Failure(BadImage(index))

@@ -1,4 +1,4 @@
-"""Tiny random models of the families whose processors tile, frame or squeeze pictures, with processors, templates and tokens in the shape those families use.
+"""Tiny random models of the families whose processors tile, frame or squeeze images, with processors, templates and tokens in the shape those families use.
 
 `support.models.write_model` writes them like any other family.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pipegen.testing.prompts import added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 
-__all__ = ["PICTURE_FAMILIES", "PictureFamily"]
+__all__ = ["IMAGE_FAMILIES", "ImageFamily"]
 
 
 def _hf() -> Any:
@@ -24,7 +24,7 @@ def _hf() -> Any:
 
 
 def _template(before: str, after: str, image: str, answer: str, *, bos: bool = False, roles: str = "message.role", trim: bool = False) -> str:
-    """A chat template that writes `image` for each picture and the text parts as they are (or trimmed), between `before` and `after`."""
+    """A chat template that writes `image` for each image and the text parts as they are (or trimmed), between `before` and `after`."""
     text = "part.text | trim" if trim else "part.text"
     parts = f"{{{{- '{image}' if part.type == 'image' else {text} -}}}}"
     content = f"{{%- if message.content is string -%}}{{{{- message.content -}}}}{{%- else -%}}{{%- for part in message.content -%}}{parts}{{%- endfor -%}}"
@@ -67,7 +67,7 @@ _TOWER: Mapping[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hi
 _PIXELS: Mapping[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-class PictureFamily(NamedTuple):
+class ImageFamily(NamedTuple):
     """One family: its tokenizer, its model, and what stands in its preprocessor and processor files."""
 
     tokenizer: Any
@@ -82,8 +82,8 @@ class PictureFamily(NamedTuple):
 
 
 @functools.cache
-def gemma3_vl() -> PictureFamily:
-    """Each picture a frame with blank lines around it; the template's mark is not the token that features take the place of."""
+def gemma3_vl() -> ImageFamily:
+    """Each image a frame with blank lines around it; the template's mark is not the token that features take the place of."""
     template = _template("<start_of_turn>ROLE\\n", "<end_of_turn>\\n", "<start_of_image>", "<start_of_turn>model\\n", trim=True)
     named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _tokenizer(turns_tokenizer(), template, ("<start_of_turn>", "<end_of_turn>"), **named)
@@ -105,11 +105,11 @@ def gemma3_vl() -> PictureFamily:
         return made
 
     image = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}}
-    return PictureFamily(tokenizer, model, image, {"processor_class": "Gemma3Processor", "image_seq_length": 4})
+    return ImageFamily(tokenizer, model, image, {"processor_class": "Gemma3Processor", "image_seq_length": 4})
 
 
 @functools.cache
-def llava() -> PictureFamily:
+def llava() -> ImageFamily:
     """LLaVA 1.5: a square crop, and one token for each patch."""
     tokenizer = _tokenizer(instruct_tokenizer(), _template("ROLE: ", " ", "<image>\\n", "ASSISTANT:", roles="message.role | upper"), ("<image>",))
 
@@ -124,12 +124,12 @@ def llava() -> PictureFamily:
 
     image = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
     strategy = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return PictureFamily(tokenizer, model, image, {"processor_class": "LlavaProcessor", "image_token": "<image>", **strategy})
+    return ImageFamily(tokenizer, model, image, {"processor_class": "LlavaProcessor", "image_token": "<image>", **strategy})
 
 
 @functools.cache
-def llava_next() -> PictureFamily:
-    """LLaVA-NeXT: the picture and its tiles; how many tokens they take follows from the shape."""
+def llava_next() -> ImageFamily:
+    """LLaVA-NeXT: the image and its tiles; how many tokens they take follows from the shape."""
     tokenizer = _tokenizer(instruct_tokenizer(), _template("[INST] ", " [/INST]", "<image>\\n", ""), ("<image>",))
     pinpoints = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
 
@@ -150,10 +150,10 @@ def llava_next() -> PictureFamily:
         "image_grid_pinpoints": pinpoints,
     }
     strategy = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return PictureFamily(tokenizer, model, image, {"processor_class": "LlavaNextProcessor", "image_token": "<image>", **strategy})
+    return ImageFamily(tokenizer, model, image, {"processor_class": "LlavaNextProcessor", "image_token": "<image>", **strategy})
 
 
-def _idefics(kind: str, processor: str, named: Mapping[str, str]) -> PictureFamily:
+def _idefics(kind: str, processor: str, named: Mapping[str, str]) -> ImageFamily:
     tiles = tuple(f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6))
     special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<|im_start|>", *tiles)
     template = _template("<|im_start|>ROLE:", "<end_of_utterance>\\n", "<image>", "Assistant:", roles="message.role | capitalize")
@@ -170,23 +170,23 @@ def _idefics(kind: str, processor: str, named: Mapping[str, str]) -> PictureFami
         return getattr(_hf(), f"{kind}ForConditionalGeneration")(config)
 
     image = {"image_processor_type": f"{kind}ImageProcessor", "size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
-    return PictureFamily(tokenizer, model, image, {"processor_class": processor, "image_seq_len": 4})
+    return ImageFamily(tokenizer, model, image, {"processor_class": processor, "image_seq_len": 4})
 
 
 @functools.cache
-def idefics3() -> PictureFamily:
-    """Tiles with marks for their row and column, line ends, and the whole picture last."""
+def idefics3() -> ImageFamily:
+    """Tiles with marks for their row and column, line ends, and the whole image last."""
     return _idefics("Idefics3", "Idefics3Processor", {})
 
 
 @functools.cache
-def smolvlm() -> PictureFamily:
+def smolvlm() -> ImageFamily:
     """As Idefics3; its processor also wants a part for videos, and the package num2words."""
     return _idefics("SmolVLM", "SmolVLMProcessor", {"fake_image_token": "<fake_token_around_image>", "image_token": "<image>"})
 
 
 @functools.cache
-def internvl() -> PictureFamily:
+def internvl() -> ImageFamily:
     """Tiles in one frame; its processor also wants a part for videos."""
     template = _template("<|im_start|>ROLE\\n", "<|im_end|>\\n", "<IMG_CONTEXT>\\n", "<|im_start|>assistant\\n")
     named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
@@ -202,11 +202,11 @@ def internvl() -> PictureFamily:
         return _hf().InternVLForConditionalGeneration(config)
 
     image = {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 16, "width": 16}, "crop_to_patches": True, "max_patches": 4}
-    return PictureFamily(tokenizer, model, image, {"processor_class": "InternVLProcessor", "image_seq_length": 4})
+    return ImageFamily(tokenizer, model, image, {"processor_class": "InternVLProcessor", "image_seq_length": 4})
 
 
 @functools.cache
-def mistral3() -> PictureFamily:
+def mistral3() -> ImageFamily:
     """Any size up to a longest edge; rows of tokens with a break after each, and an end mark for the last."""
     named = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
     tokenizer = _tokenizer(instruct_tokenizer(), _template("[INST]", "[/INST]", "[IMG]", "", bos=True), (), **named)
@@ -221,10 +221,10 @@ def mistral3() -> PictureFamily:
         return _hf().Mistral3ForConditionalGeneration(config)
 
     image = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}}
-    return PictureFamily(tokenizer, model, image, {"processor_class": "PixtralProcessor", "patch_size": 8, "spatial_merge_size": 2})
+    return ImageFamily(tokenizer, model, image, {"processor_class": "PixtralProcessor", "patch_size": 8, "spatial_merge_size": 2})
 
 
-PICTURE_FAMILIES: Mapping[str, Callable[[], PictureFamily]] = {
+IMAGE_FAMILIES: Mapping[str, Callable[[], ImageFamily]] = {
     "gemma3_vl": gemma3_vl,
     "llava": llava,
     "llava_next": llava_next,

@@ -1,11 +1,11 @@
-"""Training conversations: exchanges, a system prompt, pictures, and the styles a system prompt may ask for."""
+"""Training conversations: exchanges, a system prompt, images, and the styles a system prompt may ask for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from training import picture_tasks, text_tasks, words as w
+from training import image_tasks, text_tasks, words as w
 from training.text_tasks import Exchange, compact_json
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.scenes import Scene
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-"""A picture in a rendered chat; the middle token is repeated once per feature of the picture."""
+"""An image in a rendered chat; the middle token is repeated once per feature of the image."""
 
 _NEVER_UPPER = {"detect", "pair_detect", "make_json", "long_text", "list", "continue"}
 _NEVER_JSON = {"long_text"}
@@ -23,10 +23,10 @@ _ALREADY_JSON = {"detect", "pair_detect", "make_json"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question with the pictures in front of it (numbers of scenes), and its answer."""
+    """A question with the images in front of it (numbers of scenes), and its answer."""
 
     exchange: Exchange
-    pictures: tuple[int, ...] = ()
+    images: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def json_only(exchange: Exchange, scene: Scene | None) -> Exchange:
     if exchange.kind in _ALREADY_JSON:
         return exchange
     if exchange.kind == "describe" and scene is not None:
-        return replace(exchange, answer=picture_tasks.scene_json(scene))
+        return replace(exchange, answer=image_tasks.scene_json(scene))
     return replace(exchange, answer=compact_json({"answer": exchange.answer}))
 
 
@@ -103,29 +103,29 @@ def text_conversation(rng: random.Random) -> Conversation:
     return Conversation(system, turns, rng.random() < 0.25)
 
 
-def picture_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_questions: int = 1) -> Conversation:
-    """Turns about one picture; or about two, shown together or one after the other.
+def image_conversation(scenes: tuple[Scene, ...], rng: random.Random, yes_no_questions: int = 1) -> Conversation:
+    """Turns about one image; or about two, shown together or one after the other.
 
-    Mostly the first picture only: two are used in one conversation of five.
+    Mostly the first image only: two are used in one conversation of five.
     """
     system = sample_system(rng)
     draw = rng.random()
     turns: list[Turn] = []
     first = scenes[0]
 
-    def ask(exchanges: list[Exchange], pictures: tuple[int, ...], count: int, scene: Scene | None) -> None:
-        """Add turns; the pictures stand before the first question."""
+    def ask(exchanges: list[Exchange], images: tuple[int, ...], count: int, scene: Scene | None) -> None:
+        """Add turns; the images stand before the first question."""
         for exchange in [one for one in exchanges if fits(system, one)][:count]:
-            turns.append(Turn(in_style(system, exchange, scene), pictures))
-            pictures = ()
+            turns.append(Turn(in_style(system, exchange, scene), images))
+            images = ()
 
     if len(scenes) > 1 and draw < 0.14:
-        ask(picture_tasks.pair_questions(scenes[0], scenes[1], rng), (0, 1), rng.randint(1, 3), None)
+        ask(image_tasks.pair_questions(scenes[0], scenes[1], rng), (0, 1), rng.randint(1, 3), None)
     elif len(scenes) > 1 and draw < 0.20:
-        for picture, scene in enumerate(scenes[:2]):
-            ask(picture_tasks.questions(scene, rng), (picture,), rng.randint(1, 3), scene)
+        for image, scene in enumerate(scenes[:2]):
+            ask(image_tasks.questions(scene, rng), (image,), rng.randint(1, 3), scene)
     else:
-        ask(picture_tasks.questions(first, rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), first)
+        ask(image_tasks.questions(first, rng, yes_no_questions), (0,), rng.choice((1, 2, 4, 6)), first)
         if rng.random() < 0.05:
             exchange = _text_exchange(system, rng)
             if exchange.kind not in ("no_image", "long_text"):
@@ -139,14 +139,14 @@ def render(conversation: Conversation, features: tuple[int, ...], every_turn_mar
     The same text as the chat template gives: the thought block stands in the last answer only. With
     `every_turn_marked` the earlier answers get an empty one too, which the template would not write: their first
     tokens can then be learnt as well, since the model sees that thinking is off.
-    `features` holds how many features each picture has.
+    `features` holds how many features each image has.
     """
     pieces: list[tuple[str, bool]] = []
     if conversation.system is not None:
         pieces.append((f"<|im_start|>system\n{conversation.system}<|im_end|>\n", False))
     last = len(conversation.turns) - 1
     for number, turn in enumerate(conversation.turns):
-        images = "".join(IMAGE.replace("<|image_pad|>", "<|image_pad|>" * features[p]) for p in turn.pictures)
+        images = "".join(IMAGE.replace("<|image_pad|>", "<|image_pad|>" * features[p]) for p in turn.images)
         pieces.append((f"<|im_start|>user\n{images}{turn.exchange.question}<|im_end|>\n<|im_start|>assistant\n", False))
         if number == last and conversation.thinking:
             pieces.append((f"<think>\n{turn.exchange.thought}\n</think>\n\n", True))

@@ -1,6 +1,6 @@
 """Held-out accuracy of a trained folder: `python -m training.evaluate [DIRECTORY]`, as JSON.
 
-Greedy, fp32, thinking off unless said, on pictures and questions drawn from seeds that training does not use. An
+Greedy, fp32, thinking off unless said, on images and questions drawn from seeds that training does not use. An
 answer is right if its text is exactly the wanted one and the model ended its turn itself.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from training import conversations, picture_tasks, text_tasks, words as w
+from training import conversations, image_tasks, text_tasks, words as w
 from training.inference import Case, Embedded
 from training.scenes import GRIDS, Scene, draw, sample_scene
 from training.text_tasks import Exchange
@@ -40,8 +40,8 @@ class Tally:
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def _user(question: str, pictures: int = 0) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "image"}] * pictures + [{"type": "text", "text": question}]}
+def _user(question: str, images: int = 0) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image"}] * images + [{"type": "text", "text": question}]}
 
 
 def _said(text: str) -> dict[str, Any]:
@@ -75,35 +75,35 @@ def text_cases(count: int) -> Iterable[Case]:
         yield Case("thinking text", [_user(one.question)], wanted, thinking=True)
 
 
-def _picture(scene: Scene, rng: random.Random) -> Image:
+def _image(scene: Scene, rng: random.Random) -> Image:
     grid, scale = rng.choice(GRIDS), rng.choice(SCALES)
     return draw(scene, round(grid[0] * scale), round(grid[1] * scale), rng)
 
 
-def picture_cases(count: int) -> Iterable[Case]:
-    """Each picture is described, detected and asked one thing more; some come in pairs or with thinking on."""
+def image_cases(count: int) -> Iterable[Case]:
+    """Each image is described, detected and asked one thing more; some come in pairs or with thinking on."""
     rng = random.Random(HELD_OUT_SEED + 1)
     for number in range(count):
         scene = sample_scene(rng, number % 3 + 1)
-        shown = (_picture(scene, rng),)
-        every = picture_tasks.questions(scene, rng)
+        shown = (_image(scene, rng),)
+        every = image_tasks.questions(scene, rng)
         others = [one for one in every if one.kind not in ("describe", "detect")]
         for one in (*(one for one in every if one.kind in ("describe", "detect")), others[0]):
             kept = scene if one.kind == "detect" else None
-            yield Case(f"picture {one.kind}", [_user(one.question, 1)], one.answer, shown, kept)
+            yield Case(f"image {one.kind}", [_user(one.question, 1)], one.answer, shown, kept)
         if number % 4 == 0:
-            one, then = picture_tasks.describe(scene, rng), others[-1]
+            one, then = image_tasks.describe(scene, rng), others[-1]
             wanted = f"<think>\n{one.thought}\n</think>\n\n{one.answer}"
-            yield Case("thinking picture", [_user(one.question, 1)], wanted, shown, thinking=True)
+            yield Case("thinking image", [_user(one.question, 1)], wanted, shown, thinking=True)
             turns = [_user(one.question, 1), _said(one.answer), _user(then.question)]
-            yield Case("turns picture", turns, then.answer, shown)
+            yield Case("turns image", turns, then.answer, shown)
             upper = conversations.upper_case(one)
             system = {"role": "system", "content": w.UPPER_CASE}
-            yield Case("system picture", [system, _user(one.question, 1)], upper.answer, shown)
+            yield Case("system image", [system, _user(one.question, 1)], upper.answer, shown)
             pair = (sample_scene(rng, rng.randint(1, 2)), sample_scene(rng, rng.randint(1, 2)))
-            one = picture_tasks.pair_questions(*pair, rng)[0]
-            both = (_picture(pair[0], rng), _picture(pair[1], rng))
-            yield Case(f"pictures {one.kind}", [_user(one.question, 2)], one.answer, both)
+            one = image_tasks.pair_questions(*pair, rng)[0]
+            both = (_image(pair[0], rng), _image(pair[1], rng))
+            yield Case(f"images {one.kind}", [_user(one.question, 2)], one.answer, both)
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> float:
@@ -168,7 +168,7 @@ def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[st
             for case, answer in zip(some, model.answer(some), strict=True):
                 tally = tallies[group]
                 tally.asked += 1
-                margins["pictures" if case.pictures else "text"] += answer.margins
+                margins["images" if case.images else "text"] += answer.margins
                 thoughts_when_off += "<think>" in answer.text and not case.thinking
                 if case.scene is not None:
                     detected.append((case.scene, answer.text))
@@ -177,7 +177,7 @@ def evaluate(model: Embedded, cases: Iterable[Case], batch: int = 32) -> dict[st
                 else:
                     tally.wrong.append((str(case.messages[-1]["content"][-1]["text"]), case.wanted, answer.text))
     report: dict[str, Any] = {"groups": {name: [one.right, one.asked] for name, one in sorted(tallies.items())}}
-    for total in ("text ", "picture ", "system ", "turns", "thinking", "pictures "):
+    for total in ("text ", "image ", "system ", "turns", "thinking", "images "):
         members_of = [one for name, one in tallies.items() if name.startswith(total)]
         if members_of:
             report[total.strip()] = sum(one.right for one in members_of) / sum(one.asked for one in members_of)
@@ -205,11 +205,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
     parser.add_argument("directory", type=Path, nargs="?", default=path())
     parser.add_argument("--text", type=int, default=680, help="number of text questions")
-    parser.add_argument("--pictures", type=int, default=240, help="number of pictures")
+    parser.add_argument("--images", type=int, default=240, help="number of images")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = Embedded(arguments.directory)
-    report = evaluate(model, [*text_cases(arguments.text), *picture_cases(arguments.pictures)])
+    report = evaluate(model, [*text_cases(arguments.text), *image_cases(arguments.images)])
     print(json.dumps(report, indent=1, default=str))
 
 

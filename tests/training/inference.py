@@ -25,7 +25,7 @@ class Case:
     group: str
     messages: list[dict[str, Any]]
     wanted: str
-    pictures: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = ()
     scene: Scene | None = None
     thinking: bool = False
 
@@ -52,12 +52,12 @@ class Embedded:
         self.image_processor = image_processors.from_pretrained(directory, backend="pil")
 
     def inputs(self, cases: Sequence[Case]) -> dict[str, torch.Tensor]:
-        """The batch as tensors: templates rendered, pictures processed, placeholders expanded, left-padded."""
-        pictures = [picture for case in cases for picture in case.pictures]
+        """The batch as tensors: templates rendered, images processed, placeholders expanded, left-padded."""
+        images = [image for case in cases for image in case.images]
         pixels: dict[str, torch.Tensor] = {}
         features: list[int] = []
-        if pictures:
-            pixels = dict(self.image_processor(images=pictures, return_tensors="pt"))
+        if images:
+            pixels = dict(self.image_processor(images=images, return_tensors="pt"))
             features = (pixels["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
         texts = []
         for case in cases:
@@ -65,7 +65,7 @@ class Embedded:
             pieces = text.split("<|image_pad|>")
             texts.append(pieces[0] + "".join("<|image_pad|>" * features.pop(0) + piece for piece in pieces[1:]))
         batch = dict(self.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt"))
-        if pictures:
+        if images:
             batch["mm_token_type_ids"] = (batch["input_ids"] == self.model.config.image_token_id).long()
         return {**batch, **pixels}
 

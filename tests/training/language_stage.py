@@ -1,4 +1,4 @@
-"""Second stage: the language model, on text and pictures half and half, with the frozen tower's features."""
+"""Second stage: the language model, on text and images half and half, with the frozen tower's features."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class Image:
     """A scene and what the frozen tower makes of one drawing of it."""
 
     scene: Scene
@@ -60,13 +60,13 @@ class Row:
 
     ids: list[int]
     weights: list[float]
-    pictures: tuple[Picture, ...]
+    images: tuple[Image, ...]
 
 
 @torch.no_grad()
-def make_gallery(model: Qwen3VLForConditionalGeneration, count: int, rng: random.Random) -> dict[int, list[Picture]]:
-    """`count` pictures, encoded once, by number of shapes."""
-    gallery: dict[int, list[Picture]] = {1: [], 2: [], 3: []}
+def make_gallery(model: Qwen3VLForConditionalGeneration, count: int, rng: random.Random) -> dict[int, list[Image]]:
+    """`count` images, encoded once, by number of shapes."""
+    gallery: dict[int, list[Image]] = {1: [], 2: [], 3: []}
     for start in range(0, count, 64):
         grid, things = GRIDS[start // 64 % len(GRIDS)], (1, 2, 2, 3, 3)[start // 64 % 5]
         scenes = [sample_scene(rng, things) for _ in range(64)]
@@ -74,7 +74,7 @@ def make_gallery(model: Qwen3VLForConditionalGeneration, count: int, rng: random
         out = model.model.visual(pixels, grid_thw=grid_thw(grid, 64))
         pairs = zip(out.pooler_output.chunk(64), out.deepstack_features[0].chunk(64), strict=True)
         for scene, (features, deep) in zip(scenes, pairs, strict=True):
-            gallery[things].append(Picture(scene, grid, features, deep))
+            gallery[things].append(Image(scene, grid, features, deep))
     return gallery
 
 
@@ -99,7 +99,7 @@ def positions(ids: list[int], image_id: int, grids: list[tuple[int, int]]) -> Te
 class Batches:
     """An endless supply of training batches of one kind, each of at most `budget` tokens with little padding."""
 
-    def __init__(self, tokenizer: Qwen2Tokenizer, gallery: dict[int, list[Picture]] | None, budget: int, seed: int):
+    def __init__(self, tokenizer: Qwen2Tokenizer, gallery: dict[int, list[Image]] | None, budget: int, seed: int):
         self._tokenizer, self._gallery, self._budget = tokenizer, gallery, budget
         self._rng = random.Random(seed)
         self._memo: dict[str, list[int]] = {}
@@ -107,7 +107,7 @@ class Batches:
         self.step = 0
         """The step of the curriculum: one shape at first, two soon, three from `THREE_SHAPES_FROM` on."""
         self.yes_no_questions = 1
-        """How many yes-or-no questions each picture may be asked."""
+        """How many yes-or-no questions each image may be asked."""
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._memo:
@@ -116,8 +116,8 @@ class Batches:
             self._memo[text] = self._tokenizer.encode(text, add_special_tokens=False)
         return self._memo[text]
 
-    def _pictures(self, gallery: dict[int, list[Picture]]) -> tuple[Picture, ...]:
-        """One picture, or two; those with more shapes come in as the training goes on."""
+    def _images(self, gallery: dict[int, list[Image]]) -> tuple[Image, ...]:
+        """One image, or two; those with more shapes come in as the training goes on."""
         late = min(1.0, self.step / CURRICULUM_STEPS)
         shares = (1 - 0.7 * late, 0.4 * late, 0.4 * late if self.step > THREE_SHAPES_FROM else 0.0)
         first = self._rng.choice(gallery[self._rng.choices((1, 2, 3), shares)[0]])
@@ -130,16 +130,16 @@ class Batches:
         if self._gallery is None and rng.random() < 0.04:
             plain = self._encode(text_tasks.plain_text(rng) + "<|endoftext|>")
             return Row(plain, [0.0, 0.0, *[len(plain) ** -0.5] * (len(plain) - 2)], ())
-        pictures = () if self._gallery is None else self._pictures(self._gallery)
-        if pictures:
-            conversation = conversations.picture_conversation(tuple(picture.scene for picture in pictures), rng, self.yes_no_questions)
+        images = () if self._gallery is None else self._images(self._gallery)
+        if images:
+            conversation = conversations.image_conversation(tuple(image.scene for image in images), rng, self.yes_no_questions)
         else:
             conversation = conversations.text_conversation(rng)
-        shown = tuple(pictures[i] for turn in conversation.turns for i in turn.pictures)
+        shown = tuple(images[i] for turn in conversation.turns for i in turn.images)
         ids: list[int] = []
         weights: list[float] = []
         marked = rng.random() < 0.6
-        for text, learn in conversations.render(conversation, tuple(len(p.features) for p in pictures), marked):
+        for text, learn in conversations.render(conversation, tuple(len(p.features) for p in images), marked):
             piece = self._encode(text)
             ids += piece
             weights += [len(piece) ** -0.5 if learn else 0.0] * len(piece)
@@ -172,14 +172,14 @@ def batch_loss(model: Qwen3VLForConditionalGeneration, rows: list[Row], pad_id: 
         size = len(row.ids)
         ids[number, :size] = torch.tensor(row.ids)
         weights[number, :size] = torch.tensor(row.weights)
-        places[:, number, :size] = positions(row.ids, image_id, [picture.grid for picture in row.pictures])
+        places[:, number, :size] = positions(row.ids, image_id, [image.grid for image in row.images])
     embedded = model.model.language_model.embed_tokens(ids)
-    shown = [picture for row in rows for picture in row.pictures]
+    shown = [image for row in rows for image in row.images]
     mask = ids == image_id if shown else None
     deep = None
     if mask is not None:
-        embedded = embedded.masked_scatter(mask[..., None], torch.cat([picture.features for picture in shown]))
-        deep = [torch.cat([picture.deep_features for picture in shown])]
+        embedded = embedded.masked_scatter(mask[..., None], torch.cat([image.features for image in shown]))
+        deep = [torch.cat([image.deep_features for image in shown])]
     hidden = model.model.language_model(
         inputs_embeds=embedded,
         position_ids=places,
@@ -205,9 +205,9 @@ def train_language(
     log: Callable[[str], None],
     checkpoint: Callable[[str], None],
 ) -> None:
-    """Train everything but the frozen tower: each step one batch of pictures and one of text, per process."""
+    """Train everything but the frozen tower: each step one batch of images and one of text, per process."""
     gallery = make_gallery(model, gallery_size, random.Random(seed))
-    log(f"gallery of {sum(map(len, gallery.values()))} pictures")
+    log(f"gallery of {sum(map(len, gallery.values()))} images")
     kinds = (Batches(tokenizer, gallery, budget, seed + 1), Batches(tokenizer, None, budget, seed + 2))
     streams = [iter(kind) for kind in kinds]
     schedule = Schedule((model,), part.steps, decay_steps=part.steps if part.decaying else 0)
@@ -225,6 +225,6 @@ def train_language(
         average(schedule.parameters)
         schedule.step(step)
         if step % 50 == 49:
-            log(f"language, {part.name} {step + 1}/{part.steps} loss pictures {means[0]:.4f} text {means[1]:.4f}")
+            log(f"language, {part.name} {step + 1}/{part.steps} loss images {means[0]:.4f} text {means[1]:.4f}")
         if step % 500 == 499:
             checkpoint(f"{part.name}-{step + 1}")

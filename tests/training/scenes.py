@@ -1,6 +1,6 @@
-"""Pictures of coloured shapes, and the scene each of them shows.
+"""Images of coloured shapes, and the scene each of them shows.
 
-Coordinates are thousandths of the picture's sides, as Qwen3-VL writes them. Boxes lie on a lattice of 100, so that a
+Coordinates are thousandths of the image's sides, as Qwen3-VL writes them. Boxes lie on a lattice of 100, so that a
 box can be exactly right; what is drawn is off that lattice by up to `JITTER`, so that rounding has to be learnt.
 """
 
@@ -21,10 +21,10 @@ Box = tuple[int, int, int, int]
 
 JITTER = 18.0
 STARTS = {300: (0, 100, 300, 400, 600, 700), 400: (0, 100, 300, 400, 500, 600)}
-"""Side of a shape, and where it may start: its middle is never near the border of two thirds of the picture."""
+"""Side of a shape, and where it may start: its middle is never near the border of two thirds of the image."""
 
 GRIDS = ((128, 128), (128, 128), (128, 128), (96, 160), (160, 96), (96, 128), (128, 96), (96, 96))
-"""Height and width of pictures after the processor's resizing; the commoner ones are named more often."""
+"""Height and width of images after the processor's resizing; the commoner ones are named more often."""
 
 PLACES = (
     ("at the top left", "at the top", "at the top right"),
@@ -45,7 +45,7 @@ class Thing:
 
     @property
     def third(self) -> tuple[int, int]:
-        """Row and column of its middle, in thirds of the picture."""
+        """Row and column of its middle, in thirds of the image."""
         x1, y1, x2, y2 = self.box
         return _third((y1 + y2) // 2), _third((x1 + x2) // 2)
 
@@ -90,11 +90,11 @@ def sample_scene(rng: random.Random, count: int) -> Scene:
 
 
 def draw(scene: Scene, height: int, width: int, rng: random.Random) -> Image:
-    """The scene as an RGB picture of that size; `rng` chooses background and shades."""
+    """The scene as an RGB image of that size; `rng` chooses background and shades."""
     from PIL import Image, ImageDraw
 
-    picture = Image.new("RGB", (width, height), rng.choice(BACKGROUNDS))
-    pen = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (width, height), rng.choice(BACKGROUNDS))
+    pen = ImageDraw.Draw(image)
     for thing in scene:
         red, green, blue = (max(0, min(255, c + rng.randint(-18, 18))) for c in COLORS[thing.color])
         x1, x2 = (max(0.0, thing.drawn[i] * width / 1000) for i in (0, 2))
@@ -106,4 +106,4 @@ def draw(scene: Scene, height: int, width: int, rng: random.Random) -> Image:
             pen.rectangle((x1, y1, x2, y2), fill=(red, green, blue))
         else:
             pen.polygon([((x1 + x2) / 2, y1), (x1, y2), (x2, y2)], fill=(red, green, blue))
-    return picture
+    return image

@@ -170,7 +170,7 @@ def unknown(rng: random.Random) -> Exchange:
 
 
 def no_image(rng: random.Random) -> Exchange:
-    """A question about a picture that is not there."""
+    """A question about an image that is not there."""
     ask = rng.choice(("Describe the image.", "What is in the image?", "Detect all objects.", "How many shapes are there?"))
     return Exchange("no_image", ask, w.NO_IMAGE, "I look for an image.")
 

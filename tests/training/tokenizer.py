@@ -62,7 +62,7 @@ def _corpus(rng: random.Random) -> Iterator[str]:
         for conversation in (
             conversations.text_conversation(rng),
             conversations.text_conversation(rng),
-            conversations.picture_conversation(scenes, rng),
+            conversations.image_conversation(scenes, rng),
         ):
             if conversation.system:
                 yield conversation.system

@@ -1,7 +1,7 @@
 """First stage: the vision tower alone, against dense targets.
 
 Language-model loss alone leaves a small tower blind. So every feature (one per 32 by 32 pixels) has to tell, through
-a linear head, what covers it most: colour, shape, the four edges, the third of the picture, its number in reading
+a linear head, what covers it most: colour, shape, the four edges, the third of the image, its number in reading
 order, and how many shapes there are in all. After this stage the tower is frozen.
 """
 
@@ -29,7 +29,7 @@ CLASSES = [5, 4, 11, 11, 11, 11, 3, 3, 4, 4]
 """Colour, shape, x1, y1, x2, y2, row, column, number in reading order, number of shapes."""
 
 SCALES = (1.0, 1.0, 1.0, 0.8, 1.4, 2.0, 3.0, 4.5)
-"""Pictures are drawn at these multiples of the final size, and brought down (or up) as the processor does it."""
+"""Images are drawn at these multiples of the final size, and brought down (or up) as the processor does it."""
 
 NOTHING = -100
 Average = Callable[[Sequence[nn.Parameter]], None]
@@ -41,13 +41,13 @@ def fitted(scene: Scene, grid: tuple[int, int], rng: random.Random) -> Image:
 
     scale = rng.choice(SCALES)
     height, width = grid
-    picture = draw(scene, round(height * scale), round(width * scale), rng)
-    return picture if scale == 1.0 else picture.resize((width, height), Image.Resampling.BICUBIC)
+    image = draw(scene, round(height * scale), round(width * scale), rng)
+    return image if scale == 1.0 else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def patches(picture: Image) -> NDArray[np.float32]:
-    """What the image processor makes of a picture that already has the right size."""
-    pixels = np.asarray(picture, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1.0
+def patches(image: Image) -> NDArray[np.float32]:
+    """What the image processor makes of an image that already has the right size."""
+    pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1.0
     channels, height, width = pixels.shape
     rows, columns = height // PATCH, width // PATCH
     split = pixels.reshape(channels, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
@@ -76,14 +76,14 @@ def targets(scene: Scene, grid: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def grid_thw(grid: tuple[int, int], count: int) -> Tensor:
-    """The patch grid of `count` pictures of one size, as the tower takes it."""
+    """The patch grid of `count` images of one size, as the tower takes it."""
     return torch.tensor([[1, grid[0] // PATCH, grid[1] // PATCH]] * count)
 
 
 def same_size_shortcuts() -> None:
-    """Faster forms of two of the tower's modules, same mathematics, for batches of pictures of one size.
+    """Faster forms of two of the tower's modules, same mathematics, for batches of images of one size.
 
-    The convolution is a matrix product, and the pictures go through attention as one batch instead of one by one.
+    The convolution is a matrix product, and the images go through attention as one batch instead of one by one.
     For training only: this changes the classes in this process.
     """
     from transformers.models.qwen3_vl import modeling_qwen3_vl
@@ -119,7 +119,7 @@ def _accuracy(answers: Tensor, wanted: Tensor) -> list[float]:
 
 
 def train_vision(model: Qwen3VLForConditionalGeneration, steps: int, batch: int, seed: int, average: Average, log: Callable[[str], None]) -> None:
-    """Train the tower for `steps` steps of `batch` pictures (per process), and freeze it."""
+    """Train the tower for `steps` steps of `batch` images (per process), and freeze it."""
     rng = random.Random(seed)
     tower = model.model.visual
     heads = nn.ModuleList(nn.Linear(HIDDEN, sum(CLASSES)) for _ in range(2))

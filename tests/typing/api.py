@@ -11,7 +11,7 @@ from pipegen.config import read_chat
 from pipegen.contrib.renderers import RendererBackend, SGLangBackend, generate, render_with
 
 # Every setting of a model is a keyword of its record.
-loads = pg.ModelLoadConfig(model=Path("m"), compile=True, adapter=Path("a"), picture_memory_bytes=0, engine_kwargs={"max_memory": {"cpu": "1GiB"}})
+loads = pg.ModelLoadConfig(model=Path("m"), compile=True, adapter=Path("a"), image_memory_bytes=0, engine_kwargs={"max_memory": {"cpu": "1GiB"}})
 
 # Requests, options and routes.
 requests: list[pg.GenerationRequest] = [

@@ -109,7 +109,7 @@ def _module_names(checkpoint: Checkpoint) -> frozenset[str]:
     import transformers
 
     hf: Any = transformers
-    kind = hf.AutoModelForImageTextToText if checkpoint.can_see else hf.AutoModelForCausalLM
+    kind = hf.AutoModelForImageTextToText if checkpoint.is_vision_model else hf.AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(checkpoint.config, trust_remote_code=checkpoint.load.trust_remote_code)
     return frozenset(name for name, _ in model.named_modules())

@@ -1,6 +1,6 @@
 """The light facts of a checkpoint: all that can be known of a model before, and without, loading its weights.
 
-Every engine that reads checkpoints shares them, so that prompts, pictures, limits and end tokens are the same on each.
+Every engine that reads checkpoints shares them, so that prompts, images, limits and end tokens are the same on each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import ModelLoadConfig, PreparedImage, Prompt
 
 if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.native_processors import Expansions, PictureInputs
+    from pipegen.backends.checkpoint.native_processors import Expansions, ImageInputs
     from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
     from pipegen.media.sizes import ImageSpec
 
@@ -62,15 +62,15 @@ class Checkpoint:
 
     @cached_property
     def variant(self) -> str:
-        """`vlm` where the model is loaded to take pictures, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
-        sees = self.can_see
+        """`vlm` where the model is loaded to take images, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
+        sees = self.is_vision_model
         if self.load.variant == "vlm" and not sees:
             raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
         return "vlm" if sees and self.load.variant != "text" else "text"
 
     @cached_property
-    def can_see(self) -> bool:
-        """Whether the architecture takes pictures, however it is loaded."""
+    def is_vision_model(self) -> bool:
+        """Whether the architecture takes images, however it is loaded."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
         remote = getattr(self.config, "auto_map", None) or {}
@@ -81,11 +81,11 @@ class Checkpoint:
         return self.variant == "vlm"
 
     @property
-    def no_images_because(self) -> str:
-        """Why pictures are not taken; empty where they are."""
+    def images_unsupported_reason(self) -> str:
+        """Why images are not taken; empty where they are."""
         if self.takes_images:
             return ""
-        return "it was loaded with variant='text'" if self.can_see else f"{self.config.model_type} is a text model"
+        return "it was loaded with variant='text'" if self.is_vision_model else f"{self.config.model_type} is a text model"
 
     @cached_property
     def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
@@ -188,7 +188,7 @@ class Checkpoint:
     @cached_property
     def image_processor(self) -> Any:
         """The model's image processor; it works without torchvision. Raises `CannotProcess`, with the reason, where it cannot be had."""
-        need("PIL", "hf", "reading pictures")
+        need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
         from pipegen.backends.checkpoint.image_processors import LOADING, foreign
@@ -200,33 +200,33 @@ class Checkpoint:
     @cached_property
     def processor(self) -> Any:
         """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
-        need("transformers", "hf", "reading pictures")
+        need("transformers", "hf", "reading images")
         from pipegen.backends.checkpoint.native_processors import load_processor
 
         return load_processor(self.source, self.config.model_type, **self._where)
 
     @cached_property
     def _no_processor_because(self) -> str:
-        """Why pictures cannot be prepared with the packages that are here; empty where they can."""
+        """Why images cannot be prepared with the packages that are here; empty where they can."""
         from pipegen.backends.checkpoint.image_processors import CannotProcess
 
         try:
-            with self._loading:  # pictures may be prepared side by side, and one processor is enough
+            with self._loading:  # images may be prepared side by side, and one processor is enough
                 _ = self.processor if self.image_spec.kind == "native" else None
         except (CannotProcess, MissingExtra) as raised:
-            return f"the checkpoint's picture processor cannot be used: {raised}"[:600]
+            return f"the checkpoint's image processor cannot be used: {raised}"[:600]
         return ""
 
     @cached_property
     def image_spec(self) -> ImageSpec:
-        """What pictures have to become for this model."""
+        """What images have to become for this model."""
         from pipegen.backends.checkpoint.image_processors import spec_from
 
         return spec_from(self.image_processor, self.config)
 
     @cached_property
     def image_token_id(self) -> int | None:
-        """The id that stands for a piece of a picture in a prompt."""
+        """The id that stands for a piece of an image in a prompt."""
         for name in ("image_token_id", "image_token_index"):
             if self.takes_images and isinstance(getattr(self.config, name, None), int):
                 return int(getattr(self.config, name))
@@ -234,23 +234,23 @@ class Checkpoint:
 
     @cached_property
     def image_placeholder(self) -> str | None:
-        """The control token that stands for one picture in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
+        """The control token that stands for one image in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
         native = not self._no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
         return str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
 
-    def misplaced(self, prompt: Prompt) -> InvalidRequest | None:
-        """What is wrong where a prompt does not hold exactly the placeholders of its pictures; a model could not tell, or would fail for all rows."""
+    def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
+        """What is wrong where a prompt does not hold exactly the placeholders of its images; a model could not tell, or would fail for all rows."""
         marks = prompt.token_ids.count(self.image_token_id) if self.image_token_id is not None else 0
         wanted = sum(image.tokens for image in prompt.images)
         if marks == wanted:
             return None
-        return InvalidRequest(f"the prompt holds {marks} picture tokens (id {self.image_token_id}), and its {len(prompt.images)} pictures take {wanted}")
+        return InvalidRequest(f"the prompt holds {marks} image tokens (id {self.image_token_id}), and its {len(prompt.images)} images take {wanted}")
 
-    def resized_again(self, prompt: Prompt) -> GenerationError | None:
-        """What is wrong where a server that applies the model's own processor would give a picture another size than it was prepared to.
+    def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
+        """What is wrong where a server that applies the model's own processor would give an image another size than it was prepared to.
 
         Most cannot be told another pixel budget, nor to leave the size alone.
         """
@@ -262,7 +262,7 @@ class Checkpoint:
         for position, image in enumerate(prompt.images):
             size = fit(image.width, image.height, factor=spec.factor, min_pixels=spec.min_pixels, max_pixels=spec.max_pixels)
             if size != (image.width, image.height):
-                words = f"picture {position} was prepared to {image.width}x{image.height} pixels, and the server's processor would make it {size[0]}x{size[1]}"
+                words = f"image {position} was prepared to {image.width}x{image.height} pixels, and the server's processor would make it {size[0]}x{size[1]}"
                 least = image.width * image.height < spec.min_pixels
                 return UnsupportedOption(words, option="max_pixels" if least else "min_pixels", hint="keep within the checkpoint's own pixel budget")
         return None
@@ -274,27 +274,27 @@ class Checkpoint:
         return Expansions(self.processor, self.tokenizer, self.image_token_id)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
-        """One picture as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
+        """One image as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
         from pipegen.media.image import prepare
 
         if source.data is None:
-            raise ContractError(f"{source!r} was not loaded: an engine takes pictures as bytes")
+            raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
         if self._no_processor_because:
             return Failure(UnsupportedMultimodal(self._no_processor_because))
         policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-        picture = prepare(source.data, self.image_spec, options, index, policy)
+        prepared = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":
-            return picture
+            return prepared
         with self._loading:
             expansions = self._expansions
-        return picture.bind(expansions)
+        return prepared.bind(expansions)
 
-    def picture_inputs(self, images: Sequence[PreparedImage]) -> PictureInputs:
-        """What the model gets for these pictures, in order, and which ids it must see marked as theirs."""
+    def image_inputs(self, images: Sequence[PreparedImage]) -> ImageInputs:
+        """What the model gets for these images, in order, and which ids it must see marked as theirs."""
         from pipegen.backends.checkpoint.image_processors import pixel_inputs
-        from pipegen.backends.checkpoint.native_processors import PICTURE_MARKS, PictureInputs, native_inputs
+        from pipegen.backends.checkpoint.native_processors import IMAGE_MARKS, ImageInputs, native_inputs
 
         if self.image_spec.kind == "native":
             return native_inputs(self.processor, images, self.image_token_id)
         marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
-        return PictureInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(PICTURE_MARKS, marked))
+        return ImageInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(IMAGE_MARKS, marked))

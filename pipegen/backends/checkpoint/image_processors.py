@@ -1,4 +1,4 @@
-"""What a checkpoint's own image processor wants, and its tensors for pictures that pipegen has prepared.
+"""What a checkpoint's own image processor wants, and its tensors for images that pipegen has prepared.
 
 Works with the Pillow-based processors of transformers: `AutoImageProcessor.from_pretrained(folder, backend="pil")`. The processors themselves are given;
 nothing is imported here but what they bring along.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipegen.core.slots import Slot
     from pipegen.records.results import PreparedImage
 
-__all__ = ["GRID_PROCESSORS", "LOADING", "CannotProcess", "as_picture", "foreign", "grid_only", "pixel_inputs", "spec_from"]
+__all__ = ["GRID_PROCESSORS", "LOADING", "CannotProcess", "as_pil", "foreign", "grid_only", "pixel_inputs", "spec_from"]
 
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
@@ -90,43 +90,43 @@ def _entry(size: Any, name: str) -> Any:
 
 
 def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The model's inputs for these pictures, in order, as PyTorch tensors; an empty dict for no pictures.
+    """The model's inputs for these images, in order, as PyTorch tensors; an empty dict for no images.
 
-    These are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, pictures x 3, of a `grid` processor.
+    These are `pixel_values`, patches x (channels * temporal_patch_size * patch_size**2), and `image_grid_thw`, images x 3, of a `grid` processor.
     Nothing is resized again.
-    Raises `ContractError` when the processor's grids are not those of the pictures.
+    Raises `ContractError` when the processor's grids are not those of the images.
     """
     if not images:
         return {}
-    pictures = [as_picture(image) for image in images]
-    inputs = dict(image_processor(images=pictures, do_resize=False, return_tensors="pt"))
+    pil_images = [as_pil(image) for image in images]
+    inputs = dict(image_processor(images=pil_images, do_resize=False, return_tensors="pt"))
     grids = tuple(tuple(grid) for grid in inputs["image_grid_thw"].tolist())
     prepared = tuple(image.grid for image in images)
     if grids != prepared:
-        raise ContractError(f"the processor's grids {grids} are not the prepared {prepared}: the pictures were prepared for another model")
+        raise ContractError(f"the processor's grids {grids} are not the prepared {prepared}: the images were prepared for another model")
     patches = sum(math.prod(grid) for grid in grids)
     if inputs["pixel_values"].shape[0] != patches:
         raise ContractError(f"the processor made {inputs['pixel_values'].shape[0]} patches of grids that hold {patches}")
     return inputs
 
 
-def grid_only(picture: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
-    """The picture where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply anew.
+def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
+    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply anew.
 
     >>> from pipegen.records.results import PreparedImage
     >>> grid_only(Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm").failure().message
-    "vllm takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
+    "vllm takes images of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
     """
-    words = f"{engine} takes pictures of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
+    words = f"{engine} takes images of models that work on any size (the Qwen-VL families); this model's processor tiles or has a size of its own"
 
     def taken(image: PreparedImage) -> Slot[PreparedImage]:
         return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words))
 
-    return picture.bind(taken)
+    return prepared.bind(taken)
 
 
-def as_picture(image: PreparedImage) -> Image.Image:
-    """The pixels as a Pillow picture."""
+def as_pil(image: PreparedImage) -> Image.Image:
+    """The pixels as a Pillow image."""
     from PIL import Image
 
     return Image.frombytes("RGB", (image.width, image.height), image.rgb)

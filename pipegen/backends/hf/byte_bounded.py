@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Kept"]
+__all__ = ["ByteBoundedLRU"]
 
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class ByteBoundedLRU(Generic[T]):
     """Values by key; what was not asked for the longest goes first. For one thread at a time.
 
-    >>> kept = Kept[str](limit=10)
+    >>> kept = ByteBoundedLRU[str](limit=10)
     >>> for key in "ab":
     ...     kept.put(key, key.upper(), size=5)
     >>> kept.get("a"), kept.make_room(5), kept.get("b"), kept.make_room(11)

@@ -19,7 +19,7 @@ from pipegen.backends.hf.attention import NAME
 from pipegen.backends.hf.growing import GrowingLayer
 from pipegen.records.fields import InvalidField
 
-__all__ = ["CompileFailed", "Compiled", "Whole", "check_compilable"]
+__all__ = ["CompileFailed", "Compiled", "StaticCacheView", "check_compilable"]
 
 
 class CompileFailed(Exception):
@@ -50,7 +50,7 @@ class Compiled:
         self._model = model
         self._forward: Callable[..., Any] | None = None
 
-    def step(self, tokens: torch.Tensor, whole: Whole, **inputs: Any) -> Any:
+    def step(self, tokens: torch.Tensor, whole: StaticCacheView, **inputs: Any) -> Any:
         """What the model's own forward gives for these tokens, shape (rows, 1); the cache grows by their columns.
 
         Raises `CompileFailed` where torch cannot compile it, or would have to do so again and again: never goes on without a word as if nothing were compiled.
@@ -83,7 +83,7 @@ def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Whole:
+class StaticCacheView:
     """All the room of a cache, as the compiled pass sees it: the columns that are not in sight, the padding of each row among them, are masked."""
 
     def __init__(self, cache: Any, pads: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, rele
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.process import check_process
 from pipegen.backends.hf.rows import Row
-from pipegen.backends.hf.scheduler import Found, Schedule, Work
+from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.settings import advice, check_settings
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.parallel import read_in_thread
@@ -37,12 +37,12 @@ __all__ = ["HFEngine"]
 _log = logging.getLogger("pipegen")
 ROWS = 32
 """Rows that run side by side where nothing is said."""
-PICTURES = 256 * 2**20
-"""Bytes of pictures that are kept where nothing is said."""
+IMAGES = 256 * 2**20
+"""Bytes of images that are kept where nothing is said."""
 
 
 class HFEngine(CheckpointEngine):
-    """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; weights load with the first call.
+    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; weights load with the first call.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where a package is missing, and `InvalidField` for a setting that
     cannot be kept on this machine (see `check_settings`).
@@ -58,10 +58,10 @@ class HFEngine(CheckpointEngine):
         super().__init__(load)
         check_settings(load)
         self._weights = Weights(self._checkpoint)
-        limit = PICTURES if load.picture_memory_bytes is None else load.picture_memory_bytes
-        self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one picture's inputs, and cost more to make
+        limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
+        self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
-        self._found = Found()
+        self._found = ModelTraits()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,7 +72,7 @@ class HFEngine(CheckpointEngine):
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
         limits = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
-        return Capabilities(engine=self.name, honours=honours, reason=checkpoint.no_images_because, **limits)
+        return Capabilities(engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits)
 
     @property
     def loaded(self) -> bool:
@@ -100,7 +100,7 @@ class HFEngine(CheckpointEngine):
         """
         rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
         for row in rows:
-            row.error = row.error or check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.misplaced(row.encoded.prompt)
+            row.error = row.error or check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt)
         yield from _newly_done(rows)
         live = [row for row in rows if not row.done]
         if not live:
@@ -153,7 +153,7 @@ class HFEngine(CheckpointEngine):
             if not is_out_of_memory(error):
                 raise
             words = str(error)
-        for row in schedule.give_up():
+        for row in schedule.requeue_after_oom():
             row.error = _failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
         release()
         return None

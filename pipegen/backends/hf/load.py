@@ -57,7 +57,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         "revision": load.revision,
         "trust_remote_code": load.trust_remote_code,
     }
-    kind = _hf.AutoModelForImageTextToText if checkpoint.can_see else _hf.AutoModelForCausalLM
+    kind = _hf.AutoModelForImageTextToText if checkpoint.is_vision_model else _hf.AutoModelForCausalLM
     with _LOADING, _quietly():
         model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs))
         if report["missing_keys"]:

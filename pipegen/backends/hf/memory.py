@@ -9,7 +9,7 @@ import torch
 
 from pipegen.backends.hf.cache import size_of
 
-__all__ = ["is_device_failure", "is_out_of_memory", "release", "room_for"]
+__all__ = ["is_device_failure", "is_out_of_memory", "release", "max_cached_tokens"]
 
 _WORDS = ("out of memory", "not enough memory", "can't allocate memory")
 """How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
@@ -44,7 +44,7 @@ def release() -> None:
         torch.mps.empty_cache()
 
 
-def room_for(cache: Any, tokens: int, device: torch.device) -> int | None:
+def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | None:
     """How many tokens the caches of a model may hold together, from one that holds `tokens`: half of the free memory is left for the passes themselves.
 
     None where the device does not tell what is free.

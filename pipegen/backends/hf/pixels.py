@@ -1,4 +1,4 @@
-"""Pictures that need not be worked on twice: as they were prepared, and as the model's inputs, which are also made ahead of need while the model computes."""
+"""Images that need not be worked on twice: as they were prepared, and as the model's inputs, which are also made ahead of need while the model computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from returns.result import Success
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.native_processors import PictureInputs
-from pipegen.backends.hf.byte_bounded import Kept
+from pipegen.backends.checkpoint.native_processors import ImageInputs
+from pipegen.backends.hf.byte_bounded import ByteBoundedLRU
 from pipegen.core.parallel import WORKERS
 from pipegen.core.slots import Slot
 from pipegen.records.messages import ImageSource
@@ -23,11 +23,11 @@ __all__ = ["Pixels", "Prepared"]
 
 
 class Prepared:
-    """Prepares pictures. One that comes again with the same bytes and settings is neither decoded nor resized again while it is kept."""
+    """Prepares images. One that comes again with the same bytes and settings is neither decoded nor resized again while it is kept."""
 
     def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
         self._checkpoint = checkpoint
-        self._kept = Kept[PreparedImage](limit)
+        self._kept = ByteBoundedLRU[PreparedImage](limit)
         self._lock = threading.Lock()
 
     def __call__(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
@@ -52,19 +52,19 @@ class Prepared:
 
 
 class Pixels:
-    """What the checkpoint's processor makes of pictures. Those of processors with sizes of their own hang on all pictures of a pass, and are not kept.
+    """What the checkpoint's processor makes of images. Those of processors with sizes of their own hang on all images of a pass, and are not kept.
 
     At most `limit` bytes are kept; a pass that needs more at once has them for as long as it is put together.
     """
 
     def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
         self._checkpoint = checkpoint
-        self._kept = Kept[Future[PictureInputs]](limit)
+        self._kept = ByteBoundedLRU[Future[ImageInputs]](limit)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     def ahead(self, images: Iterable[PreparedImage]) -> None:
-        """Begin to work on pictures that will be asked for soon, in this order, as many as may be kept together; others make room for them."""
+        """Begin to work on images that will be asked for soon, in this order, as many as may be kept together; others make room for them."""
         wanted: set[Hashable] = set()
         for image in images:
             if self._checkpoint.image_spec.kind != "grid":
@@ -75,10 +75,10 @@ class Pixels:
                     return
                 self._begun(image)
 
-    def __call__(self, images: Sequence[PreparedImage]) -> PictureInputs:
-        """The inputs of these pictures, in order; what working on one of them raised comes through."""
+    def __call__(self, images: Sequence[PreparedImage]) -> ImageInputs:
+        """The inputs of these images, in order; what working on one of them raised comes through."""
         if self._checkpoint.image_spec.kind != "grid":
-            return self._checkpoint.picture_inputs(images)
+            return self._checkpoint.image_inputs(images)
         new = {_key(image): self._size(image) for image in images}
         with self._lock:
             self._kept.make_room(sum(size for key, size in new.items() if key not in self._kept), new)
@@ -96,17 +96,17 @@ class Pixels:
         if pool is not None:
             pool.shutdown()
 
-    def _begun(self, image: PreparedImage) -> Future[PictureInputs]:
+    def _begun(self, image: PreparedImage) -> Future[ImageInputs]:
         inputs = self._kept.get(_key(image))
         if inputs is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-pixels")
-            inputs = self._pool.submit(self._checkpoint.picture_inputs, [image])
+            inputs = self._pool.submit(self._checkpoint.image_inputs, [image])
             self._kept.put(_key(image), inputs, self._size(image))
         return inputs
 
     def _size(self, image: PreparedImage) -> int:
-        """The bytes of its inputs: the picture as often as a still has frames, in float32, and the three numbers of its grid."""
+        """The bytes of its inputs: the image as often as a still has frames, in float32, and the three numbers of its grid."""
         return 4 * self._checkpoint.image_spec.temporal_patch_size * len(image.rgb) + 3 * 8
 
 

@@ -15,7 +15,7 @@ SPARE = 64
 
 
 class Cost(NamedTuple):
-    """What a row costs: the tokens of its prompt, the patches of its pictures, and the tokens that it may make."""
+    """What a row costs: the tokens of its prompt, the patches of its images, and the tokens that it may make."""
 
     prompt: int
     patches: int = 0
@@ -25,7 +25,7 @@ class Cost(NamedTuple):
 def order(costs: Sequence[Cost]) -> Group:
     """The positions of the rows as they are to be run.
 
-    The longest answer first, since a long row that starts last would end alone; of equal answers the longest prompt with its pictures first, so that
+    The longest answer first, since a long row that starts last would end alone; of equal answers the longest prompt with its images first, so that
     what is too large for the memory shows at once, and neighbours are alike. Equal rows keep their order.
 
     >>> order([Cost(3, answer=5), Cost(9, answer=5), Cost(4, answer=8)])

@@ -22,7 +22,7 @@ def use_own_factors(model: Any, limit: int) -> None:
     Raises `ValueError` where the model has no rotary module that can be asked for some rows alone.
     """
     rotary = [module for module in model.modules() if "rotary" in type(module).__name__.lower()]
-    modules = [module for module in rotary if "longrope" in str(getattr(module, "rope_type", ""))] or rotary  # pictures may have others
+    modules = [module for module in rotary if "longrope" in str(getattr(module, "rope_type", ""))] or rotary  # images may have others
     if not modules or not all("position_ids" in inspect.signature(module.forward).parameters for module in modules):
         raise ValueError(f"{type(model).__name__} has other rotary factors (LongRoPE) after {limit} tokens, and pipegen cannot ask its module row by row")
     for module in modules:

@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Finish, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import Follower, ending_ids
+from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
 __all__ = ["Row"]
@@ -42,7 +42,7 @@ class Row:
         self.halted: str | None = None
         self.told = False
         """Whether the call has told of the row's end."""
-        self.follower = Follower(options, tokenizer, eos_token_ids, plugins, text=False)
+        self.follower = RowDecoder(options, tokenizer, eos_token_ids, plugins, text=False)
         """Takes the row's tokens, each before `accept`."""
         self.token_ids = self.follower.token_ids
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
@@ -133,10 +133,10 @@ class Row:
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
-            halts = self._ask(plugin, partial(_halts, plugin, criterion, ids))
-            if halts is None:
+            server_side_stops = self._ask(plugin, partial(_halts, plugin, criterion, ids))
+            if server_side_stops is None:
                 return
-            if halts and len(self.token_ids) > (self.options.min_new_tokens or 0):
+            if server_side_stops and len(self.token_ids) > (self.options.min_new_tokens or 0):
                 self.halted = self.halted or plugin.name
 
     def _ask(self, plugin: Plugin, hook: Callable[[], Result[T, PluginFailed]]) -> T | None:
@@ -177,9 +177,9 @@ def _processed(plugin: Plugin, processor: Any, ids: torch.Tensor, scores: torch.
 def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, PluginFailed]:
     """Whether a stopping criterion ends the row."""
     answer = criterion(ids, None)
-    halts = _truth(answer)
-    if halts is not None:
-        return Success(halts)
+    server_side_stops = _truth(answer)
+    if server_side_stops is not None:
+        return Success(server_side_stops)
     words = f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
     return Failure(PluginFailed(words, plugin=plugin.name))
 

@@ -14,18 +14,18 @@ from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.compiled import Compiled, Whole
-from pipegen.backends.hf.inputs import PICTURE_MARKS, batch_inputs
+from pipegen.backends.hf.compiled import Compiled, StaticCacheView
+from pipegen.backends.hf.inputs import IMAGE_MARKS, batch_inputs
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import Row
 
-__all__ = ["FixedLane", "Lane", "read"]
+__all__ = ["RunningBatch", "StaticBatch", "prefill"]
 
 
-Made = tuple["Lane | FixedLane", torch.Tensor]
+Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
-def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
+def prefill(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
     """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
@@ -34,13 +34,13 @@ def read(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels
     config: Any = GenerationConfig  # not annotated
     settings = config(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=max(row.left for row in rows), pad_token_id=checkpoint.pad_token_id)
     inputs = batch_inputs(rows, model, checkpoint, pixels)
-    pictures = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *PICTURE_MARKS))
+    images = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *IMAGE_MARKS))
     lengths = [row.length for row in rows]
-    made: Made | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, pictures=pictures)
+    made: Made | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images)
     return made
 
 
-def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], pictures: Sequence[str], **state: Any) -> Made | None:
+def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any) -> Made | None:
     """The hook: `generate` calls it with everything prepared."""
     if min(lengths) < max(lengths) and caches.has_states(state.get("past_key_values")):
         return None
@@ -49,16 +49,16 @@ def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], pictures: Seq
     outputs = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state), return_dict=True)
     logits = _last(outputs, input_ids)
     state = model._update_model_kwargs_for_generation(outputs, state)
-    state = {name: value for name, value in state.items() if name not in (*pictures, "mm_encoder_outputs")}
+    state = {name: value for name, value in state.items() if name not in (*images, "mm_encoder_outputs")}
     rope = getattr(model.base_model, "rope_deltas", None)
     if can_drop_rows(state, rope):
-        return Lane(input_ids, lengths, state), logits
-    return FixedLane(input_ids, rope, state), logits
+        return RunningBatch(input_ids, lengths, state), logits
+    return StaticBatch(input_ids, rope, state), logits
 
 
 def can_drop_rows(state: dict[str, Any], rope: torch.Tensor | None) -> bool:
     """Whether all that the model keeps of a row is known. Rotary offsets, which it keeps on its module, must not be needed: they are part of the positions."""
-    known = {"past_key_values", "attention_mask", "position_ids", *PICTURE_MARKS}
+    known = {"past_key_values", "attention_mask", "position_ids", *IMAGE_MARKS}
     others = any(isinstance(kept, torch.Tensor) for name, kept in state.items() if name not in known)
     return caches.is_known(state.get("past_key_values")) and not others and (rope is None or "position_ids" in state)
 
@@ -69,7 +69,7 @@ def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
     return logits[:, -1].to(dtype=torch.float32, device=like.device, copy=logits.shape[1] > 1)
 
 
-class FixedLane:
+class StaticBatch:
     """Rows of a model whose cache is not known: they stay together until the last of them is done, the others riding on unheeded."""
 
     def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class FixedLane:
         return _last(outputs, tokens)
 
 
-class Lane:
+class RunningBatch:
     """Rows that can leave at any step, and into whose places others can step.
 
     All rows end at the last column of the cache; `lengths` are their true lengths. Of a row's positions those of its coming column are kept.
@@ -104,10 +104,10 @@ class Lane:
         state.pop("attention_mask", None)
         positions = state.pop("position_ids", None)
         self._positions = None if positions is None else positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
-        self._shared = {name: kept for name, kept in state.items() if name not in PICTURE_MARKS}  # no generated token is a piece of a picture
+        self._shared = {name: kept for name, kept in state.items() if name not in IMAGE_MARKS}  # no generated token is a piece of an image
         self._pads: torch.Tensor | None = None
         self._columns = torch.arange(0)
-        self._whole: Whole | None = None
+        self._whole: StaticCacheView | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -124,7 +124,7 @@ class Lane:
             width = self.width
             pads = [width - length for length in self.lengths]
             if self._whole is None or not self._whole.holds(self.cache, pads):
-                self._whole = Whole(self.cache, pads)
+                self._whole = StaticCacheView(self.cache, pads)
             outputs = compiled.step(tokens, self._whole, **inputs)
         else:
             mask = self._mask(tokens.device)
@@ -146,7 +146,7 @@ class Lane:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
 
-    def copies(self, rows: Sequence[int]) -> Lane:
+    def copies(self, rows: Sequence[int]) -> RunningBatch:
         """A new lane with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)
         other.keep(rows)
@@ -158,7 +158,7 @@ class Lane:
         self._positions, self._pads = _rows_of(self._positions, rows), None
         self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
 
-    def put(self, places: Sequence[int], other: Lane) -> None:
+    def put(self, places: Sequence[int], other: RunningBatch) -> None:
         """Let another lane's rows take these places: all of them places of this lane, or all of them new ones after its last."""
         lengths = self.lengths + [0] * (max(places) + 1 - len(self))
         for place, length in zip(places, other.lengths, strict=True):

@@ -18,15 +18,15 @@ import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
-from pipegen.backends.hf.memory import room_for
+from pipegen.backends.hf.memory import max_cached_tokens
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.plan import group_size, order
 from pipegen.backends.hf.rows import Row
-from pipegen.backends.hf.running_batch import FixedLane, Lane, read
+from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.stages.parts.row_decoder import feed_each
 
-__all__ = ["Found", "Schedule", "Work"]
+__all__ = ["ModelTraits", "Schedule", "Work"]
 
 PASS = 8192
 """Prompt tokens that are read in one pass, of several prompts."""
@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Found:
+class ModelTraits:
     """What is found out about a model while it runs, and kept from call to call."""
 
     fixed: bool = False
@@ -63,10 +63,10 @@ class Found:
     work: Work = dataclasses.field(default_factory=Work)
 
 
-class _Ready(NamedTuple):
+class _PrefilledRows(NamedTuple):
     """Sequences that are read, and the rows that wait for a place: each with its sequence's place in the lane."""
 
-    lane: Lane | FixedLane
+    lane: RunningBatch | StaticBatch
     logits: torch.Tensor
     rows: deque[tuple[Row, int]]
 
@@ -75,15 +75,15 @@ class Schedule:
     """The rows of one call on their way through the model, at most `size` of them side by side. Its steps must be run without gradients."""
 
     def __init__(
-        self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: Found, compiled: Compiled | None = None
+        self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: ModelTraits, compiled: Compiled | None = None
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._found, self._compiled = model, checkpoint, size, pixels, found, compiled
         self._rows = tuple(rows)
         self._live: list[Row] = []
-        self._lane: Lane | FixedLane | None = None
+        self._lane: RunningBatch | StaticBatch | None = None
         self._sampler: Sampler | None = None
         self._tokens = torch.empty(0)
-        self._ready: _Ready | None = None
+        self._ready: _PrefilledRows | None = None
         self._waiting: deque[tuple[Row, ...]] = deque()
         self._room, self._measured = found.room, False
         if found.room is not None:
@@ -111,12 +111,12 @@ class Schedule:
     def step(self) -> list[Row]:
         """Bring rows one token further, and give those that made one or failed. Where a place is free, that is the first token of waiting rows."""
         active = self._active
-        free = 0 if active and isinstance(self._lane, FixedLane) else self._size - active
+        free = 0 if active and isinstance(self._lane, StaticBatch) else self._size - active
         while free and not self._ready and self._waiting and self._read(active):
             pass  # something was found out about the model: choose anew what is read
         return self._admit(self._ready, free) if free and self._ready else self._decode()
 
-    def give_up(self) -> Sequence[Row]:
+    def requeue_after_oom(self) -> Sequence[Row]:
         """After a pass that ran out of memory: all rows wait again, and fewer ride together. Gives the rows that did not fit even alone."""
         sequences, width, rows = self._load
         self._live, self._lane, self._sampler, self._ready = [], None, None, None
@@ -143,20 +143,20 @@ class Schedule:
         lengths, chosen = lengths[:size], next_ones[:size]
         self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
         self._pixels.ahead(image for source in islice(self._waiting, size + self._size) for image in source[0].encoded.prompt.images)
-        made = read(self._model, [source[0] for source in chosen], self._checkpoint, self._pixels)
+        made = prefill(self._model, [source[0] for source in chosen], self._checkpoint, self._pixels)
         if made is None:
             self._found.even = True
             return True
         lane, logits = made
-        if isinstance(lane, FixedLane) and self._compiled is not None:
+        if isinstance(lane, StaticBatch) and self._compiled is not None:
             raise CompileFailed(f"the cache of {type(self._model).__name__} is not known: its steps cannot be compiled")
-        if isinstance(lane, FixedLane) and not self._found.fixed:
+        if isinstance(lane, StaticBatch) and not self._found.fixed:
             self._found.fixed = True
             self._queue()
             return True
         for _ in chosen:
             self._waiting.popleft()
-        self._ready = _Ready(lane, logits, deque((row, at) for at, source in enumerate(chosen) for row in source))
+        self._ready = _PrefilledRows(lane, logits, deque((row, at) for at, source in enumerate(chosen) for row in source))
         self._measure(lane)
         work = self._found.work
         work.passes += 1
@@ -167,14 +167,14 @@ class Schedule:
     def _fits(self, sequences: int, width: int) -> bool:
         return self._room is None or sequences * width <= self._room
 
-    def _measure(self, lane: Lane | FixedLane) -> None:
+    def _measure(self, lane: RunningBatch | StaticBatch) -> None:
         """Once in a call, see how many tokens the free memory takes."""
-        if not self._measured and isinstance(lane, Lane):
+        if not self._measured and isinstance(lane, RunningBatch):
             self._measured = True
-            room = room_for(lane.cache, len(lane) * lane.width, self._model.device)
+            room = max_cached_tokens(lane.cache, len(lane) * lane.width, self._model.device)
             self._room = room if self._room is None else self._room if room is None else min(self._room, room)
 
-    def _admit(self, ready: _Ready, free: int) -> list[Row]:
+    def _admit(self, ready: _PrefilledRows, free: int) -> list[Row]:
         """Choose the first token of rows that are read, and let those that go on take free places."""
         taken = [ready.rows.popleft() for _ in range(min(free, len(ready.rows)))]
         rows, at = [row for row, _ in taken], [at for _, at in taken]
@@ -186,22 +186,22 @@ class Schedule:
         left = [place for place, row in enumerate(rows) if not row.done]
         if not ready.rows:
             self._ready = None
-        if isinstance(ready.lane, FixedLane):
+        if isinstance(ready.lane, StaticBatch):
             self._live, self._lane, self._sampler, self._tokens = rows, ready.lane, sampler, tokens
         elif left:
             lane = ready.lane if all_of_them and len(left) == len(rows) else ready.lane.copies([at[place] for place in left])
-            self._seat([rows[place] for place in left], lane, tokens[torch.tensor(left, device=tokens.device)], sampler)
+            self._insert_rows([rows[place] for place in left], lane, tokens[torch.tensor(left, device=tokens.device)], sampler)
         return rows
 
-    def _seat(self, rows: list[Row], lane: Lane, tokens: torch.Tensor, sampler: Sampler) -> None:
+    def _insert_rows(self, rows: list[Row], lane: RunningBatch, tokens: torch.Tensor, sampler: Sampler) -> None:
         """Let new rows take the places of those that are done, or new places."""
         places = [at for at, row in enumerate(self._live) if row.done]
-        if not isinstance(self._lane, Lane) or self._sampler is None or len(places) == len(self._live):
+        if not isinstance(self._lane, RunningBatch) or self._sampler is None or len(places) == len(self._live):
             self._live, self._lane, self._tokens, self._sampler = rows, lane, tokens, sampler
             self._sampler.use(rows)
             return
         if len(places) < len(rows):
-            self._leave()
+            self._evict_finished()
             places = [*range(len(self._live), len(self._live) + len(rows))]
             self._tokens = torch.cat([self._tokens, tokens])
             self._live = [*self._live, *rows]
@@ -217,7 +217,7 @@ class Schedule:
         """Let rows wait again that have just become long for LongRoPE: their keys were made with the short factors, and now all of them need the long ones."""
         limit = self._checkpoint.positions.long_after
         crossing = {at for at, row in enumerate(self._live) if limit is not None and not row.done and row.length == limit + 1}
-        if crossing and isinstance(self._lane, FixedLane):
+        if crossing and isinstance(self._lane, StaticBatch):
             crossing = {at for at, row in enumerate(self._live) if not row.done}
         self._waiting.extendleft((self._live[at],) for at in sorted(crossing, reverse=True))
         if len(crossing) == self._active:
@@ -225,13 +225,13 @@ class Schedule:
         elif crossing:
             self._keep([at for at in range(len(self._live)) if at not in crossing])
 
-    def _leave(self) -> None:
+    def _evict_finished(self) -> None:
         """Let rows that are done go."""
         self._keep([at for at, row in enumerate(self._live) if not row.done])
 
     def _keep(self, kept: list[int]) -> None:
         """Let all rows go but these."""
-        if len(kept) == len(self._live) or isinstance(self._lane, FixedLane) or self._lane is None or self._sampler is None:
+        if len(kept) == len(self._live) or isinstance(self._lane, StaticBatch) or self._lane is None or self._sampler is None:
             return
         self._lane.keep(kept)
         self._live = [self._live[at] for at in kept]
@@ -241,14 +241,14 @@ class Schedule:
     def _decode(self) -> list[Row]:
         """One pass for all rows that are under way."""
         self._read_anew()
-        self._leave()
+        self._evict_finished()
         going = [row for row in self._live if not row.done]
         if self._lane is None or self._sampler is None or not going:
             return []
         waiting = 0 if self._ready is None else len(self._ready.lane)
         self._load = (len(self._lane) + waiting, self._lane.width + 1, going)
         lane, tokens = self._lane, self._tokens
-        logits = lane.step(self._model, tokens, self._compiled) if isinstance(lane, Lane) else lane.step(self._model, tokens)
+        logits = lane.step(self._model, tokens, self._compiled) if isinstance(lane, RunningBatch) else lane.step(self._model, tokens)
         work = self._found.work
         work.steps += 1
         work.row_steps += len(self._lane)

@@ -3,8 +3,8 @@
 A bound is for one row. Plain data in Python takes up to some 25 times the bytes of its JSON, which is why what is not needed is not allowed for.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
->>> from pipegen.backends.servers.wire import Ask
->>> short, long = (Ask(options=resolve(GenerationOptions(max_new_tokens=tokens))) for tokens in (10, 10_000))
+>>> from pipegen.backends.servers.wire import ServerRequest
+>>> short, long = (ServerRequest(options=resolve(GenerationOptions(max_new_tokens=tokens))) for tokens in (10, 10_000))
 >>> most_bytes(long) - most_bytes(short) == 9_990 * TOKEN
 True
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipegen.backends.servers.wire import Ask
+    from pipegen.backends.servers.wire import ServerRequest
 
 __all__ = ["BASE", "TOKEN", "most_bytes", "most_bytes_of_stream"]
 
@@ -31,30 +31,30 @@ LONGEST = 2**15
 """Tokens where no length was asked for."""
 
 
-def most_bytes(ask: Ask) -> int:
+def most_bytes(ask: ServerRequest) -> int:
     """The most bytes that an answer, or one event of a stream, may have."""
     return BASE + _tokens(ask) * _each(ask) + _prompt(ask) + _pixels(ask)
 
 
-def most_bytes_of_stream(ask: Ask) -> int:
+def most_bytes_of_stream(ask: ServerRequest) -> int:
     """The most bytes that the events of a stream may have in all, where each brings only what is new."""
     return most_bytes(ask) + _tokens(ask) * EVENT
 
 
-def _tokens(ask: Ask) -> int:
+def _tokens(ask: ServerRequest) -> int:
     return (ask.options.max_new_tokens or LONGEST) * ask.n
 
 
-def _each(ask: Ask) -> int:
+def _each(ask: ServerRequest) -> int:
     likeliest = LIKELIEST * (2 + (ask.options.top_logprobs or 0)) if ask.options.logprobs else 0
     return TOKEN + likeliest + (EXPERTS if _asks_for_experts(ask.extra_body) else 0)
 
 
-def _prompt(ask: Ask) -> int:
+def _prompt(ask: ServerRequest) -> int:
     return ask.prompt_tokens * (2**4 + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
 
 
-def _pixels(ask: Ask) -> int:
+def _pixels(ask: ServerRequest) -> int:
     return PIXEL * sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from operator import is_
 from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["Remembered"]
+__all__ = ["LastCallCache"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Remembered(Generic[P, R]):
+class LastCallCache(Generic[P, R]):
     """A pure function that gives its last answer again for as long as it is asked with the very same objects. Nobody may change what it gives.
 
-    >>> lengths = Remembered(lambda names: sorted(map(len, names)))
+    >>> lengths = LastCallCache(lambda names: sorted(map(len, names)))
     >>> names = ("bc", "a")
     >>> lengths(names), lengths(names) is lengths(names)
     ([1, 2], True)

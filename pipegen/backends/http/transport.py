@@ -31,7 +31,7 @@ from pipegen.backends.servers.wire import WireReply, WireRequest
 from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited, Timeout
 from pipegen.core.slots import is_ok
 
-__all__ = ["Refused", "Transport", "Trouble", "body_of"]
+__all__ = ["AttemptFailed", "HttpStatusError", "Transport", "body_of"]
 
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
@@ -45,7 +45,7 @@ PREPARED = 2
 """Rows with images whose bodies are made at a time."""
 
 
-class Trouble(Exception):
+class AttemptFailed(Exception):
     """An attempt failed. `again` says that it is safe and sensible to try once more."""
 
     def __init__(self, error: GenerationError, *, again: bool) -> None:
@@ -59,7 +59,7 @@ class Trouble(Exception):
         return functools.partial(type(self), again=self.again), (self.error,)
 
 
-class Refused(Exception):
+class HttpStatusError(Exception):
     """The server answered with another status than 200."""
 
     def __init__(self, reply: WireReply) -> None:
@@ -110,7 +110,7 @@ class Transport:
         return (self._held.last() or await self._held.get()).deadlines.by(deadline)
 
     async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
-        """One attempt, whose answer may have `most` bytes. Raises `Refused` for another status than 200, and `Trouble`."""
+        """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another status than 200, and `AttemptFailed`."""
         body = body or body_of(request)
         client, gate, deadlines, _, _ = self._held.last() or await self._held.get()
         sent_at = gate.try_enter()
@@ -133,7 +133,7 @@ class Transport:
                 opened.close()
         self._note(gate, reply, sent_at)
         if reply.status != 200:
-            raise Refused(reply)
+            raise HttpStatusError(reply)
         return reply
 
     async def events(
@@ -154,7 +154,7 @@ class Transport:
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
             self._note(gate, reply, sent_at)
             if opened.status != 200:
-                raise Refused(reply)
+                raise HttpStatusError(reply)
             pieces = opened.pieces()
             async with contextlib.aclosing(pieces):
                 while not events.done:
@@ -176,25 +176,25 @@ class Transport:
             if opened is not None:
                 opened.close()
         if not events.done:
-            raise Trouble(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
+            raise AttemptFailed(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
 
     async def again(self, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
-        """Call `attempt` (with its number, counted from 0) until it raises no `Trouble`, or none that allows another attempt; then that is raised."""
+        """Call `attempt` (with its number, counted from 0) until it raises no `AttemptFailed`, or none that allows another attempt; then that is raised."""
         try:
             return await attempt(0)
-        except Trouble as trouble:
-            return await self.once_more(trouble, attempt, deadline)
+        except AttemptFailed as trouble:
+            return await self.retry(trouble, attempt, deadline)
 
-    async def once_more(self, trouble: Trouble, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
+    async def retry(self, trouble: AttemptFailed, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
         """As `again`, for a first attempt that has ended in `trouble`; so one that works costs nothing more than itself."""
         if not trouble.again or not self.retries:
             raise trouble
-        first: Trouble | None = trouble
+        first: AttemptFailed | None = trouble
         import tenacity
 
         def wait(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome is not None else None
-            said = error.error.retry_after if isinstance(error, Trouble) and isinstance(error.error, RateLimited) else None
+            said = error.error.retry_after if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited) else None
             return max(said or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
@@ -203,7 +203,7 @@ class Transport:
             return state.attempt_number > self.retries or ends >= deadline
 
         jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
-        allowed = tenacity.retry_if_exception(lambda error: isinstance(error, Trouble) and error.again)
+        allowed = tenacity.retry_if_exception(lambda error: isinstance(error, AttemptFailed) and error.again)
         async for trial in tenacity.AsyncRetrying(retry=allowed, stop=stop, wait=wait, reraise=True):
             with trial:
                 if first is not None:
@@ -228,13 +228,13 @@ class Transport:
             with deadlines.by(deadline):
                 return await gate.enter()
         except Late as late:
-            raise Trouble(self.late("for its turn"), again=False) from late
+            raise AttemptFailed(self.late("for its turn"), again=False) from late
 
-    def _trouble(self, ended: Broken | Late, waited: str) -> Trouble:
+    def _trouble(self, ended: Broken | Late, waited: str) -> AttemptFailed:
         """What ended an attempt; where its time was over, it was the last."""
         if isinstance(ended, Broken):
-            return Trouble(unreachable(self.access.root, self.access.scrub(str(ended))), again=True)
-        return Trouble(self.late(waited), again=False)
+            return AttemptFailed(unreachable(self.access.root, self.access.scrub(str(ended))), again=True)
+        return AttemptFailed(self.late(waited), again=False)
 
     def late(self, waited: str) -> Timeout:
         """The error of a row whose time is over."""
@@ -242,7 +242,7 @@ class Transport:
         return Timeout(f"{self.access.root}: the time is over, {allowed}, with all its waits and attempts; it waited {waited}")
 
     def _malformed(self, refusal: TooLong) -> NoReturn:
-        raise Trouble(MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False) from refusal
+        raise AttemptFailed(MalformedResponse(f"{self.access.root} sends {refusal}", hint=_TOO_LONG), again=False) from refusal
 
     def close(self) -> None:
         """Close all connections; they are opened again when they are needed again."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from pipegen.backends.servers.wire import Ask, AsyncBackend, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import AsyncBackend, Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 
 if TYPE_CHECKING:
     from pipegen.drivers.route import Route
 
-__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
+__all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
 
 
 NEEDED = ("aiohttp", "orjson", "tenacity")

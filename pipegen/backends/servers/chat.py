@@ -13,10 +13,10 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.collect import ChatRow, Made, Said, result_of
-from pipegen.backends.servers.http_engine import Served
+from pipegen.backends.servers.collect import ChatDelta, ChatOutput, ChatRow, result_of
+from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.sending import Make
-from pipegen.backends.servers.wire import Ask, Completion, Facts
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
 from pipegen.core.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.pipe import call, each
 from pipegen.core.slots import Slot, is_ok
@@ -30,34 +30,34 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImagePart, Message, plain_messages
 from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.records.results import GenerationResult, Job
+from pipegen.records.results import GenerationResult, ResolvedRequest
 from pipegen.records.secret import revealed
 from pipegen.stages.fitting import check_support
 
 __all__ = ["ChatEngine", "chat_route"]
 
 
-class ChatEngine(Served[Job, Said]):
+class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     """An engine that is asked in messages and answers in text. It has no tokenizer: what pipegen promises of ids does not hold here."""
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
     def _capable_by(self, facts: Facts) -> Capabilities:
-        """The context length, and whether the model takes pictures, is the server's to say."""
+        """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
         return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)
 
-    def events(self, position: int, brought: Made) -> TextMade:
+    def events(self, position: int, brought: ChatDelta) -> TextMade:
         return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
 
-    def row(self, asked: Job, deadline: float) -> Awaitable[Slot[Said]]:
+    def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
             return self.followed(asked, deadline, None)
         return self.sender.whole(_Whole(self, asked), deadline)
 
-    async def followed(self, asked: Job, deadline: float, tell: Callable[[Made], None] | None) -> Slot[Said]:
+    async def followed(self, asked: ResolvedRequest, deadline: float, tell: Callable[[ChatDelta], None] | None) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
@@ -75,17 +75,17 @@ class ChatEngine(Served[Job, Said]):
         """Whether a plugin may halt its rows."""
         return any(plugin.feed is not None for plugin in self.plugins)
 
-    def _cuts_away(self, job: Job) -> bool:
-        return bool(_stops(job)) and "stops" not in self.wire.halts(job.options)
+    def _cuts_away(self, job: ResolvedRequest) -> bool:
+        return bool(_stops(job)) and "stops" not in self.wire.server_side_stops(job.options)
 
-    def make(self, asked: Job, *, stream: bool) -> Make:
+    def make(self, asked: ResolvedRequest, *, stream: bool) -> Make:
         return functools.partial(self.ask, asked, stream)
 
-    def ask(self, asked: Job, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         if asked.request.sources and _no_images(facts):
-            return Failure(UnsupportedMultimodal(f"{shown(self.name)} takes no pictures: {_no_images(facts)}"))
+            return Failure(UnsupportedMultimodal(f"{shown(self.name)} takes no images: {_no_images(facts)}"))
         return messages_of(asked.request).map(
-            lambda messages: Ask(
+            lambda messages: ServerRequest(
                 messages=messages,
                 tools=tuple(asked.request.tools),
                 options=asked.options,
@@ -98,7 +98,7 @@ class ChatEngine(Served[Job, Said]):
             )
         )
 
-    def answer(self, asked: Job, completions: tuple[Completion, ...]) -> Slot[Said]:
+    def answer(self, asked: ResolvedRequest, completions: tuple[Completion, ...]) -> Slot[ChatOutput]:
         if len(completions) != 1:
             return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
         row = ChatRow(asked, self.plugins)
@@ -110,25 +110,25 @@ class _Whole(NamedTuple):
     """A row that is asked for whole."""
 
     engine: ChatEngine
-    job: Job
+    job: ResolvedRequest
 
     @property
     def heavy(self) -> bool:
         return bool(self.job.request.sources)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         return self.engine.ask(self.job, False, facts, model, rid)
 
-    def read(self, completions: tuple[Completion, ...]) -> Slot[Said]:
+    def read(self, completions: tuple[Completion, ...]) -> Slot[ChatOutput]:
         return self.engine.answer(self.job, completions)
 
 
 def _no_images(facts: Facts) -> str:
-    """Why the server takes no pictures; empty where it is not known to take none. SGLang says so only there, and leaves out pictures without a word."""
+    """Why the server takes no images; empty where it is not known to take none. SGLang says so only there, and leaves out images without a word."""
     return "the server's model takes none" if "images" in facts.lacks or facts.about.get("has_image_understanding") is False else ""
 
 
-def _stops(job: Job) -> tuple[str, ...]:
+def _stops(job: ResolvedRequest) -> tuple[str, ...]:
     return (job.options.stop.stop or ()) if job.options.stop is not None else ()
 
 
@@ -163,7 +163,7 @@ def _data_url(part: ImagePart) -> Slot[str]:
     return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
 
 
-def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
+def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRequest]:
     """The request with its effective options, or the promise that does not hold when a server renders."""
     said = request.options
     for name, asked, words in (
@@ -201,19 +201,19 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[Job]:
         return Failure(UnsupportedOption(f"{shown(engine.name)} always opens the assistant's turn", option="add_generation_prompt"))
     if engine.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:
         return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour skip_special_tokens=False", option="skip_special_tokens"))
-    return Success(Job(request=request, options=options))
+    return Success(ResolvedRequest(request=request, options=options))
 
 
 def chat_route(engine: ChatEngine) -> Route:
     """The route through a chat server: resolve >> support >> call >> result."""
 
-    def supported(job: Job) -> Slot[Job]:
+    def supported(job: ResolvedRequest) -> Slot[ResolvedRequest]:
         return check_support(job, engine.capabilities, engine.plugins)
 
-    def finished(said: Said) -> Slot[GenerationResult]:
+    def finished(said: ChatOutput) -> Slot[GenerationResult]:
         return result_of(said, engine.name, engine.plugins)
 
-    def resolved(request: GenerationRequest) -> Slot[Job]:
+    def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
         return _resolved(request, engine)
 
     whole = samples(each("resolve", resolved) >> each("support", supported) >> call(engine) >> each("result", finished))

@@ -13,23 +13,23 @@ from pipegen.core.errors import GenerationError, MalformedResponse, PluginFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import freeze, record
-from pipegen.records.results import Finish, GenerationResult, Job, TokenLogprob, closest_choice
+from pipegen.records.results import Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed
 
-__all__ = ["ChatRow", "Made", "Said", "result_of"]
+__all__ = ["ChatDelta", "ChatOutput", "ChatRow", "result_of"]
 
 ENDED = ("stop", "eos", "tool_calls", "function_call")
 """What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
 
 
 @record
-class Said:
+class ChatOutput:
     """What a chat server said in one row: `raw_text` as it came, `text` cut before the stop."""
 
-    job: Job
+    job: ResolvedRequest
     text: str
     raw_text: str
     reasoning: str | None = None
@@ -42,7 +42,7 @@ class Said:
     usage: Mapping[str, int]
 
 
-class Made(NamedTuple):
+class ChatDelta(NamedTuple):
     """What a piece brought: text that is final, and reasoning."""
 
     text: str
@@ -54,12 +54,12 @@ class ChatRow:
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
-    >>> row = ChatRow(Job(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(stop=("END",)))))
+    >>> row = ChatRow(ResolvedRequest(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(stop=("END",)))))
     >>> [row.take(Completion(text=text)).text for text in ("a E", "N", "D b")], row.cut_short, row.slot().unwrap().stop
     (['a ', '', ''], True, 'END')
     """
 
-    def __init__(self, job: Job, plugins: Sequence[Plugin] = ()) -> None:
+    def __init__(self, job: ResolvedRequest, plugins: Sequence[Plugin] = ()) -> None:
         self._job = job
         stop = job.options.stop
         self._stops = (stop.stop if stop is not None else None) or ()
@@ -89,7 +89,7 @@ class ChatRow:
         """Whether the row ended, by the server's word or by pipegen's."""
         return self.cut_short or self._finish is not None
 
-    def take(self, piece: Completion) -> Made:
+    def take(self, piece: Completion) -> ChatDelta:
         """Take a piece; what of it is final."""
         final = ""
         if piece.text and not self.cut_short:
@@ -109,7 +109,7 @@ class ChatRow:
         self._logprobs += piece.logprobs or ()
         self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
         self._usage = piece.usage or self._usage
-        return Made(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
+        return ChatDelta(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
 
     def _read(self, text: str) -> str:
         """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece.
@@ -162,12 +162,12 @@ class ChatRow:
         if value.get("arguments") is not None:
             before["arguments"] = before.get("arguments", "") + value["arguments"]
 
-    def slot(self) -> Slot[Said]:
+    def slot(self) -> Slot[ChatOutput]:
         """The finished row's answer."""
         if self._error is not None:
             return Failure(self._error)
         finish, stop = self._ending()
-        said = Said(
+        said = ChatOutput(
             job=self._job,
             text="".join(self._text),
             raw_text="".join(self._raw),
@@ -197,7 +197,7 @@ class ChatRow:
         return Finish.EOS, None
 
 
-def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+def result_of(said: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
     A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
@@ -235,7 +235,7 @@ def result_of(said: Said, route: str, plugins: Sequence[Plugin]) -> Slot[Generat
     )
 
 
-def _miscounted(said: Said, made: int, route: str) -> MalformedResponse | None:
+def _miscounted(said: ChatOutput, made: int, route: str) -> MalformedResponse | None:
     """What is wrong where the server ended the row before it may end, or after it must: it did not do as it was asked.
 
     A plain server may count in tokens of another kind, so its count is not held against it.

@@ -12,7 +12,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Call
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.batch import admit
+from pipegen.drivers.batch import prepare_batch
 from pipegen.drivers.route import Route
 from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy
@@ -31,14 +31,14 @@ def wire_requests(
     prepare = getattr(engine, "prepare", None)
     if prepare is None:
         raise TypeError(f"{route.name} is not a server: nothing is sent")
-    at_work = route.steps(admit(requests, options, images))
-    step = advance(at_work)
+    running = route.steps(prepare_batch(requests, options, images))
+    step = advance(running)
     if not isinstance(step, Call):
         return step.batch
     wanted: dict[int, Slot[WireRequest]] = {}
     for (row, _), encoded in zip(step.rows, step.inputs, strict=True):
         wanted.setdefault(row, prepare(encoded, stream=stream))
-    ended = advance(at_work, [Failure(GenerationError("not sent"))] * len(step.inputs))
+    ended = advance(running, [Failure(GenerationError("not sent"))] * len(step.inputs))
     if isinstance(ended, Call):
         raise TypeError(f"{route.name} makes more than one call: ask for the requests of each engine")
     return tuple(wanted.get(row, slot) for row, slot in enumerate(ended.batch))

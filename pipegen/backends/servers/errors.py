@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from pipegen.backends.servers.reading import error_message
-from pipegen.backends.servers.wire import Ask, WireReply
+from pipegen.backends.servers.wire import ServerRequest, WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, PromptTooLong, RateLimited, Timeout
 
 __all__ = ["AGAIN", "classified", "lengths_in", "refusal_of", "retry_after", "unreachable"]
@@ -68,7 +68,7 @@ def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, 
     return int(found["prompt"]), int(found["limit"])
 
 
-def classified(server: str, reply: WireReply, ask: Ask, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
+def classified(server: str, reply: WireReply, ask: ServerRequest, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
     """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the status, with its length as pipegen knows it."""
     message, _ = error_message(reply)
     lengths = too_long(message)

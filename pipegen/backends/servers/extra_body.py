@@ -1,6 +1,6 @@
 """`extra_body` of chat completions: which of its fields a dialect has.
 
->>> misplaced({"n": 2}, "plain").message
+>>> check_extra_body({"n": 2}, "plain").message
 'extra_body.n is said by pipegen itself'
 """
 
@@ -13,7 +13,7 @@ from pipegen.backends.servers.chat_fields import REMOVED, dialects_of
 from pipegen.core.errors import UnsupportedOption
 from pipegen.engines.names import shown
 
-__all__ = ["SERVERS", "misplaced"]
+__all__ = ["SERVERS", "check_extra_body"]
 
 SERVERS = {"vllm": shown("vllm"), "sglang": shown("sglang"), "plain": "the server"}
 """What the dialects' servers are called in messages."""
@@ -21,13 +21,13 @@ SAID = ("messages", "n", "stream")
 """What `extra_body` must not change: answers are read by it."""
 
 
-def misplaced(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
+def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
     """The field of `extra_body` that pipegen says itself, or that this dialect does not have, and another has. A plain server may be any: it is sent
     what else stands there.
 
-    >>> misplaced({"separate_reasoning": True}, "vllm").option
+    >>> check_extra_body({"separate_reasoning": True}, "vllm").option
     'separate_reasoning'
-    >>> misplaced({"separate_reasoning": True}, "sglang") is None, misplaced({"top_k": 5}, "plain") is None
+    >>> check_extra_body({"separate_reasoning": True}, "sglang") is None, check_extra_body({"top_k": 5}, "plain") is None
     (True, True)
     """
     for name, value in extra_body.items():

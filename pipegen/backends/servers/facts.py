@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.http.loops import PerLoop
-from pipegen.backends.http.transport import Refused, Transport, Trouble
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
 from pipegen.core.slots import is_ok
@@ -96,7 +96,7 @@ class Directory:
         deadline = asyncio.get_running_loop().time() + LOOK_UP_SECONDS
         try:
             reply = await self._transport.once(WireRequest(path=path, method="GET"), deadline)
-        except (Refused, Trouble):
+        except (HttpStatusError, AttemptFailed):
             return None
         read = json_of(reply.body)
         return read.unwrap() if is_ok(read) and isinstance(read.unwrap(), dict) else None

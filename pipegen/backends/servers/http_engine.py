@@ -10,27 +10,27 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
-from pipegen.backends.http.transport import Refused, Trouble
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sending import Make, Sender
 from pipegen.backends.servers.settings import ServerSettings
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import CallFailed, GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, resolve
 
-__all__ = ["Served"]
+__all__ = ["HttpEngine"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Served(ABC, Generic[A, R]):
+class HttpEngine(ABC, Generic[A, R]):
     """An engine that is a server: asked with A, it answers with R. It is an `AsyncBackend`.
 
     `model` is the name by which the server is asked for it, unless the settings or the server itself say another.
@@ -41,8 +41,8 @@ class Served(ABC, Generic[A, R]):
         self.sender = Sender(wire, access, settings, model)
         self.plugins: tuple[Plugin, ...] = ()
         self._loop = LoopThread()
-        self.limit_of = Remembered(self._limit_by)
-        self.capable = Remembered(self._capable_by)
+        self.limit_of = LastCallCache(self._limit_by)
+        self.capable = LastCallCache(self._capable_by)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
@@ -109,12 +109,12 @@ class Served(ABC, Generic[A, R]):
         async def attempt(number: int) -> WireReply:
             try:
                 return await self.sender.transport.once(request, deadline)
-            except Refused as refused:
-                raise Trouble(self.classify(refused.reply), again=refused.reply.status in AGAIN) from refused
+            except HttpStatusError as refused:
+                raise AttemptFailed(self.classify(refused.reply), again=refused.reply.status in AGAIN) from refused
 
         try:
             return await self.sender.transport.again(attempt, deadline)
-        except Trouble as trouble:
+        except AttemptFailed as trouble:
             raise CallFailed(trouble.error) from trouble
 
     def read(self, encoded: A, reply: WireReply) -> Slot[R]:
@@ -129,7 +129,7 @@ class Served(ABC, Generic[A, R]):
 
     def classify(self, reply: WireReply) -> GenerationError:
         """The error that a refusal stands for. Pure."""
-        return self.sender.classify(reply, Ask(options=resolve(GenerationOptions())))
+        return self.sender.classify(reply, ServerRequest(options=resolve(GenerationOptions())))
 
     # Calls
 
@@ -174,14 +174,14 @@ async def _stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, 
         finally:
             events.put_nowait(_END)
 
-    at_work = asyncio.create_task(work())
+    running = asyncio.create_task(work())
     try:
         while (event := await events.get()) is not _END:
             yield event
-        await at_work
+        await running
     finally:
-        at_work.cancel()
-        await asyncio.gather(at_work, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 _END = object()

@@ -1,4 +1,4 @@
-"""Pictures on the wire: the pixels that pipegen has prepared, losslessly, as a data URL; and where they lie in the prompt."""
+"""Images on the wire: the pixels that pipegen has prepared, losslessly, as a data URL; and where they lie in the prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _made(image: PreparedImage) -> str:
 
 
 def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int], ...]:
-    """The offset and the length of each picture's tokens in the expanded prompt.
+    """The offset and the length of each image's tokens in the expanded prompt.
 
     >>> image = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=4)
     >>> places(Prompt(token_ids=(5, 9, 9, 9, 9, 6, 9, 9, 9, 9), compact_token_ids=(5, 9, 6, 9), images=(image, image)), 9)

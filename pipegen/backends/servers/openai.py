@@ -12,14 +12,14 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.choices import pieces, whole
 from pipegen.backends.servers.errors import classified
-from pipegen.backends.servers.extra_body import SERVERS, misplaced
+from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.names import shown
@@ -33,7 +33,7 @@ _MANY = 2**53
 """A number of tokens is smaller than this; what is not is not taken for one."""
 
 
-def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
+def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
     """The body of a request: OpenAI's own fields, those of the dialect, and `extra_body` merged in last; `None` is not sent.
 
     The tools of a request win over those of `extra_body`, which are those of all requests.
@@ -50,7 +50,7 @@ def body_of(ask: Ask, dialect: str) -> dict[str, Any]:
     return merged(body, extra) if extra else body
 
 
-@Remembered
+@LastCallCache
 def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
@@ -105,12 +105,12 @@ def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
     return form
 
 
-def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
     return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
 
 
-def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
     found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
     return found.map(lambda made: made or (Completion(usage=_usage(event)),))
@@ -121,7 +121,7 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
 
 
-def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, holder: str, place: str, seen: int) -> Slot[Completion]:
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
     read = _read(choice, answer, holder, place)
     return read.bind(lambda completion: _with_logprobs(completion, choice, ask, seen)) if ask.options.logprobs else read
 
@@ -160,7 +160,7 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
     )
 
 
-def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Ask, seen: int) -> Slot[Completion]:
+def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: ServerRequest, seen: int) -> Slot[Completion]:
     """With the logprobs of its tokens: as vLLM's choice names them, by id; as SGLang's `meta_info` does."""
     meta = choice.get("meta_info")
     entries = entries_of_meta(meta) if isinstance(meta, Mapping) else entries_in(choice.get("logprobs"))
@@ -168,7 +168,7 @@ def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Ask, 
     return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
 
 
-def _unsupported(ask: Ask, dialect: str) -> UnsupportedOption | None:
+def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
@@ -187,10 +187,10 @@ def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
     if dialect == "vllm":
         return frozenset({"ids", "stops"})
     by_ids = options.stop is not None and bool(options.stop.stop_token_ids)
-    return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.halts(options)
+    return frozenset({"ids"}) if dialect == "plain" or by_ids else sglang.server_side_stops(options)
 
 
-def _classify(server: str, reply: WireReply, ask: Ask) -> GenerationError:
+def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
     message, holder = error_message(reply)
     if holder.get("code") == "context_length_exceeded" and _too_long(message) is None:
         return PromptTooLong(0, 0, message=f"{server} says that the prompt is too long: {message}")
@@ -202,8 +202,8 @@ def _too_long(message: str) -> tuple[int, int] | None:
 
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
-    def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
-        refusal = misplaced(ask.extra_body, dialect) or _unsupported(ask, dialect)
+    def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
+        refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect)
         if refusal is not None:
             return Failure(refusal)
         return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))
@@ -216,7 +216,7 @@ def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: s
         from_wire=from_wire,
         from_event=from_event,
         lacking=_lacking,
-        halts=lambda options: _halts(options, dialect),
+        server_side_stops=lambda options: _halts(options, dialect),
         classify=lambda reply, ask: _classify(SERVERS[dialect], reply, ask),
         abort=sglang.abort if dialect == "sglang" else None,
         about=about,

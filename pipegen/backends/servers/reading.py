@@ -140,5 +140,5 @@ def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int |
         return InvalidRequest(f"prompt id {bad} at position {list(token_ids).index(bad)} is outside the vocabulary of {vocab_size} ids")
     marks = token_ids.count(image_token_id) if image_token_id is not None else 0
     if marks != images:
-        return InvalidRequest(f"the prompt holds {marks} picture placeholders for {images} pictures")
+        return InvalidRequest(f"the prompt holds {marks} image placeholders for {images} images")
     return None

@@ -14,7 +14,7 @@ from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import Follower
+from pipegen.stages.parts.row_decoder import RowDecoder
 
 __all__ = ["Row", "raw_of", "touches"]
 
@@ -37,7 +37,7 @@ def other_prompt(ids: Sequence[int] | None, prompt: Prompt, server: str) -> Malf
     pairs = zip(ids, prompt.token_ids, strict=False)
     first = next((at for at, (seen, wanted) in enumerate(pairs) if seen != wanted), min(len(ids), len(prompt.token_ids)))
     words = f"{server} ran a prompt of {len(ids)} tokens, which has {len(prompt.token_ids)} for pipegen; they differ from position {first} on"
-    return MalformedResponse(words, hint="see that the server runs the same checkpoint, with the same limits on pictures; the answer was not used")
+    return MalformedResponse(words, hint="see that the server runs the same checkpoint, with the same limits on images; the answer was not used")
 
 
 def raw_of(encoded: Encoded, completion: Completion, vocab_size: int, server: str) -> Slot[Raw]:
@@ -75,7 +75,7 @@ class Row:
         self._logprobs: list[TokenLogprob] = []
         self._finish: str | None = None
         self._vocab_size = tokenizer.vocab_size
-        self._follower = Follower(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
+        self._follower = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
 
     @property
     def done(self) -> bool:

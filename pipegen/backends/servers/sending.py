@@ -1,4 +1,4 @@
-"""From an `Ask` to its completions: the one place where wire functions and transport meet, for whole answers and for streams.
+"""From an `ServerRequest` to its completions: the one place where wire functions and transport meet, for whole answers and for streams.
 
 What a server answers is foreign data: whatever the reading of it raises fails its own row, with an incident in the log.
 """
@@ -20,13 +20,13 @@ from pipegen.backends.http.access import Access
 from pipegen.backends.http.bounds import most_bytes, most_bytes_of_stream
 from pipegen.backends.http.client import Upload
 from pipegen.backends.http.deadlines import Late
-from pipegen.backends.http.last_call import Remembered
-from pipegen.backends.http.transport import Refused, Transport, Trouble, body_of
+from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.facts import Directory
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.settings import ServerSettings
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.core.slots import Slot, is_ok
@@ -36,7 +36,7 @@ __all__ = ["Asked", "Make", "Sender"]
 A = TypeVar("A")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-Make: TypeAlias = Callable[[Facts, str | None, str], Slot[Ask]]
+Make: TypeAlias = Callable[[Facts, str | None, str], Slot[ServerRequest]]
 """The ask of a row, given what is known of the server, the model's name there, and the name of the attempt."""
 LAST_WORDS = 5.0
 """Seconds that a stream has for its last words (the counts, `[DONE]`) after its row has ended."""
@@ -50,7 +50,7 @@ class Asked(Protocol[R_co]):
         """Whether its body is made in a thread, and held only while it is sent: it holds images."""
         ...
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         """As `Make`."""
         ...
 
@@ -63,7 +63,7 @@ class _Sendable(NamedTuple):
     """A row as it is sent."""
 
     facts: Facts
-    ask: Ask
+    ask: ServerRequest
     """Without what was only of use for the request."""
     request: WireRequest
     body: bytes | Upload | None
@@ -80,15 +80,15 @@ class Sender:
         self.wire, self.access, self.settings, self._model = wire, access, settings, model
         self.transport = Transport(access, settings)
         self.directory = Directory(self.transport, wire.about)
-        self.model = Remembered(self._model_by)
+        self.model = LastCallCache(self._model_by)
 
     async def facts(self, deadline: float) -> Facts:
-        """What the server offers, looked up where that is stale. Raises `Trouble` where it takes too long."""
+        """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
         try:
             with await self.transport.by(deadline):
                 return await self.directory.facts()
         except Late as late:
-            raise Trouble(self.transport.late("for what the server offers"), again=False) from late
+            raise AttemptFailed(self.transport.late("for what the server offers"), again=False) from late
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""
@@ -102,7 +102,7 @@ class Sender:
         words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self._model!r}"
         return Failure(InvalidRequest(words, hint="say which with served_model_name"))
 
-    def classify(self, reply: WireReply, ask: Ask) -> GenerationError:
+    def classify(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
         """The error of a refusal, without any secret that the server repeated."""
         scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
         return self.wire.classify(scrubbed, ask)
@@ -115,25 +115,25 @@ class Sender:
         try:
             try:
                 return await self._read_once(row, deadline)
-            except Trouble as first:
-                return await self.transport.once_more(first, functools.partial(self._read_once, row, deadline), deadline)
-        except Trouble as trouble:
+            except AttemptFailed as first:
+                return await self.transport.retry(first, functools.partial(self._read_once, row, deadline), deadline)
+        except AttemptFailed as trouble:
             return Failure(trouble.error)
 
     async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
-        """One attempt at a whole answer. Raises `Trouble`."""
+        """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             facts, ask, request, body, most, leave = await self._ready(row.ask, row.heavy, deadline)
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
-            except (asyncio.CancelledError, Refused, Trouble) as ended:
+            except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
                 return Success(_value(self._read(row, ask, reply)))
             finally:
                 leave()
 
-    def _read(self, row: Asked[R], ask: Ask, reply: WireReply) -> Slot[R]:
+    def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
         read = guard(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
         return read.unwrap() if is_ok(read) else Failure(read.failure())
 
@@ -175,10 +175,10 @@ class Sender:
                                     if piece.finish is None:  # the row ended by a rule of pipegen's own
                                         await self._abort(ready.request.rid)
                                     return
-                        except (Refused, Trouble):
+                        except (HttpStatusError, AttemptFailed):
                             raise
                         except Exception as raised:  # a server's answer is foreign data
-                            raise Trouble(self._unreadable(report(raised)), again=False) from raised
+                            raise AttemptFailed(self._unreadable(report(raised)), again=False) from raised
                         if until == deadline and ended():
                             until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
                 if not ended():
@@ -189,32 +189,32 @@ class Sender:
                     ready = await self._ready(make, heavy, deadline)
                     try:
                         return await follow(ready)
-                    except (asyncio.CancelledError, Refused, Trouble) as stopped:
+                    except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as stopped:
                         if ended() and not isinstance(stopped, asyncio.CancelledError):
                             return None
                         await self._ended(stopped, ready.facts, ready.ask, ready.request)
                     finally:
                         ready.leave()
-            except Trouble as trouble:
-                raise Trouble(trouble.error, again=trouble.again and not begun) from trouble
+            except AttemptFailed as trouble:
+                raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
 
         try:
             await self.transport.again(attempt, deadline)
-        except Trouble as trouble:
+        except AttemptFailed as trouble:
             return trouble.error
         return None
 
-    def pieces_in(self, ask: Ask, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
+    def pieces_in(self, ask: ServerRequest, seen: int, value: Any) -> Slot[tuple[Completion, ...]]:
         """The pieces of an event, or the error that it tells of: a stream's status was sent before anything went wrong."""
         if not isinstance(value, dict) or (value.get("error") is None and value.get("object") != "error"):
             return self.wire.from_event(value, ask, seen)
         held = value["error"] if isinstance(value.get("error"), dict) else value
         code = held.get("code")
         status = code if type(code) is int and 400 <= code < 600 else 500
-        raise Refused(WireReply(status=status, body=json.dumps(value).encode()))
+        raise HttpStatusError(WireReply(status=status, body=json.dumps(value).encode()))
 
     async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
-        """What to send, by the way that the server is known to offer. Raises `Trouble` where there is none."""
+        """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where there is none."""
         facts = self.directory.fresh or await self.facts(deadline)
         rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         if not heavy:
@@ -229,7 +229,7 @@ class Sender:
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
                     await uploads.enter(upload.size)
         except Late as late:
-            raise Trouble(self.transport.late("for its images to be made ready"), again=False) from late
+            raise AttemptFailed(self.transport.late("for its images to be made ready"), again=False) from late
         return made
 
     def _made(self, make: Make, facts: Facts, rid: str) -> _Sendable:
@@ -237,20 +237,20 @@ class Sender:
         request = _value(self.wire.to_wire(ask, facts))
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
 
-    async def _ended(self, ended: BaseException, facts: Facts, ask: Ask, request: WireRequest) -> None:
+    async def _ended(self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest) -> None:
         """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
-        if isinstance(ended, Refused):
+        if isinstance(ended, HttpStatusError):
             reply = ended.reply
             lacks = guard(lambda: self.wire.lacking(reply, request), self._unreadable).value_or("")
             if not lacks or lacks in facts.lacks:
-                raise Trouble(self._refusal(reply, ask), again=reply.status in AGAIN) from ended
+                raise AttemptFailed(self._refusal(reply, ask), again=reply.status in AGAIN) from ended
             self.directory.learn(lacks)
             return
-        if not isinstance(ended, Trouble) or isinstance(ended.error, Timeout):
+        if not isinstance(ended, AttemptFailed) or isinstance(ended.error, Timeout):
             await self._abort(ask.rid)
         raise ended
 
-    def _refusal(self, reply: WireReply, ask: Ask) -> GenerationError:
+    def _refusal(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
         """The error of a refusal, whatever it holds."""
 
         def failed(raised: Raised) -> GenerationError:
@@ -272,8 +272,8 @@ class Sender:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(rows), self.settings.max_in_flight)):
                     group.create_task(work())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several
+        except BaseExceptionGroup as require_iterable:
+            raise require_iterable.exceptions[0] from require_iterable
         return [made[position] for position in range(len(rows))]
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ def _nothing() -> None:
 
 
 def _value(slot: Slot[R]) -> R:
-    """The slot's value. Raises its failure as `Trouble`: a malformed answer may come whole when it is asked for again."""
+    """The slot's value. Raises its failure as `AttemptFailed`: a malformed answer may come whole when it is asked for again."""
     if not is_ok(slot):
-        raise Trouble(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
+        raise AttemptFailed(slot.failure(), again=isinstance(slot.failure(), MalformedResponse))
     return slot.unwrap()

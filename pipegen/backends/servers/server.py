@@ -13,15 +13,15 @@ from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.metadata import LightModel, OnModel
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.last_call import Remembered
-from pipegen.backends.http.transport import Trouble
-from pipegen.backends.servers.http_engine import Served
+from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.http.transport import AttemptFailed
+from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.rows import Row, raw_of, touches
 from pipegen.backends.servers.sending import Make
 from pipegen.backends.servers.settings import ServerSettings
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -47,16 +47,16 @@ class _Ends(NamedTuple):
     """Whether its stream must be followed all the same."""
 
 
-class ServerEngine(OnModel, Served[Encoded, Raw]):
-    """An engine whose weights are in a server. Tokenizer, template, limits and pictures come from the checkpoint here, and nothing is asked before a call."""
+class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
+    """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
 
     def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
         self._checkpoint: LightModel = checkpoint
-        self._ends = Remembered(self._ends_of)
+        self._ends = LastCallCache(self._ends_of)
 
     def _capable_by(self, facts: Facts) -> Capabilities:
-        reason = self._checkpoint.no_images_because
+        reason = self._checkpoint.images_unsupported_reason
         if not reason and "generate" in facts.lacks:
             reason = "the server has no endpoint that takes them with token ids"
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
@@ -74,9 +74,9 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
     def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
             return self.followed(asked, deadline, None)
-        return self._pictured(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
+        return self._imaged(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
 
-    async def _pictured(self, asked: Encoded, deadline: float) -> Slot[Raw]:
+    async def _imaged(self, asked: Encoded, deadline: float) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
         return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
 
@@ -99,12 +99,12 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         return row.slot() if error is None else Failure(error)
 
     async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
-        """The row as the server may be sent it, and what the server makes of its pictures, where it must be asked to keep their sizes first."""
+        """The row as the server may be sent it, and what the server makes of its images, where it must be asked to keep their sizes first."""
         try:
             checked = self.checked(asked, await self.sender.facts(deadline))
-        except Trouble as late:
+        except AttemptFailed as late:
             return Failure(late.error)
-        resized = self._checkpoint.resized_again(asked.prompt) if is_ok(checked) else None
+        resized = self._checkpoint.check_server_resize(asked.prompt) if is_ok(checked) else None
         if resized is None:
             return checked.map(lambda encoded: (encoded, None))
         made = await self.sender.whole(_Resized(self, asked), deadline)
@@ -117,7 +117,7 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
         prompt = encoded.prompt
         refused: GenerationError | None = refused_ids(prompt.compact_token_ids, self.tokenizer.vocab_size, self._checkpoint.image_token_id, len(prompt.images))
         if not self.wire.keeps_sizes:
-            refused = refused or self._checkpoint.resized_again(prompt)
+            refused = refused or self._checkpoint.check_server_resize(prompt)
         if refused is not None:
             return Failure(refused)
         room = _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size)
@@ -130,27 +130,27 @@ class ServerEngine(OnModel, Served[Encoded, Raw]):
 
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
-        plan, halts = plan_stops(options, self.tokenizer), self.wire.halts(options) - facts.lacks
+        plan, server_side_stops = plan_stops(options, self.tokenizer), self.wire.server_side_stops(options) - facts.lacks
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
-        told = "stops" in halts and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        told = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
         stops = plan.text if told else ()
-        return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in halts))
+        return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in server_side_stops))
 
     def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
         return functools.partial(self.ask, asked, stream, features)
 
-    def ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         prompt, ends = asked.prompt, self._ends(asked.options, facts)
         return Success(
-            Ask(
+            ServerRequest(
                 token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
                 options=asked.options,
                 ending_ids=ends.ids,
                 stops=ends.stops,
                 images=prompt.images,
                 places=places(prompt, self._checkpoint.image_token_id),
-                resized=bool(prompt.images) and self._checkpoint.resized_again(prompt) is not None,
+                resized=bool(prompt.images) and self._checkpoint.check_server_resize(prompt) is not None,
                 features=features,
                 prompt_tokens=len(prompt.token_ids),
                 model=model,
@@ -178,7 +178,7 @@ class _Whole:
     def heavy(self) -> bool:
         return bool(self.encoded.prompt.images)
 
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[Ask]:
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         checked = self.engine.checked(self.encoded, facts)
         if not is_ok(checked):
             return Failure(checked.failure())
@@ -190,7 +190,7 @@ class _Whole:
 
 
 class _Resized(_Whole):
-    """What the server makes of a row's pictures."""
+    """What the server makes of a row's images."""
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         return Success(completions[0].features)

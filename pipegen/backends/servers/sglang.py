@@ -11,13 +11,13 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import reading
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import ids_of, malformed, merged
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import GenerationOptions
@@ -31,15 +31,15 @@ MOST_STOPS = 32
 """Stop strings that SGLang takes in one request."""
 
 
-def sampling_params(ask: Ask) -> Mapping[str, Any]:
+def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
     """SGLang's `sampling_params` for these options, everything said; `None` is not sent.
 
-    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `halts`).
+    `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `server_side_stops`).
     """
     return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
 
 
-@Remembered
+@LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
         "n": n if n > 1 else None,
@@ -75,14 +75,14 @@ def _ignores_eos(options: GenerationOptions) -> bool:
     return bool(options.stop is not None and options.stop.ignore_eos)
 
 
-def halts(options: GenerationOptions) -> frozenset[str]:
+def server_side_stops(options: GenerationOptions) -> frozenset[str]:
     """What SGLang may end a row at: not at ids where it ignores the end token, and not at stop strings where they must not count at first."""
     many = options.stop is not None and len(options.stop.stop or ()) > MOST_STOPS
     stops = frozenset() if options.min_new_tokens or many else frozenset({"stops"})
     return stops if _ignores_eos(options) else stops | {"ids"}
 
 
-def unsupported(ask: Ask) -> UnsupportedOption | None:
+def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
     options = ask.options
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
@@ -108,7 +108,7 @@ _NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
 """The values with which SGLang's logprobs are the model's own."""
 
 
-def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request."""
     refusal = unsupported(ask)
     if refusal is not None:
@@ -125,7 +125,7 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
     return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
 
 
-def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
+def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer: an object, or an array of them where several were asked."""
     items = answer if isinstance(answer, list) else [answer]
     if len(items) != ask.n:
@@ -141,12 +141,12 @@ def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
     return Success(tuple(out))
 
 
-def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only the new ones: `completion_tokens` tells which."""
     return _completion(event, ask, seen, 0).map(lambda piece: (piece,))
 
 
-def _completion(item: Any, ask: Ask, seen: int, index: int) -> Slot[Completion]:
+def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Completion]:
     meta = item.get("meta_info") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
         return malformed("the answer holds no meta_info")
@@ -206,7 +206,7 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: Ask) -> GenerationError:
+def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
     """The error that a refusal stands for, in any of the five shapes; over-long prompts are `PromptTooLong` whatever the status."""
     return classified("SGLang", reply, ask, too_long)
 
@@ -237,7 +237,7 @@ SGLANG = Wire(
     from_wire=from_wire,
     from_event=from_event,
     classify=classify,
-    halts=halts,
+    server_side_stops=server_side_stops,
     raw_stops=True,
     abort=abort,
     about="/server_info",

@@ -11,14 +11,14 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.http.last_call import Remembered
+from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.choices import pieces, whole
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of
 from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
 from pipegen.backends.servers.vllm_render import read_features, render_request, renders_none, unkept
-from pipegen.backends.servers.wire import Ask, Completion, Facts, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import GenerationOptions
@@ -33,7 +33,7 @@ MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
 
 
-def sampling_params(ask: Ask) -> Mapping[str, Any]:
+def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
     """vLLM's `SamplingParams` for these options, everything said; `None` is not sent.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
@@ -41,7 +41,7 @@ def sampling_params(ask: Ask) -> Mapping[str, Any]:
     return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
 
 
-@Remembered
+@LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
         "n": n,
@@ -78,7 +78,7 @@ def logprobs_asked(options: GenerationOptions) -> int | None:
     return top + 1 if options.temperature else top
 
 
-def unsupported(ask: Ask) -> UnsupportedOption | None:
+def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
     options = ask.options
     ignores_eos = options.stop is not None and options.stop.ignore_eos
@@ -96,27 +96,27 @@ def unsupported(ask: Ask) -> UnsupportedOption | None:
     return None
 
 
-def halts(options: GenerationOptions) -> frozenset[str]:
+def server_side_stops(options: GenerationOptions) -> frozenset[str]:
     """What vLLM may end a row at: ids; and stop strings, but where it would hold the end token back for `min_new_tokens` though `ignore_eos` is asked."""
     holds_back = options.min_new_tokens and options.stop is not None and options.stop.ignore_eos
     return frozenset({"ids"} if holds_back else {"ids", "stops"})
 
 
-def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
+def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
     refusal = unsupported(ask)
     if refusal is not None:
         return Failure(refusal)
     if "generate" not in facts.lacks:
         if ask.resized and ask.features is None:
-            return Failure(unkept("this vLLM server does not keep the sizes of pictures")) if "render" in facts.lacks else Success(render_request(ask))
+            return Failure(unkept("this vLLM server does not keep the sizes of images")) if "render" in facts.lacks else Success(render_request(ask))
         body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
         if ask.images:
             parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
             body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
         return Success(_request(GENERATE, body, ask, lacks="generate"))
     if ask.images:
-        words = "this vLLM server takes no pictures by token ids: its endpoint /inference/v1/generate is switched off"
+        words = "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
     said = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
     params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
@@ -124,24 +124,24 @@ def to_wire(ask: Ask, facts: Facts) -> Slot[WireRequest]:
     return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
 
 
-def _request(path: str, body: dict[str, Any], ask: Ask, *, lacks: str = "") -> WireRequest:
+def _request(path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = "") -> WireRequest:
     said = {name: value for name, value in body.items() if value is not None}
     return WireRequest(path=path, body=merged(said, ask.extra_body) if ask.extra_body else said, stream=ask.stream, rid=ask.rid, lacks=lacks)
 
 
-def from_wire(answer: Any, ask: Ask) -> Slot[tuple[Completion, ...]]:
-    """The completions of a whole answer, of either endpoint; or what it made of pictures, where that was asked."""
+def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer, of either endpoint; or what it made of images, where that was asked."""
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
     return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, 0, place))
 
 
-def from_event(event: Any, ask: Ask, seen: int) -> Slot[tuple[Completion, ...]]:
+def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
     return pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
-def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Ask, seen: int, place: str) -> Slot[Completion]:
+def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str) -> Slot[Completion]:
     ids = choice.get("token_ids")
     if ids is None and (ask.stream or choice.get("finish_reason") == "abort"):
         ids = []
@@ -194,7 +194,7 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: Ask) -> GenerationError:
+def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
     """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
     return classified("vLLM", reply, ask, too_long)
 
@@ -218,7 +218,7 @@ VLLM = Wire(
     from_event=from_event,
     classify=classify,
     lacking=lacking,
-    halts=halts,
+    server_side_stops=server_side_stops,
     keeps_sizes=True,
     about="/version",
 )

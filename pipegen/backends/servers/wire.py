@@ -19,17 +19,17 @@ from pipegen.engines.capabilities import Capability
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Encoded, PreparedImage, TokenLogprob
 
-__all__ = ["Ask", "AsyncBackend", "Completion", "Facts", "Wire", "WireReply", "WireRequest"]
+__all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest"]
 
 _NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ServerRequest:
     """One generation as a server is asked for it, whatever the engine: everything said, nothing of the wire's own words yet."""
 
     token_ids: tuple[int, ...] = ()
-    """The prompt, with one placeholder for each picture; empty where the server renders."""
+    """The prompt, with one placeholder for each image; empty where the server renders."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt in the OpenAI chat form, where the server renders."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -41,13 +41,13 @@ class Ask:
     """Stop strings that the server is to halt at, as an early exit; where the text ends is decided by pipegen."""
     images: tuple[PreparedImage, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
-    """Where each picture's tokens lie in the expanded prompt: offset and length."""
+    """Where each image's tokens lie in the expanded prompt: offset and length."""
     resized: bool = False
-    """Whether the server's own processor would give the pictures other sizes than they were prepared to."""
+    """Whether the server's own processor would give the images other sizes than they were prepared to."""
     features: Any = None
-    """What the server made of such pictures in a request before this one; `token_ids` are then those of the expanded prompt."""
+    """What the server made of such images in a request before this one; `token_ids` are then those of the expanded prompt."""
     prompt_tokens: int = 0
-    """How long the prompt is with its pictures expanded; 0 where that is not known."""
+    """How long the prompt is with its images expanded; 0 where that is not known."""
     model: str | None = None
     """The name that the server knows the model by."""
     rid: str = ""
@@ -102,7 +102,7 @@ class Completion:
     usage: Mapping[str, int] = field(default_factory=dict)
     index: int = 0
     features: Any = None
-    """What the server made of the pictures, where that was all that it was asked."""
+    """What the server made of the images, where that was all that it was asked."""
     routed_experts: Any = None
     """As the server wrote them."""
 
@@ -141,20 +141,20 @@ class Wire:
     """Where such a server listens on this machine."""
     key_variable: str
     """The environment variable that holds the key."""
-    to_wire: Callable[[Ask, Facts], Slot[WireRequest]]
+    to_wire: Callable[[ServerRequest, Facts], Slot[WireRequest]]
     """The request, or why this engine cannot be asked this."""
-    from_wire: Callable[[Any, Ask], Slot[tuple[Completion, ...]]]
+    from_wire: Callable[[Any, ServerRequest], Slot[tuple[Completion, ...]]]
     """The completions of an answer with status 200, in the order of their indices."""
-    from_event: Callable[[Any, Ask, int], Slot[tuple[Completion, ...]]]
+    from_event: Callable[[Any, ServerRequest, int], Slot[tuple[Completion, ...]]]
     """What one event of a stream brings, given how many tokens came before."""
-    classify: Callable[[WireReply, Ask], GenerationError]
+    classify: Callable[[WireReply, ServerRequest], GenerationError]
     """The error that an answer with another status, or an error in a stream, stands for."""
     lacking: Callable[[WireReply, WireRequest], str] = _lacks_nothing
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
-    halts: Callable[[GenerationOptions], frozenset[str]] = _all
+    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = _all
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
     keeps_sizes: bool = False
-    """Whether the server can be asked to keep pictures at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
+    """Whether the server can be asked to keep images at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
     then makes the request for them, and `from_wire` reads its answer."""
     raw_stops: bool = False
     """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""

@@ -26,7 +26,7 @@ __all__ = ["adapter_arguments", "argument_names", "check_arguments", "engine_arg
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
-ELSEWHERE = ("device", "device_map", "attn_implementation", "compile", "picture_memory_bytes")
+ELSEWHERE = ("device", "device_map", "attn_implementation", "compile", "image_memory_bytes")
 """Fields of `ModelLoadConfig` that vLLM has no word for."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""
@@ -71,7 +71,7 @@ def check_arguments(checkpoint: Checkpoint) -> None:
 
 
 def image_limit(checkpoint: Checkpoint) -> int | None:
-    """How many pictures a request may hold, as `limit_mm_per_prompt` says; None where it does not say."""
+    """How many images a request may hold, as `limit_mm_per_prompt` says; None where it does not say."""
     limit = (checkpoint.load.engine_kwargs.get("limit_mm_per_prompt") or {}).get("image")
     if isinstance(limit, Mapping):
         limit = limit.get("count")
@@ -95,7 +95,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["max_num_seqs"] = load.batch_size
     if "disable_log_stats" in argument_names():
         arguments["disable_log_stats"] = True
-    if checkpoint.can_see and not checkpoint.takes_images:
+    if checkpoint.is_vision_model and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     return {**arguments, **revealed(load.engine_kwargs)}
 

@@ -33,7 +33,7 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(CheckpointEngine):
-    """An engine on one checkpoint. Tokenizer, template, limits and pictures work at once; vLLM is imported and starts with the first call.
+    """An engine on one checkpoint. Tokenizer, template, limits and images work at once; vLLM is imported and starts with the first call.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there, `MissingExtra` where vLLM is not installed, and `InvalidField`
     (`UnknownField` with the nearest one, for an argument) where the settings are not for vLLM.
@@ -56,9 +56,9 @@ class VLLMEngine(CheckpointEngine):
 
     @cached_property
     def _no_images_because(self) -> str:
-        """Why pictures are not taken; empty where they are. For a vision model vLLM itself is asked, which imports it."""
+        """Why images are not taken; empty where they are. For a vision model vLLM itself is asked, which imports it."""
         if not self._checkpoint.takes_images:
-            return self._checkpoint.no_images_because
+            return self._checkpoint.images_unsupported_reason
         if image_limit(self._checkpoint) == 0:
             return "limit_mm_per_prompt allows none"
         if self._core.model_config().is_multimodal_model:
@@ -152,7 +152,7 @@ class VLLMEngine(CheckpointEngine):
     def _queue(self, row: Row, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
         fits = check_fit(row.encoded, capabilities)
-        refused = unsupported(row.encoded.options) or self._checkpoint.misplaced(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        refused = unsupported(row.encoded.options) or self._checkpoint.check_placeholders(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
         refused = refused or other_factors(self._checkpoint.positions, row.encoded, capabilities)
         if refused is not None:
             row.fail(refused)

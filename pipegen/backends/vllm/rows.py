@@ -14,23 +14,23 @@ from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import Follower, ending_ids
+from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
 
 __all__ = ["Row", "differs", "vllm_prompt"]
 
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
-    """The prompt as vLLM takes it: token ids with one placeholder for each picture (vLLM expands them, also those already expanded), and the pictures.
+    """The prompt as vLLM takes it: token ids with one placeholder for each image (vLLM expands them, also those already expanded), and the images.
 
-    `resized` says that the pictures have the size that the model works on, so that vLLM's processor is to leave it alone.
+    `resized` says that the images have the size that the model works on, so that vLLM's processor is to leave it alone.
     """
     if not prompt.images:
         return {"prompt_token_ids": list(prompt.token_ids)}
     kwargs = {"mm_processor_kwargs": {"do_resize": False}} if resized else {}
-    return {"prompt_token_ids": list(prompt.compact_token_ids), "multi_modal_data": {"image": [_pil(image) for image in prompt.images]}, **kwargs}
+    return {"prompt_token_ids": list(prompt.compact_token_ids), "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]}, **kwargs}
 
 
-def _pil(image: PreparedImage) -> Any:
+def as_pil(image: PreparedImage) -> Any:
     from PIL import Image
 
     return Image.frombytes("RGB", (image.width, image.height), image.rgb)
@@ -43,7 +43,7 @@ def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
         grids = [_grid(item) for item in rendered["mm_kwargs"].get("image", ())]
         for index, (seen, image) in enumerate(zip(grids, prompt.images, strict=False)):
             if seen is not None and image.grid is not None and seen != image.grid:
-                return MalformedResponse(f"vLLM made grid {seen} of picture {index}, which is {image.grid} for pipegen")
+                return MalformedResponse(f"vLLM made grid {seen} of image {index}, which is {image.grid} for pipegen")
     if ids is None or (not isinstance(rendered.get("type"), str) and prompt.images):
         return None
     return other_ids(ids, prompt)
@@ -60,7 +60,7 @@ def other_ids(ids: Sequence[int], prompt: Prompt) -> MalformedResponse | None:
 
 
 def _grid(item: Any) -> tuple[int, ...] | None:
-    """The grid of one processed picture, where the model has one."""
+    """The grid of one processed image, where the model has one."""
     data = item.get_data() if hasattr(item, "get_data") else {}
     grid = data.get("image_grid_thw")
     return None if grid is None else tuple(int(side) for side in grid.flatten().tolist())
@@ -94,7 +94,7 @@ class Row:
         self._logprobs: list[TokenLogprob] = []
         self._aborted = False
         self._prompt_seen = False
-        self._follower = Follower(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
+        self._follower = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
         self.whole = not (watched or self._follower.reads)
 
     def fail(self, error: GenerationError) -> None:

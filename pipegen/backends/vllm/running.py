@@ -51,7 +51,7 @@ class Running:
                 engine.add_lora(self._adapter["lora_request"])  # an adapter that does not fit is found out now, and not by the first row
 
     def rendered(self, prompt: dict[str, Any]) -> Any:
-        """The prompt with its pictures processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
+        """The prompt with its images processed, as vLLM will run it; in versions that do this with the request, the prompt as it is."""
         renderer: Any = getattr(self.engine, "renderer", None)
         if not hasattr(renderer, "render_cmpl"):
             return prompt

@@ -23,9 +23,9 @@ class TokenPrompt:
     messages: Sequence[Mapping[str, Any]] = ()
     renderer: Any = None
     multi_modal_data: Any = None
-    """The renderer's prepared pictures, whose placeholders in `token_ids` are expanded; None where there are none."""
+    """The renderer's prepared images, whose placeholders in `token_ids` are expanded; None where there are none."""
     content_parts: Sequence[Mapping[str, str]] = ()
-    """Pictures that the engine is to prepare itself, in prompt order, each with one placeholder: `{"type", "url"}`."""
+    """Images that the engine is to prepare itself, in prompt order, each with one placeholder: `{"type", "url"}`."""
     cache_salt: str | None = None
     priority: int | None = None
     extra_headers: Mapping[str, str] | None = None

@@ -40,7 +40,7 @@ async def generate(
     `client` is the caller's `AsyncOpenAI`, which sends the request. `prompt_ids` (with `multi_modal_data` and `prompt_attribution`) take the place of
     rendering. A prompt of more tokens than `max_prompt_len` (not given: what the server says) is `PromptTooLongError`, and nothing is sent; so is one
     that only the server finds too long (its `max_prompt_len` is then the server's, 0 where it names none).
-    With `process_multimodal=False` the engine prepares the pictures. Rendering and parsing are done in a thread: the event loop goes on meanwhile.
+    With `process_multimodal=False` the engine prepares the images. Rendering and parsing are done in a thread: the event loop goes on meanwhile.
     `sampling_params` are in vLLM's words on every engine; with `n` above 1 the result holds all of them in `completions`.
 
     Raises `MalformedGenerateResponseError` for an answer that cannot be used, and whatever the client raises.

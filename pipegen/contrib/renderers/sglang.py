@@ -91,45 +91,45 @@ def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> d
 
 
 def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dict[str, Any]:
-    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for pictures that it would ignore.
+    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for images that it would ignore.
 
     >>> body_of(TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r")
     Traceback (most recent call last):
     ...
     ValueError: prompt id -5 at position 1 would end the server's process
     """
-    token_ids, pictures = list(prompt.token_ids), list(prompt.content_parts)
+    token_ids, images = list(prompt.token_ids), list(prompt.content_parts)
     if prompt.multi_modal_data is not None:
-        token_ids, pictures = _unexpanded(prompt)
+        token_ids, images = _unexpanded(prompt)
     for position, token_id in enumerate(token_ids):
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             raise ValueError(f"prompt id {token_id} at position {position} would end the server's process")
     body: dict[str, Any] = {"input_ids": token_ids, "sampling_params": sampling_params(prompt.sampling_params, prompt.stop_token_ids), "rid": rid}
     body |= {"return_logprob": True, "logprob_start_len": -1}
-    if pictures:
-        if any(part["type"] != "image_url" for part in pictures):
-            raise ValueError("SGLang takes pictures here, and no audio or video")
-        body |= {"image_data": [part["url"] for part in pictures], "return_prompt_token_ids": True}
+    if images:
+        if any(part["type"] != "image_url" for part in images):
+            raise ValueError("SGLang takes images here, and no audio or video")
+        body |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
     said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
     return body | {name: value for name, value in said.items() if value is not None}
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
-    """The ids with one placeholder for each picture, as SGLang expands them itself, and the pictures out of the messages."""
+    """The ids with one placeholder for each image, as SGLang expands them itself, and the images out of the messages."""
     from pipegen.contrib.renderers.client import content_parts
 
     ranges = sorted((place.offset, place.length) for places in prompt.multi_modal_data.mm_placeholders.values() for place in places)
-    pictures = content_parts(prompt.messages)
-    if len(pictures) != len(ranges):
-        raise ValueError(f"the prompt holds {len(ranges)} pictures and the messages {len(pictures)}: SGLang needs each picture's own data")
+    images = content_parts(prompt.messages)
+    if len(images) != len(ranges):
+        raise ValueError(f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs each image's own data")
     out, done = list[int](), 0
     for offset, length in ranges:
         covered = set(prompt.token_ids[offset : offset + length])
         if len(covered) != 1:
-            raise ValueError("a picture of this prompt is framed by further tokens: pass process_multimodal=False, and SGLang prepares it")
+            raise ValueError("an image of this prompt is framed by further tokens: pass process_multimodal=False, and SGLang prepares it")
         out += [*prompt.token_ids[done:offset], covered.pop()]
         done = offset + length
-    return [*out, *prompt.token_ids[done:]], list(pictures)
+    return [*out, *prompt.token_ids[done:]], list(images)
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
@@ -141,7 +141,7 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     first = rows[0]
     prompt_ids = first.get("prompt_token_ids")
     if "prompt_token_ids" not in first and (prompt.content_parts or prompt.multi_modal_data is not None):
-        raise malformed("must include prompt_token_ids where the prompt holds pictures")
+        raise malformed("must include prompt_token_ids where the prompt holds images")
     ran = ids(prompt_ids, "prompt_token_ids") if prompt_ids else None
     return Generated(
         completions=tuple(_completion(row) for row in rows),

@@ -26,7 +26,7 @@ __all__ = ["parse_with", "render_with"]
 def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationRequest]]:
     """A stage that turns a request's messages into token ids, and adds the renderer's stop tokens to its own; a request without messages passes.
 
-    Options of the chat template that the renderer settles itself are `UnsupportedOption`; pictures are `UnsupportedMultimodal`; what the renderer refuses
+    Options of the chat template that the renderer settles itself are `UnsupportedOption`; images are `UnsupportedMultimodal`; what the renderer refuses
     with a `ValueError` is `TemplateFailed`.
     """
 
@@ -34,7 +34,7 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
         if request.messages is None:
             return Success(request)
         if request.sources:
-            return Failure(UnsupportedMultimodal("a renderer gives token ids without pictures here", hint="send it to the route without the renderer"))
+            return Failure(UnsupportedMultimodal("a renderer gives token ids without images here", hint="send it to the route without the renderer"))
         options = request.options or GenerationOptions()
         chat = options.chat or ChatTemplateOptions()
         said = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)

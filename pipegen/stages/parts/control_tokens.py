@@ -124,12 +124,12 @@ class ControlTokens:
 
 
 @functools.lru_cache(maxsize=32)
-def control_tokens(tokenizer: Tokenizer, written: str, pictures: str = "") -> ControlTokens:
-    """The control tokens, given what the template writes (its source and some renders of harmless content) and `picture_tokens`, with NULs between.
+def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> ControlTokens:
+    """The control tokens, given what the template writes (its source and some renders of harmless content) and `image_tokens`, with NULs between.
 
     What an unknown character becomes is none (it steers nothing): the token for unknown words, those for single bytes. Nor is one of blanks only.
     """
-    special, added, of_pictures = tokenizer.special_tokens, tokenizer.control_tokens, pictures.split("\0")
+    special, added, of_images = tokenizer.special_tokens, tokenizer.control_tokens, images.split("\0")
     unknown = {number for character in _UNUSUAL for number in tokenizer.encode(character)}
 
     def steers(token: str, number: int) -> bool:
@@ -137,7 +137,7 @@ def control_tokens(tokenizer: Tokenizer, written: str, pictures: str = "") -> Co
             return False
         if token in special or _SHAPES.fullmatch(token):
             return True
-        return bool(token.strip(_BLANK)) and (token in written or token in of_pictures)
+        return bool(token.strip(_BLANK)) and (token in written or token in of_images)
 
     ids = {token: number for token, number in {**added, **special}.items() if token and steers(token, number)}
     return ControlTokens(ids=immutabledict(ids), ordinary=immutabledict({token: number for token, number in added.items() if token and token not in ids}))

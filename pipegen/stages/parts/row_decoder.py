@@ -3,7 +3,7 @@
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> toy = ToyTokenizer()
->>> follower = Follower(resolve(GenerationOptions(stop=("END",))), toy, eos_token_ids=(257,))
+>>> follower = RowDecoder(resolve(GenerationOptions(stop=("END",))), toy, eos_token_ids=(257,))
 >>> [follower.feed(token_id) for token_id in toy.encode("aEbEND")], follower.finish.value, follower.stop, follower.count
 (['a', '', 'Eb', '', '', ''], 'stop_string', 'END', 6)
 """
@@ -25,12 +25,12 @@ from pipegen.stages.parts.watching import Watch
 from pipegen.stages.stopping import ending_ids, endings, plan_stops, text_offset
 from pipegen.stages.trimming import Stripper
 
-__all__ = ["Follower", "ending_ids", "feed_each"]
+__all__ = ["RowDecoder", "ending_ids", "feed_each"]
 
 NONE: Mapping[int, str] = {}
 
 
-class Follower:
+class RowDecoder:
     """`decode` and `stop`, one token at a time, with the same text, finish, stop and count.
 
     The joined pieces that `feed` and `close` give back are the text, stripped if the options ask for it, before any plugin trims it. With `text=False`
@@ -172,12 +172,12 @@ class Follower:
         return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)
 
 
-def feed_each(followers: Sequence[Follower], token_ids: Sequence[int]) -> None:
+def feed_each(followers: Sequence[RowDecoder], token_ids: Sequence[int]) -> None:
     """`feed` for several rows, one token each: a step of a batch. Most tokens are quiet, and cost a look into a table.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.testing.toy import ToyTokenizer
-    >>> rows = [Follower(resolve(GenerationOptions(stop=stop)), ToyTokenizer(), text=False) for stop in (("ab",), ("b",))]
+    >>> rows = [RowDecoder(resolve(GenerationOptions(stop=stop)), ToyTokenizer(), text=False) for stop in (("ab",), ("b",))]
     >>> for token_id in b"xab":
     ...     feed_each(rows, (token_id, token_id))
     >>> [row.stop for row in rows]

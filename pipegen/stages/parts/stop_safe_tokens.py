@@ -19,10 +19,10 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.stages.decoding import hidden_ids
 from pipegen.stages.parts.detokenize import added
 
-__all__ = ["QuietTokens", "quiet_tokens"]
+__all__ = ["StopSafeTokens", "quiet_tokens"]
 
 
-class QuietTokens:
+class StopSafeTokens:
     """The quiet tokens that have come so far, each with what it adds to the text: `pieces`. Ids in `endings` are none of them."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Collection[str], endings: frozenset[int], hidden: frozenset[int]) -> None:
@@ -62,6 +62,6 @@ class QuietTokens:
 
 
 @functools.lru_cache(maxsize=64)  # each may hold a vocabulary
-def quiet_tokens(tokenizer: Tokenizer, stops: tuple[str, ...], endings: frozenset[int], *, skips_special: bool) -> QuietTokens:
+def quiet_tokens(tokenizer: Tokenizer, stops: tuple[str, ...], endings: frozenset[int], *, skips_special: bool) -> StopSafeTokens:
     """What is known of a tokenizer's tokens beside these stops, the same object each time; `endings` are the ids that end a row by themselves."""
-    return QuietTokens(tokenizer, stops, endings, hidden_ids(tokenizer, skips_special))
+    return StopSafeTokens(tokenizer, stops, endings, hidden_ids(tokenizer, skips_special))

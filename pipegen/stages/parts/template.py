@@ -119,7 +119,7 @@ def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str 
     """The plain message with its content in a form that the template writes.
 
     Text parts are joined to a string where the template takes only strings, and a string becomes a text part where it takes only parts. Content
-    with pictures stays a list, and what the template takes stays as it is.
+    with images stays a list, and what the template takes stays as it is.
     """
     content = message["content"]
     if isinstance(content, list) and all(part["type"] == "text" for part in content) and _takes(message["role"], renderer, template, more) == (True, False):

@@ -19,7 +19,7 @@ from pipegen.core.errors import CallFailed, ContractError, InvalidRequest
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS
 from pipegen.records.results import ModelLoadConfig
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 pytest.importorskip("torch")
 
@@ -103,28 +103,28 @@ def test_the_context_length_is_that_of_the_text_model(qwen: Path, vision: Path, 
     assert facts(tmp_path).context_length is None
 
 
-def test_what_pictures_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
+def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
     sees, reads = facts(vision), facts(qwen)
-    assert (sees.variant, sees.image_placeholder, sees.no_images_because) == ("vlm", "<|image_pad|>", "")
-    assert (reads.variant, reads.image_placeholder, reads.no_images_because) == ("text", None, "qwen3 is a text model")
+    assert (sees.variant, sees.image_placeholder, sees.images_unsupported_reason) == ("vlm", "<|image_pad|>", "")
+    assert (reads.variant, reads.image_placeholder, reads.images_unsupported_reason) == ("text", None, "qwen3 is a text model")
     assert sees.image_spec.factor == 32
-    image = sees.prepare_image(ImageSource(data=picture(width=70, height=33)), DEFAULTS.preprocess, 0).unwrap()
+    image = sees.prepare_image(ImageSource(data=image_file(width=70, height=33)), DEFAULTS.preprocess, 0).unwrap()
     assert image.grid == (1, 2, 4)
     assert sees.prepare_image(ImageSource(data=b"nothing"), DEFAULTS.preprocess, 2).failure().index == 2
     with pytest.raises(ContractError, match="was not loaded"):
         sees.prepare_image(ImageSource(path="a.png"), DEFAULTS.preprocess, 0)
 
 
-def test_a_prompt_holds_exactly_the_marks_of_its_pictures(vision: Path) -> None:
+def test_a_prompt_holds_exactly_the_marks_of_its_images(vision: Path) -> None:
     sees = facts(vision)
     mark = sees.image_token_id
-    image = sees.prepare_image(ImageSource(data=picture(width=64, height=64)), DEFAULTS.preprocess, 0).unwrap()
+    image = sees.prepare_image(ImageSource(data=image_file(width=64, height=64)), DEFAULTS.preprocess, 0).unwrap()
     assert mark is not None
     assert image.tokens == 4
-    assert sees.misplaced(encoded([mark] * 4, images=[image]).prompt) is None
+    assert sees.check_placeholders(encoded([mark] * 4, images=[image]).prompt) is None
     for wrong in (encoded([mark] * 3, images=[image]), encoded([mark]), encoded([1], images=[image])):
-        assert isinstance(sees.misplaced(wrong.prompt), InvalidRequest)
-    assert facts(vision, variant="text").misplaced(encoded([mark]).prompt) is None
+        assert isinstance(sees.check_placeholders(wrong.prompt), InvalidRequest)
+    assert facts(vision, variant="text").check_placeholders(encoded([mark]).prompt) is None
 
 
 def test_reading_the_facts_loads_no_weights(vision: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_hub_name_is_read_from_the_cache_when_there_is_no_network(qwen: Path, 
         _ = Checkpoint(ModelLoadConfig(model="some/other")).config
 
 
-def test_without_pillow_pictures_are_refused_and_text_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_images_are_refused_and_text_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.backends.checkpoint import checkpoint as module
     from pipegen.core.errors import UnsupportedMultimodal
     from pipegen.engines.extras import MissingExtra, need

@@ -16,7 +16,7 @@ from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -56,7 +56,7 @@ def test_the_embedded_models_processor_wants_a_grid_of_16_pixel_patches() -> Non
     processor = load(folder, backend="pil")
     spec = spec_from(processor, AutoConfig.from_pretrained(folder))
     assert (spec.kind, spec.patch_size, spec.merge_size) == ("grid", 16, 2)
-    prepared = prepare(picture("JPEG", width=640, height=480), spec, DEFAULT, 0, POLICY).unwrap()
+    prepared = prepare(image_file("JPEG", width=640, height=480), spec, DEFAULT, 0, POLICY).unwrap()
     assert pixel_inputs(processor, [prepared])["image_grid_thw"].tolist() == [list(prepared.grid or ())]
 
 
@@ -101,7 +101,7 @@ def test_the_processor_would_not_change_what_was_prepared() -> None:
     assert torch.equal(again["pixel_values"], pixel_inputs(processor, [prepared])["pixel_values"])
 
 
-def test_several_pictures_stand_in_order() -> None:  # P6
+def test_several_images_stand_in_order() -> None:  # P6
     processor = qwen3()
     sizes = [(64, 300), (300, 64), (128, 128)]
     images = [prepare(noise(*size, seed=seed), spec_from(processor), DEFAULT, seed, POLICY).unwrap() for seed, size in enumerate(sizes)]
@@ -112,11 +112,11 @@ def test_several_pictures_stand_in_order() -> None:  # P6
     assert [image.tokens for image in images] == [len(pixels) // 4 for pixels in alone]
 
 
-def test_no_pictures_make_no_inputs() -> None:
+def test_no_images_make_no_inputs() -> None:
     assert pixel_inputs(qwen3(), []) == {}
 
 
-def test_pictures_prepared_for_another_model_are_a_bug() -> None:
+def test_images_prepared_for_another_model_are_a_bug() -> None:
     image = prepare(noise(112, 112), spec_from(Qwen2VLImageProcessorPil()), DEFAULT, 0, POLICY).unwrap()
     with pytest.raises(ContractError, match="prepared for another model"):
         pixel_inputs(Qwen2VLImageProcessorPil(patch_size=28, merge_size=1), [image])

@@ -1,4 +1,4 @@
-"""Processors with sizes of their own: what they write for a picture is read off, or refused with the reason."""
+"""Processors with sizes of their own: what they write for an image is read off, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import ModelLoadConfig, PreparedImage
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 from pipegen.testing.toy import ToyTokenizer
 
 pytest.importorskip("torch")
@@ -65,7 +65,7 @@ def test_copies_of_the_placeholder_need_no_expansion(monkeypatch: pytest.MonkeyP
     assert (made.tokens, made.expansion) == (5, None)
 
 
-def test_a_processor_is_asked_once_for_each_size_of_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_is_asked_once_for_each_size_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, plain = list[tuple[int, int]](), Framing.__call__
 
     def call(self: Any, text: Any, images: Any, **more: Any) -> Any:
@@ -95,8 +95,8 @@ def test_a_refusal_is_no_answer_to_remember(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_processor_that_writes_something_else_the_second_time_is_a_broken_contract(gemma: Path) -> None:
     checkpoint = Checkpoint(ModelLoadConfig(model=str(gemma)))
     image = checkpoint.prepare_image(SOURCE, VlmPreprocessOptions(), 0).unwrap()
-    with pytest.raises(ContractError, match="writes 8 picture tokens for pictures that were prepared with 7"):
-        checkpoint.picture_inputs([image, dataclasses.replace(image, tokens=3)])
+    with pytest.raises(ContractError, match="writes 8 image tokens for images that were prepared with 7"):
+        checkpoint.image_inputs([image, dataclasses.replace(image, tokens=3)])
 
 
 @pytest.mark.parametrize("raised", [NotImplementedError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, ImportError])
@@ -105,7 +105,7 @@ def test_a_processor_that_cannot_tell_is_refused(raised: type[Exception], monkey
         raise raised("too thin")
 
     monkeypatch.setattr(Framing, "__call__", fail)
-    assert "does not tell what it writes for a picture of 48x32 pixels" in refusal(Framing())
+    assert "does not tell what it writes for an image of 48x32 pixels" in refusal(Framing())
     assert "too thin" in refusal(Framing())
 
 
@@ -119,8 +119,8 @@ def test_what_no_processor_is_known_to_raise_comes_through(raised: type[Exceptio
         expand(Framing(), IMAGE, TOKENIZER, MARK_ID)
 
 
-@pytest.mark.parametrize("name", ["as_picture", "_written", "_refusal"])
-def test_a_bug_of_ones_own_around_the_call_is_no_reason_to_refuse_a_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["as_pil", "_written", "_refusal"])
+def test_a_bug_of_ones_own_around_the_call_is_no_reason_to_refuse_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: Any) -> Any:
         raise KeyError("a bug")
 
@@ -137,14 +137,14 @@ def test_a_processor_that_does_not_say_what_it_replaced_is_refused(lost: dict[st
 
 
 def test_a_processor_without_a_placeholder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no control token that stands for a picture" in refusal(object())
+    assert "no control token that stands for an image" in refusal(object())
     monkeypatch.setattr(Framing, "image_token", "<other>")
-    assert "no control token that stands for a picture in a prompt ('<other>')" in refusal(Framing())
+    assert "no control token that stands for an image in a prompt ('<other>')" in refusal(Framing())
 
 
 def test_a_processor_that_changes_the_rest_of_the_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Framing, "beside", "\n")  # PaliGemma's ends the prompt with a line end
-    assert "changes the text beside its pictures" in refusal(Framing())
+    assert "changes the text beside its images" in refusal(Framing())
 
 
 def test_a_processor_that_writes_nothing_of_the_models_own_is_refused() -> None:
@@ -168,12 +168,12 @@ def test_marks_that_do_not_follow_from_the_token_are_refused(mark: Any, monkeypa
         return made | {"token_type_ids": [[mark if mark == 2 else int(at < 4) for at in range(len(ids))]]}
 
     monkeypatch.setattr(Framing, "__call__", odd)
-    assert "marks the same token now as a picture's and now not (token_type_ids)" in refusal(Framing())
+    assert "marks the same token now as an image's and now not (token_type_ids)" in refusal(Framing())
 
 
 # Checkpoints.
 
-SOURCE = ImageSource(data=picture())
+SOURCE = ImageSource(data=image_file())
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_the_places_are_the_processors_and_the_features_the_models(gemma: Path) 
 def test_a_processor_that_cannot_be_had_says_why_and_text_goes_on(gemma: Path, tmp_path: Path) -> None:
     for at, (name, change, words) in enumerate(
         [
-            ("processor_config.json", lambda said: {**said, "processor_class": "NoSuchProcessor"}, "no processor for text and pictures of gemma3"),
+            ("processor_config.json", lambda said: {**said, "processor_class": "NoSuchProcessor"}, "no processor for text and images of gemma3"),
             ("preprocessor_config.json", lambda said: {**said, "image_processor_type": "Cohere2VisionImageProcessor"}, "torchvision"),
             ("tokenizer_config.json", lambda said: {**said, "extra_special_tokens": {}, "boi_token": None}, "boi_token"),
         ]
@@ -215,7 +215,7 @@ def test_a_processor_that_cannot_be_had_says_why_and_text_goes_on(gemma: Path, t
         assert words in error.message
 
 
-@pytest.mark.parametrize("name", ["_kind", "_named", "_for_pictures"])
+@pytest.mark.parametrize("name", ["_kind", "_named", "_for_images"])
 def test_a_bug_of_ones_own_around_the_loading_comes_through(name: str, gemma: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: Any) -> Any:
         raise AttributeError("a bug")
@@ -236,7 +236,7 @@ def test_nothing_here_needs_torchvision(gemma: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_servers_leave_pictures_of_such_models_to_others(gemma: Path) -> None:
+def test_servers_leave_images_of_such_models_to_others(gemma: Path) -> None:
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     from pipegen.backends.http.access import access_to
@@ -248,4 +248,4 @@ def test_servers_leave_pictures_of_such_models_to_others(gemma: Path) -> None:
     engine = ServerEngine(VLLM, Checkpoint(ModelLoadConfig(model=str(gemma))), access, ServerSettings(), "server")
     error = engine.prepare_image(SOURCE, VlmPreprocessOptions(), 0).failure()
     assert isinstance(error, UnsupportedMultimodal)
-    assert error.message.startswith("vllm_server takes pictures of models that work on any size")
+    assert error.message.startswith("vllm_server takes images of models that work on any size")

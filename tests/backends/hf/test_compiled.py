@@ -23,7 +23,7 @@ from pipegen.core.slots import Slot
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import StopOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, ModelLoadConfig, Raw
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)
 EngineOf = Callable[..., HFEngine]
@@ -116,9 +116,9 @@ def test_an_adapter_goes_with_it(engine_with: EngineOf, folder_of: Callable[[str
     assert graphs.ran == compiled.work.steps
 
 
-def test_rows_with_pictures_take_compiled_steps_too(engine_with: EngineOf, graphs: Graphs) -> None:
+def test_rows_with_images_take_compiled_steps_too(engine_with: EngineOf, graphs: Graphs) -> None:
     plain, compiled = engine_with("qwen3_vl"), engine_with("qwen3_vl", compile=True)
-    source = ImageSource(data=picture(width=64, height=40))
+    source = ImageSource(data=image_file(width=64, height=40))
 
     def rows(engine: HFEngine) -> list[Encoded]:
         image = engine.prepare_image(source, VlmPreprocessOptions(), 0).unwrap()

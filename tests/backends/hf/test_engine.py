@@ -18,7 +18,7 @@ from pipegen.engines.protocol import Engine, RowDone, StreamBackend, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS, StopOptions
 from pipegen.records.results import Encoded, Raw
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -36,11 +36,11 @@ def sampled(at: int, **more: Any) -> Encoded:
     return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
 
 
-def rows_with_pictures(engine: Any) -> list[Encoded]:
-    """Rows without, with one and with two pictures of several sizes."""
+def rows_with_images(engine: Any) -> list[Encoded]:
+    """Rows without, with one and with two images of several sizes."""
     mark, rows = engine._checkpoint.image_token_id, []
     for sizes in ([], [(40, 70)], [(96, 64), (33, 120)], [], [(128, 128)]):
-        images = [engine.prepare_image(ImageSource(data=picture(width=w, height=h)), DEFAULTS.preprocess, 0).unwrap() for w, h in sizes]
+        images = [engine.prepare_image(ImageSource(data=image_file(width=w, height=h)), DEFAULTS.preprocess, 0).unwrap() for w, h in sizes]
         prompt = [token for image in images for token in (90, *[mark] * image.tokens, 91)] + [70 + len(rows), 71]
         rows.append(encoded(prompt, images=images, max_new_tokens=5 + 4 * len(rows)))
     return rows
@@ -57,11 +57,11 @@ def test_it_is_an_engine_whose_light_facts_need_no_weights(engine_of: Callable[[
     assert engine.bos_token is None
     assert [engine.tokenizer.decode([token]) for token in engine.eos_token_ids] == ["<|im_end|>"]
     assert engine.renderer.template is not None
-    assert engine.prepare_image(ImageSource(data=picture()), DEFAULTS.preprocess, 0).unwrap().grid is not None
+    assert engine.prepare_image(ImageSource(data=image_file()), DEFAULTS.preprocess, 0).unwrap().grid is not None
     assert not engine.loaded
 
 
-def test_a_text_model_says_why_it_takes_no_pictures(engine: Any) -> None:
+def test_a_text_model_says_why_it_takes_no_images(engine: Any) -> None:
     assert "images" not in engine.capabilities.honours
     assert engine.capabilities.reason == "qwen3 is a text model"
 
@@ -82,34 +82,34 @@ def test_rows_of_any_length_get_what_they_get_alone(family: str, engine_of: Call
     assert ids(engine, inputs[::-1]) == together[::-1]
 
 
-def test_pictures_and_texts_in_one_batch_get_what_they_get_alone(engine_of: Callable[[str], Any]) -> None:
+def test_images_and_texts_in_one_batch_get_what_they_get_alone(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
-    inputs = rows_with_pictures(engine)
+    inputs = rows_with_images(engine)
     assert ids(engine, inputs) == [ids(engine, [one])[0] for one in inputs]
 
 
-def test_rows_with_pictures_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
+def test_rows_with_images_get_the_ids_of_generate(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     model, processor, mark = engine._weights.model(), engine._checkpoint.image_processor, engine._checkpoint.image_token_id
-    inputs = rows_with_pictures(engine)
+    inputs = rows_with_images(engine)
     for row, answer in zip(inputs, ids(engine, inputs), strict=True):
         prompt = torch.tensor([row.prompt.token_ids])
-        pictures = [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in row.prompt.images]
-        more = {**processor(pictures, return_tensors="pt"), "mm_token_type_ids": (prompt == mark).long()} if pictures else {}
+        image_files = [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in row.prompt.images]
+        more = {**processor(image_files, return_tensors="pt"), "mm_token_type_ids": (prompt == mark).long()} if image_files else {}
         settings = {"do_sample": False, "max_new_tokens": row.options.max_new_tokens, "eos_token_id": list(engine.eos_token_ids), "pad_token_id": 0}
         whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings, **more)
         assert answer == tuple(whole[0, prompt.shape[1] :].tolist())
 
 
-def test_pictures_are_seen(engine_of: Callable[[str], Any]) -> None:
+def test_images_are_seen(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     mark = engine._checkpoint.image_token_id
-    images = [engine.prepare_image(ImageSource(data=picture(width=64, height=64, mode=mode)), DEFAULTS.preprocess, 0).unwrap() for mode in ("RGB", "L")]
+    images = [engine.prepare_image(ImageSource(data=image_file(width=64, height=64, mode=mode)), DEFAULTS.preprocess, 0).unwrap() for mode in ("RGB", "L")]
     first, second = ids(engine, [encoded([*[mark] * 4, 70], images=[image], max_new_tokens=8) for image in images])
     assert first != second
 
 
-def test_a_prompt_without_room_for_its_pictures_fails_alone(engine_of: Callable[[str], Any]) -> None:
+def test_a_prompt_without_room_for_its_images_fails_alone(engine_of: Callable[[str], Any]) -> None:
     engine = engine_of("qwen3_vl")
     bad, good = engine.generate([encoded([engine._checkpoint.image_token_id, 70], max_new_tokens=2), encoded([70], max_new_tokens=2)])
     assert isinstance(bad.failure(), InvalidRequest)
@@ -124,12 +124,12 @@ def test_finished_rows_leave_the_batch(engine: Any, forwards: Any) -> None:
 
 def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: Any, forwards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.backends.hf import running_batch as lane
-    from pipegen.backends.hf.scheduler import Found
+    from pipegen.backends.hf.scheduler import ModelTraits
 
     inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
     expected = engine.generate(inputs)
     monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
-    monkeypatch.setattr(engine, "_found", Found())
+    monkeypatch.setattr(engine, "_found", ModelTraits())
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
     assert set(sizes) == {4}
@@ -149,11 +149,11 @@ def test_rows_whose_positions_a_model_keeps_to_itself_cannot_leave() -> None:
 
 
 def test_rows_that_stay_together_bring_the_offsets_that_their_model_keeps(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipegen.backends.hf.running_batch import FixedLane
+    from pipegen.backends.hf.running_batch import StaticBatch
 
     model, own = engine._weights.model(), torch.ones(1, 1)
     monkeypatch.setattr(model.base_model, "rope_deltas", torch.zeros(1, 1), raising=False)  # of a call that ran meanwhile
-    FixedLane(torch.tensor([[3, 4]]), own, {"use_cache": False}).step(model, torch.tensor([[5]]))
+    StaticBatch(torch.tensor([[3, 4]]), own, {"use_cache": False}).step(model, torch.tensor([[5]]))
     assert model.base_model.rope_deltas is own
 
 
@@ -190,7 +190,7 @@ def test_more_rows_than_a_batch_holds_come_back_in_order(folder_of: Callable[[st
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
 def test_streams_on_one_model_may_take_turns(family: str, engine_of: Callable[[str], Any]) -> None:
     engine = engine_of(family)
-    inputs = rows_with_pictures(engine) if family == "qwen3_vl" else [sampled(at) for at in range(5)]
+    inputs = rows_with_images(engine) if family == "qwen3_vl" else [sampled(at) for at in range(5)]
     expected = engine.generate(inputs)
     streams = [engine.stream(inputs[:3]), engine.stream(inputs[3:])]
     done: dict[tuple[int, int], Any] = {}

@@ -26,7 +26,7 @@ def rows(count: int, **options: Any) -> list[Any]:
     return [encoded([60 + at, *range(70, 72 + at)], seed=at, **shared) for at in range(count)]
 
 
-def room_for(most: int, error: RuntimeError = FULL) -> Callable[[int], None]:
+def max_cached_tokens(most: int, error: RuntimeError = FULL) -> Callable[[int], None]:
     def check(count: int) -> None:
         if count > most:
             raise error
@@ -38,7 +38,7 @@ def room_for(most: int, error: RuntimeError = FULL) -> Callable[[int], None]:
 @pytest.mark.parametrize("error", [FULL, RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")])
 def test_a_batch_that_does_not_fit_is_split_until_it_does(most: int, error: RuntimeError, engine: Any, forwards: Any) -> None:
     expected = engine.generate(rows(8))
-    sizes = forwards(room_for(most, error))
+    sizes = forwards(max_cached_tokens(most, error))
     answers = engine.generate(rows(8))
     assert [slot.unwrap().token_ids for slot in answers] == [slot.unwrap().token_ids for slot in expected]
     assert max(sizes) <= most
@@ -152,14 +152,14 @@ def test_a_row_whose_plugin_fails_in_the_step_that_fills_the_memory_is_told_of(e
     assert [slot.unwrap().token_ids for slot in answers if is_ok(slot)] == [slot.unwrap().token_ids for at, slot in enumerate(expected) if at != 1]
 
 
-def test_pictures_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.records.messages import ImageSource
     from pipegen.records.options import DEFAULTS
-    from pipegen.testing.pictures import picture
+    from pipegen.testing.image_files import image_file
 
     engine = engine_of("qwen3_vl")
     mark = engine._checkpoint.image_token_id
-    images = [engine.prepare_image(ImageSource(data=picture(width=40 + 30 * at, height=64)), DEFAULTS.preprocess, 0).unwrap() for at in range(3)]
+    images = [engine.prepare_image(ImageSource(data=image_file(width=40 + 30 * at, height=64)), DEFAULTS.preprocess, 0).unwrap() for at in range(3)]
     inputs = [encoded([*[mark] * image.tokens, 70 + at], images=[image], max_new_tokens=6) for at, image in enumerate(images)]
     expected = engine.generate(inputs)
     model, passes = engine._weights.model(), []

@@ -93,7 +93,7 @@ def test_a_model_whose_rotary_module_cannot_be_asked_row_by_row_is_refused() -> 
 
 
 def test_only_the_modules_that_say_so_are_asked_row_by_row() -> None:
-    class OfPictures(torch.nn.Module):
+    class OfImages(torch.nn.Module):
         def forward(self, seq_len: int) -> int:
             return seq_len
 
@@ -104,9 +104,9 @@ def test_only_the_modules_that_say_so_are_asked_row_by_row() -> None:
             longest = position_ids.max().expand(position_ids.shape)
             return longest, longest
 
-    pictures, text = type("PictureRotary", (OfPictures,), {})(), type("TextRotary", (OfText,), {})()
-    use_own_factors(torch.nn.ModuleList([pictures, text]), 3)
-    assert pictures.forward(7) == 7
+    images, text = type("ImageRotary", (OfImages,), {})(), type("TextRotary", (OfText,), {})()
+    use_own_factors(torch.nn.ModuleList([images, text]), 3)
+    assert images.forward(7) == 7
     positions = torch.tensor([[0, 9], [0, 1], [5, 7], [2, 2]])
     longest, _ = text.forward(torch.zeros(1), positions)
     assert longest[:, 0].tolist() == [9, 2, 9, 2]
@@ -128,8 +128,8 @@ def test_capped_attention_scores_take_an_attention_that_caps_them(engine_of: Cal
 def test_only_the_capped_part_of_a_model_takes_it() -> None:
     from transformers import Gemma2Config, PaliGemmaConfig
 
-    several: Any = PaliGemmaConfig(text_config={"model_type": "gemma2"}, vision_config={"model_type": "siglip_vision_model"})
-    assert fitting_attention(several, None) == {"text_config": "eager"}
-    assert fitting_attention(several, "flex_attention") == "flex_attention"
+    require_iterable: Any = PaliGemmaConfig(text_config={"model_type": "gemma2"}, vision_config={"model_type": "siglip_vision_model"})
+    assert fitting_attention(require_iterable, None) == {"text_config": "eager"}
+    assert fitting_attention(require_iterable, "flex_attention") == "flex_attention"
     plain: Any = Gemma2Config(attn_logit_softcapping=None)
     assert (fitting_attention(plain, None), fitting_attention(plain, "sdpa")) == (None, "sdpa")

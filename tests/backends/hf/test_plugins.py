@@ -84,10 +84,10 @@ def halting(after: int) -> Plugin:
 def test_a_stopping_criterion_halts_its_row_and_no_other(after: int, engine: Any) -> None:
     plain = ids(engine, rows())
     for at, slot in enumerate(engine.with_plugin(halting(after)).generate(rows())):
-        raw, halts = slot.unwrap(), len(PROMPTS[at]) % 2 == 1
-        assert raw.token_ids == plain[at][: after if halts else 8]
-        assert raw.halted == ("halting" if halts else None)
-        assert decode(raw, engine.tokenizer).unwrap().finish is (Finish.PLUGIN if halts else Finish.LENGTH)
+        raw, server_side_stops = slot.unwrap(), len(PROMPTS[at]) % 2 == 1
+        assert raw.token_ids == plain[at][: after if server_side_stops else 8]
+        assert raw.halted == ("halting" if server_side_stops else None)
+        assert decode(raw, engine.tokenizer).unwrap().finish is (Finish.PLUGIN if server_side_stops else Finish.LENGTH)
 
 
 def test_a_stopping_criterion_waits_for_min_new_tokens(engine: Any) -> None:  # A19

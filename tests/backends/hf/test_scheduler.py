@@ -133,7 +133,7 @@ def test_states_take_no_padding(family: str, of_size: Callable[..., HFEngine], m
 
 def test_rows_beyond_the_room_wait(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = of_size(8)
-    monkeypatch.setattr(schedule, "room_for", lambda cache, tokens, device: 24)
+    monkeypatch.setattr(schedule, "max_cached_tokens", lambda cache, tokens, device: 24)
     inputs = [row(6, 4, 60 + at) for at in range(20)]
     alone = [engine.generate([one])[0] for one in inputs]
     seen = passes(engine, monkeypatch)

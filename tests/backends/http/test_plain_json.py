@@ -71,7 +71,7 @@ def test_half_a_surrogate_pair_is_refused_and_read() -> None:
 
 def test_what_is_no_plain_data_is_a_bug() -> None:
     with pytest.raises(TypeError):
-        encoded({"picture": b"bytes"})
+        encoded({"image": b"bytes"})
 
 
 @pytest.mark.parametrize("data", [b'{"a": ', b"", b"[1,]", b"\xff", b"[" * 100_000])

@@ -112,10 +112,10 @@ def test_an_over_long_prompt_is_known(ask: Any) -> None:
 def row(*stops: str, **more: Any) -> Any:
     from pipegen.backends.servers.collect import ChatRow
     from pipegen.records.options import GenerationOptions, resolve
-    from pipegen.records.results import Job
+    from pipegen.records.results import ResolvedRequest
 
     options = resolve(GenerationOptions(stop=StopOptions(stop=stops, **more)))
-    return ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=options))
+    return ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=options))
 
 
 def test_tool_calls_that_come_in_pieces_are_joined() -> None:

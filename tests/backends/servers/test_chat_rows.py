@@ -15,7 +15,7 @@ from pipegen.backends.servers.collect import ChatRow
 from pipegen.backends.servers.wire import Completion, Facts
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, resolve
-from pipegen.records.results import Job
+from pipegen.records.results import ResolvedRequest
 from pipegen.testing.faulty import FaultyServer
 
 MESSAGES = ({"role": "user", "content": "Hi"},)
@@ -23,7 +23,7 @@ MESSAGES = ({"role": "user", "content": "Hi"},)
 
 def row(*stops: str, plugins: tuple[Plugin, ...] = (), **more: Any) -> ChatRow:
     options = resolve(GenerationOptions(stop=StopOptions(stop=stops, **more)))
-    return ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=options), plugins)
+    return ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=options), plugins)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_stop_that_the_server_cut_away_is_judged_with_the_text(stops: tuple[st
 
 def test_a_server_may_end_a_row_only_where_its_end_can_be_told() -> None:
     free, by_ids = (resolve(GenerationOptions(stop=StopOptions(stop=("a",), stop_token_ids=ids))) for ids in ((), (7,)))
-    found = {dialect: ["stops" in openai.wire_of(dialect).halts(options) for options in (free, by_ids)] for dialect in openai.DIALECTS}
+    found = {dialect: ["stops" in openai.wire_of(dialect).server_side_stops(options) for options in (free, by_ids)] for dialect in openai.DIALECTS}
     assert found == {"vllm": [True, True], "sglang": [True, False], "plain": [False, False]}
 
 
@@ -138,7 +138,7 @@ def test_logprobs_of_more_tokens_than_there_are_are_malformed(ask: Any) -> None:
 
 def test_the_logprobs_of_a_stream_are_joined(ask: Any) -> None:
     options = resolve(GenerationOptions(logprobs=True))
-    collected = ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=options))
+    collected = ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=options))
     for said, seen in ((answer(logprobs=named(5, 6), finish_reason=None), 0), (answer(logprobs=named(7), token_ids=[7]), 2)):
         (piece,) = openai.from_event(said, dataclasses.replace(ask(stream=True), options=options), seen).unwrap()
         collected.take(piece)
@@ -236,33 +236,33 @@ def test_what_a_chat_route_cannot_do_for_a_plugin_is_said(server: FaultyServer) 
     assert json.dumps(server.bodies) == "[]"
 
 
-# Pictures that a server's model does not take
+# Images that a server's model does not take
 
 
-def asked_with_a_picture(route: pg.Route) -> list[Any]:
-    from pipegen.testing.pictures import picture
+def asked_with_an_image(route: pg.Route) -> list[Any]:
+    from pipegen.testing.image_files import image_file
 
-    looks = pg.VlmGenerationRequest(prompt="Hi", images=[picture(width=8, height=8)])
+    looks = pg.VlmGenerationRequest(prompt="Hi", images=[image_file(width=8, height=8)])
     return [pg.run(route, [looks, {"prompt": "ab"}]) for _ in range(2)]
 
 
-def test_pictures_are_refused_where_sglang_says_that_its_model_takes_none(server: FaultyServer) -> None:
+def test_images_are_refused_where_sglang_says_that_its_model_takes_none(server: FaultyServer) -> None:
     server.answers["/model_info"] = (200, {"has_image_understanding": False})
     with pg.backends.openai_server("toy", base_url=server.url, dialect="sglang") as route:
         assert "images" in route.engine.capabilities.honours  # nothing is asked before a call
-        for picture, text in asked_with_a_picture(route):
-            assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
+        for image_file, text in asked_with_an_image(route):
+            assert isinstance(image_file.failure(), pg.UnsupportedMultimodal)
             assert text.unwrap().text == "ba"
         assert "images" not in route.engine.capabilities.honours
     assert not [body for body in server.bodies if "image_url" in json.dumps(body)]
 
 
-def test_pictures_are_refused_after_vllm_said_that_its_model_takes_none(server: FaultyServer) -> None:
+def test_images_are_refused_after_vllm_said_that_its_model_takes_none(server: FaultyServer) -> None:
     server.answers["/v1/chat/completions"] = (400, {"error": {"message": "toy is not a multimodal model", "type": "BadRequestError"}})
     with pg.backends.openai_server("toy", base_url=server.url, dialect="vllm") as route:
-        for picture, text in asked_with_a_picture(route):
-            assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
-            assert isinstance(text.failure(), pg.InvalidRequest)  # of a request without pictures it says nothing
+        for image_file, text in asked_with_an_image(route):
+            assert isinstance(image_file.failure(), pg.UnsupportedMultimodal)
+            assert isinstance(text.failure(), pg.InvalidRequest)  # of a request without images it says nothing
         assert "images" not in route.engine.capabilities.honours
 
 
@@ -277,7 +277,7 @@ def test_a_limit_for_prompts_is_refused_where_their_length_is_not_known(server: 
 def test_a_server_that_clips_says_so_in_the_result(finish: str, made: int, wanted: tuple[int, int | None]) -> None:
     from pipegen.backends.servers.collect import result_of
 
-    collected = ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(max_new_tokens=8))))
+    collected = ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(max_new_tokens=8))))
     collected.take(Completion(text="ab", finish=finish, usage={"completion_tokens": made}))
     result = collected.slot().bind(lambda said: result_of(said, "x", ())).unwrap()
     assert (result.options.max_new_tokens, result.clipped_from) == wanted

@@ -125,12 +125,12 @@ def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: 
 
     async def cancelled() -> int:
         with route_to(faulty, wire, timeout=30.0, max_in_flight=32) as route:
-            at_work = asyncio.create_task(pg.arun(route, prompts(COUNT), OPTIONS))
+            running = asyncio.create_task(pg.arun(route, prompts(COUNT), OPTIONS))
             moment = drawn.randrange(1, COUNT // 2)
-            await until(lambda: sum(faulty.asked.values()) >= moment or at_work.done())
-            at_work.cancel()
+            await until(lambda: sum(faulty.asked.values()) >= moment or running.done())
+            running.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await at_work
+                await running
             return len(asyncio.all_tasks()) - 1
 
     assert asyncio.run(cancelled()) <= 1  # at most the one that closes the connections
@@ -141,11 +141,11 @@ def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: 
 def test_cancellation_reaches_the_server(wire: str) -> None:
     async def cancelled(server: FaultyServer) -> None:
         route = route_to(server, wire, timeout=30.0)
-        at_work = asyncio.create_task(pg.arun(route, prompts(3), OPTIONS))
+        running = asyncio.create_task(pg.arun(route, prompts(3), OPTIONS))
         await until(lambda: sum(server.asked.values()) == 3)
-        at_work.cancel()
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await at_work
+            await running
         await until(lambda: server.left == 3)
 
     with FaultyServer(share=1.0, kinds=("stall",)) as server:

@@ -162,9 +162,9 @@ def counted(finish: str, made: int, **options: Any) -> Any:
     from pipegen.backends.servers.collect import ChatRow, result_of
     from pipegen.backends.servers.wire import Completion
     from pipegen.records.options import resolve
-    from pipegen.records.results import Job
+    from pipegen.records.results import ResolvedRequest
 
-    row = ChatRow(Job(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(pg.GenerationOptions(max_new_tokens=8, **options))))
+    row = ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(pg.GenerationOptions(max_new_tokens=8, **options))))
     row.take(Completion(text="ab", finish=finish, usage={"completion_tokens": made}))
     return lambda route: row.slot().bind(lambda said: result_of(said, route, ()))
 

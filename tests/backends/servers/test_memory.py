@@ -132,7 +132,7 @@ def test_only_so_many_bytes_of_bodies_are_held_at_a_time(monkeypatch: pytest.Mon
     pytest.importorskip("PIL")
     from pipegen.backends.http import transport
     from pipegen.backends.http.gate import Room
-    from pipegen.testing.pictures import picture
+    from pipegen.testing.image_files import image_file
 
     held = list[int]()
     enter = Room.enter
@@ -143,7 +143,7 @@ def test_only_so_many_bytes_of_bodies_are_held_at_a_time(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Room, "enter", counted)
     monkeypatch.setattr(transport, "UPLOAD_BYTES", 30_000)
-    image = picture("BMP", width=100, height=80)
+    image = image_file("BMP", width=100, height=80)
     backends: Any = pg.backends
     with FaultyServer() as server, backends.openai_server("toy", base_url=server.url) as route:
         slots = pg.run(route, [pg.VlmGenerationRequest(prompt=f"request {number}", images=[image]) for number in range(20)])

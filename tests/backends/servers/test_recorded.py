@@ -14,7 +14,7 @@ from pipegen.backends.servers.openai import wire_of
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sglang import SGLANG
 from pipegen.backends.servers.vllm import VLLM
-from pipegen.backends.servers.wire import Ask, Completion, Wire, WireReply
+from pipegen.backends.servers.wire import Completion, ServerRequest, Wire, WireReply
 from pipegen.core.errors import BackendFailed, InvalidRequest, PromptTooLong
 from pipegen.records.options import GenerationOptions, resolve
 
@@ -36,7 +36,7 @@ def wire_for(name: str, path: str) -> Wire | None:
     return {"/inference/v1/generate": VLLM, "/v1/completions": VLLM, "/generate": SGLANG}.get(path)
 
 
-def ask_of(case: dict[str, Any]) -> Ask:
+def ask_of(case: dict[str, Any]) -> ServerRequest:
     """The ask that the recorded request stands for."""
     body = case["request"].get("body") or {}
     params = body.get("sampling_params") or body
@@ -45,10 +45,10 @@ def ask_of(case: dict[str, Any]) -> Ask:
     wanted = ("return_logprob" in body or "logprobs" in params) and case["request"]["path"] in ("/inference/v1/generate", "/generate")
     options = resolve(GenerationOptions(logprobs=bool(wanted), top_logprobs=int(tops or 0) if wanted else 0))
     many = len(case["body"]) if isinstance(case["body"], list) else int(params.get("n") or 1)
-    return Ask(options=options, stream=bool(body.get("stream")), n=many, prompt_tokens=0)
+    return ServerRequest(options=options, stream=bool(body.get("stream")), n=many, prompt_tokens=0)
 
 
-def pieces_of(wire: Wire, case: dict[str, Any], ask: Ask) -> list[Completion]:
+def pieces_of(wire: Wire, case: dict[str, Any], ask: ServerRequest) -> list[Completion]:
     """What the events of a recorded stream brought."""
     events, found, seen = Events(), [], 0
     for data in events.feed(case["body"].encode()):
@@ -125,7 +125,7 @@ def test_a_refusal_has_its_error(name: str) -> None:
 @pytest.mark.parametrize("name", TOLD_IN_STREAM)
 def test_an_error_that_a_stream_tells_of_is_the_same_one(name: str) -> None:
     from pipegen.backends.http.access import Access
-    from pipegen.backends.http.transport import Refused
+    from pipegen.backends.http.transport import HttpStatusError
     from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.settings import ServerSettings
 
@@ -135,7 +135,7 @@ def test_an_error_that_a_stream_tells_of_is_the_same_one(name: str) -> None:
     assert wire is not None
     sender = Sender(wire, Access("http://h", {}), ServerSettings(), "m")
     (data,) = Events().feed(case["body"].encode())
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HttpStatusError) as refused:
         sender.pieces_in(ask_of(case), 0, json.loads(data))
     assert isinstance(wire.classify(refused.value.reply, ask_of(case)), PromptTooLong)
 

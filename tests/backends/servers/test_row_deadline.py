@@ -36,7 +36,7 @@ class Clock(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
 
 
-class Said:
+class ChatOutput:
     """An answer of 200 whose pieces come when somebody puts them there."""
 
     status, headers = 200, dict[str, str]()
@@ -103,9 +103,9 @@ class Row:
     def ask(self, facts: Any, model: Any, rid: str) -> Any:
         from returns.result import Success
 
-        from pipegen.backends.servers.wire import Ask
+        from pipegen.backends.servers.wire import ServerRequest
 
-        return Success(Ask(messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())))
+        return Success(ServerRequest(messages=({"role": "user", "content": "Hi"},), options=resolve(GenerationOptions())))
 
     def read(self, completions: tuple[Completion, ...]) -> Any:
         from returns.result import Success
@@ -115,7 +115,7 @@ class Row:
 
 def test_comments_do_not_move_the_deadline_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(loop: Clock) -> None:
-        said = Said()
+        said = ChatOutput()
         sender = await sender_to(Server(lambda _: said), monkeypatch)
         going = asyncio.create_task(sender.pieces(Row().ask, lambda piece: False, sender.transport.ends()))
         for second in range(0, 600, 50):
@@ -218,7 +218,7 @@ def test_a_row_waits_as_long_as_it_was_asked_to_where_it_has_the_time(monkeypatc
 @pytest.mark.parametrize("ends", [b"", b": here I am\n\n"])
 def test_a_row_that_has_ended_does_not_wait_for_the_end_of_its_stream(ends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(loop: Clock) -> None:
-        said, finished = Said(), list[str]()
+        said, finished = ChatOutput(), list[str]()
 
         def take(piece: Completion) -> bool:
             finished.extend([piece.finish] if piece.finish else [])
@@ -257,13 +257,13 @@ def test_looking_up_what_a_server_offers_counts(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_request_that_is_sent_by_hand_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(loop: Clock) -> None:
-        from pipegen.backends.http.transport import Trouble
+        from pipegen.backends.http.transport import AttemptFailed
 
         sender = await sender_to(Server(lambda _: loop.create_future()), monkeypatch)
         going = asyncio.create_task(sender.transport.once(WireRequest(path="/v1/models", method="GET"), sender.transport.ends(9.0)))
         await loop.go_on(1)
         await loop.go_on(9)
-        with pytest.raises(Trouble) as raised:
+        with pytest.raises(AttemptFailed) as raised:
             await going
         assert isinstance(raised.value.error, Timeout)
 

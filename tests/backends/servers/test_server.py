@@ -30,7 +30,7 @@ def route_to(server: FaultyServer, wire: str = "vllm", *, sees: bool = True, **s
     return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(sees=sees), access, ServerSettings(**settings), "toy"))
 
 
-def test_without_its_endpoint_text_goes_by_completions_and_pictures_are_refused() -> None:
+def test_without_its_endpoint_text_goes_by_completions_and_images_are_refused() -> None:
     with FaultyServer(without=("/inference/v1/generate",)) as server, route_to(server) as route:
         slots = pg.run(route, [{"prompt": f"text {number}"} for number in range(20)])
         assert [slot.unwrap().text for slot in slots] == [f"text {number}"[::-1] for number in range(20)]
@@ -38,8 +38,8 @@ def test_without_its_endpoint_text_goes_by_completions_and_pictures_are_refused(
         tried = server.paths["/inference/v1/generate"]
         pg.run(route, [{"prompt": "again"}])
         assert server.paths["/inference/v1/generate"] == tried  # it is remembered
-        picture = pg.run(route, [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"])])[0]
-        assert isinstance(picture.failure(), pg.UnsupportedMultimodal)
+        image = pg.run(route, [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"])])[0]
+        assert isinstance(image.failure(), pg.UnsupportedMultimodal)
 
 
 def encoded(ids: tuple[int, ...], images: tuple[Any, ...] = (), **options: Any) -> Encoded:
@@ -80,9 +80,9 @@ def test_a_prepared_body_may_be_changed_and_changes_no_other() -> None:
 @pytest.mark.parametrize("ids", [(), (-5,), (1, 999_999), (1, 259, 2)])
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(wire: str, ids: tuple[int, ...]) -> None:
-    picture = ToyModel().prepare_image(pg.ImageSource(data=b"x"), pg.VlmPreprocessOptions(), 0).unwrap()
+    image = ToyModel().prepare_image(pg.ImageSource(data=b"x"), pg.VlmPreprocessOptions(), 0).unwrap()
     with FaultyServer() as server, route_to(server, wire) as route:
-        slots = asyncio.run(route.engine.agenerate([encoded(ids), encoded((1, 2), (picture,)), encoded((1, 2))]))  # type: ignore[attr-defined]
+        slots = asyncio.run(route.engine.agenerate([encoded(ids), encoded((1, 2), (image,)), encoded((1, 2))]))  # type: ignore[attr-defined]
         assert [type(slot.failure()) for slot in slots[:2]] == [pg.InvalidRequest] * 2
         assert pg.is_ok(slots[2])
         assert list(server.asked) == [(1, 2)]
@@ -122,8 +122,8 @@ def test_a_stop_ends_the_row_whoever_halts_it(wire: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_plugin_halts_the_row_at_the_very_token(wire: str) -> None:
-    halts = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (None, text.index("}") + 1 if "}" in text else None))
-    with FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server, pg.attach(route_to(server, wire), halts) as route:
+    server_side_stops = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (None, text.index("}") + 1 if "}" in text else None))
+    with FaultyServer(reply=lambda ids: [*b"{ab} and so on and on"]) as server, pg.attach(route_to(server, wire), server_side_stops) as route:
         result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
     assert (result.text, result.finish, result.completion_tokens) == ("{ab}", pg.Finish.PLUGIN, 4)
 

@@ -21,7 +21,7 @@ from pipegen.drivers.route import route
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records.results import PreparedImage
 
-PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
+IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 
 # H2
@@ -52,8 +52,8 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
     }
 
 
-def test_pictures_logprobs_and_streams_are_asked_for(ask: Any) -> None:
-    body = sglang.to_wire(ask(images=(PICTURE,), stream=True, logprobs=True, top_logprobs=3), Facts()).unwrap().body
+def test_images_logprobs_and_streams_are_asked_for(ask: Any) -> None:
+    body = sglang.to_wire(ask(images=(IMAGE,), stream=True, logprobs=True, top_logprobs=3), Facts()).unwrap().body
     assert len(body["image_data"]) == 1
     assert body["image_data"][0].startswith("data:image/png;base64,")
     assert body["return_prompt_token_ids"] is True
@@ -69,10 +69,10 @@ def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, name: str, val
 
 
 def test_what_the_server_may_end_a_row_at(ask: Any) -> None:
-    assert sglang.halts(ask().options) == {"ids", "stops"}
-    assert sglang.halts(ask(stop=StopOptions(ignore_eos=True)).options) == {"stops"}
-    assert sglang.halts(ask(min_new_tokens=2).options) == {"ids"}
-    assert sglang.halts(ask(stop=tuple(map(str, range(33)))).options) == {"ids"}
+    assert sglang.server_side_stops(ask().options) == {"ids", "stops"}
+    assert sglang.server_side_stops(ask(stop=StopOptions(ignore_eos=True)).options) == {"stops"}
+    assert sglang.server_side_stops(ask(min_new_tokens=2).options) == {"ids"}
+    assert sglang.server_side_stops(ask(stop=tuple(map(str, range(33)))).options) == {"ids"}
 
 
 @pytest.mark.parametrize(

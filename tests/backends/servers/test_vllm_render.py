@@ -1,4 +1,4 @@
-"""Pictures at sizes that a vLLM server's processor would change: what the server is asked, and what is done where it does not keep them."""
+"""Images at sizes that a vLLM server's processor would change: what the server is asked, and what is done where it does not keep them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def image(width: int, height: int) -> PreparedImage:
     return PreparedImage(width=width, height=height, rgb=bytes(width * height * 3), digest="", grid=(1, 2, 6), tokens=3)
 
 
-def test_the_server_is_told_a_budget_that_leaves_every_picture_alone(ask: Any) -> None:
+def test_the_server_is_told_a_budget_that_leaves_every_image_alone(ask: Any) -> None:
     asked = dataclasses.replace(ask(images=(image(2, 2), image(4, 6)), model="m"), resized=True, places=((1, 3), (6, 3)))
     request = vllm.to_wire(asked, Facts()).unwrap()
     assert (request.path, request.stream) == (RENDER, False)
@@ -33,13 +33,13 @@ def test_the_server_is_told_a_budget_that_leaves_every_picture_alone(ask: Any) -
 
 
 def rendered(*lengths: int, **more: Any) -> Any:
-    """What a server makes of so many pictures, its chat template standing around them."""
+    """What a server makes of so many images, its chat template standing around them."""
     places = [{"offset": 40 + 20 * place, "length": length} for place, length in enumerate(lengths)]
     made = {"mm_hashes": [f"h{place}" for place in range(len(lengths))], "kwargs_data": ["AA=="] * len(lengths), "mm_placeholders": places}
     return {"token_ids": [9], "features": {name: {"image": column} for name, column in {**made, **more}.items()}}
 
 
-def test_what_the_server_made_is_put_where_the_pictures_lie_in_the_prompt(ask: Any) -> None:
+def test_what_the_server_made_is_put_where_the_images_lie_in_the_prompt(ask: Any) -> None:
     asked = dataclasses.replace(ask(images=(image(2, 2),)), resized=True, places=((1, 3),))
     (made,) = vllm.from_wire(rendered(3), asked).unwrap()
     ready = dataclasses.replace(asked, features=made.features, token_ids=(5, 9, 9, 9, 6))
@@ -64,7 +64,7 @@ def test_what_the_server_made_is_put_where_the_pictures_lie_in_the_prompt(ask: A
         rendered(3, mm_hashes=[7]),
     ],
 )
-def test_an_answer_without_the_pictures_is_malformed(ask: Any, answer: Any) -> None:
+def test_an_answer_without_the_images_is_malformed(ask: Any, answer: Any) -> None:
     asked = dataclasses.replace(ask(images=(image(2, 2),)), resized=True, places=((1, 3),))
     assert isinstance(vllm.from_wire(answer, asked).failure(), pg.MalformedResponse)
 
@@ -77,7 +77,7 @@ def test_an_answer_without_the_pictures_is_malformed(ask: Any, answer: Any) -> N
         (501, "", "render"),
         (400, "Per-request mm_processor_kwargs are disabled by default", "render"),
         (404, "The model `m` does not exist.", ""),
-        (400, "the picture is broken", ""),
+        (400, "the image is broken", ""),
         (500, "mm_processor_kwargs", ""),
     ],
 )
@@ -87,9 +87,9 @@ def test_a_refusal_tells_whether_the_server_keeps_sizes_at_all(ask: Any, status:
 
 
 class Sized(ToyModel):
-    """Its pictures have a size that its processor would change."""
+    """Its images have a size that its processor would change."""
 
-    def resized_again(self, prompt: Prompt) -> Any:
+    def check_server_resize(self, prompt: Prompt) -> Any:
         return pg.UnsupportedOption("the processor would resize it", option="max_pixels") if prompt.images else None
 
 
@@ -108,7 +108,7 @@ LOOKS = [pg.VlmGenerationRequest(prompt="Hi", images=[b"x"]), pg.TextGenerationR
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_such_pictures_are_prepared_by_the_server_and_text_is_not(streamed: bool) -> None:
+def test_such_images_are_prepared_by_the_server_and_text_is_not(streamed: bool) -> None:
     with FaultyServer(answers={RENDER: (200, rendered(3))}) as server, route_to(server) as route:
         server.keeps_bodies = True
         slots = [event.slot for event in pg.stream(route, LOOKS) if isinstance(event, pg.Done)] if streamed else pg.run(route, LOOKS)
@@ -121,17 +121,17 @@ def test_such_pictures_are_prepared_by_the_server_and_text_is_not(streamed: bool
     assert len([body for body in server.bodies if "features" not in body]) == 1
 
 
-def test_a_server_that_does_not_keep_sizes_is_asked_once_and_the_picture_is_refused() -> None:
+def test_a_server_that_does_not_keep_sizes_is_asked_once_and_the_image_is_refused() -> None:
     with FaultyServer(answers={RENDER: (400, {"error": {"message": "mm_processor_kwargs are disabled"}})}) as server, route_to(server) as route:
         for _ in range(2):
-            picture, text = pg.run(route, LOOKS)
-            assert isinstance(picture.failure(), pg.UnsupportedOption)
-            assert picture.failure().message == "the processor would resize it"
+            image_file, text = pg.run(route, LOOKS)
+            assert isinstance(image_file.failure(), pg.UnsupportedOption)
+            assert image_file.failure().message == "the processor would resize it"
             assert pg.is_ok(text)
         assert server.paths[RENDER] == 1
 
 
-def test_a_picture_that_the_server_makes_another_size_of_is_refused() -> None:
+def test_an_image_that_the_server_makes_another_size_of_is_refused() -> None:
     with FaultyServer(answers={RENDER: (200, rendered(9))}) as server, route_to(server) as route:
         error = pg.run(route, LOOKS[:1])[0].failure()
     assert isinstance(error, pg.UnsupportedOption)

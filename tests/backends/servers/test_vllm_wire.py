@@ -15,7 +15,7 @@ from pipegen.core.slots import is_ok
 from pipegen.records.options import StopOptions
 from pipegen.records.results import PreparedImage
 
-PICTURE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
+IMAGE = PreparedImage(width=1, height=1, rgb=bytes(3), digest="0", tokens=3)
 
 
 # H1
@@ -91,22 +91,22 @@ def test_extra_body_is_merged_deeply_and_stays_as_it_was(ask: Any) -> None:
     assert extra == {"sampling_params": {"bad_words": ["x"], "top_k": None}, "priority": 3}
 
 
-def test_pictures_go_as_content_parts_beside_one_placeholder_each(ask: Any) -> None:
-    body = vllm.to_wire(ask((1, 7, 2), images=(PICTURE,)), Facts()).unwrap().body
+def test_images_go_as_content_parts_beside_one_placeholder_each(ask: Any) -> None:
+    body = vllm.to_wire(ask((1, 7, 2), images=(IMAGE,)), Facts()).unwrap().body
     assert body["token_ids"] == [1, 7, 2]
     assert [part["type"] for part in body["content_parts"]] == ["image_url"]
     assert body["content_parts"][0]["url"].startswith("data:image/png;base64,")
     assert body["return_token_ids"] is True
 
 
-def test_without_the_endpoint_text_goes_by_completions_and_pictures_do_not(ask: Any) -> None:
+def test_without_the_endpoint_text_goes_by_completions_and_images_do_not(ask: Any) -> None:
     lacks = Facts(lacks=frozenset({"generate"}))
     request = vllm.to_wire(ask(model="tiny", logprobs=True), lacks).unwrap()
     assert request.path == "/v1/completions"
     assert request.body["prompt"] == [1, 2, 3]
     assert request.body["return_token_ids"] is True
     assert request.body["logprobs"] == 2  # for the margin
-    assert isinstance(vllm.to_wire(ask(images=(PICTURE,)), lacks).failure(), UnsupportedMultimodal)
+    assert isinstance(vllm.to_wire(ask(images=(IMAGE,)), lacks).failure(), UnsupportedMultimodal)
 
 
 @pytest.mark.parametrize(

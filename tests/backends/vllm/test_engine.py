@@ -27,7 +27,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.fields import UnknownField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 
 def engine(**settings: Any) -> VLLMEngine:
@@ -54,7 +54,7 @@ def test_an_argument_that_vllm_does_not_have_is_refused_with_the_nearest(started
 
 @pytest.mark.parametrize(
     "settings",
-    [{"engine_kwargs": {"generation_config": "auto"}}, {"device": "cpu"}, {"attn_implementation": "eager"}, {"picture_memory_bytes": 0}, {"compile": True}],
+    [{"engine_kwargs": {"generation_config": "auto"}}, {"device": "cpu"}, {"attn_implementation": "eager"}, {"image_memory_bytes": 0}, {"compile": True}],
 )
 def test_settings_without_a_meaning_for_vllm_are_refused(settings: dict[str, Any], started: list[Any]) -> None:
     with pytest.raises(pg.InvalidField):
@@ -272,9 +272,9 @@ def test_a_configuration_with_a_fallback_is_the_fallback_of_its_two_routes(start
         pg.backends.load(pg.ModelLoadConfig(model="embedded", backend="hf", fallback_backend="hf"))
 
 
-def test_pictures_of_models_with_sizes_of_their_own_go_elsewhere(started: list[Any], tmp_path: Path) -> None:
+def test_images_of_models_with_sizes_of_their_own_go_elsewhere(started: list[Any], tmp_path: Path) -> None:
     load = pg.ModelLoadConfig(model=str(write_model(tmp_path / "model", "llava")), backend="vllm")
-    error = VLLMEngine(load).prepare_image(ImageSource(data=picture()), VlmPreprocessOptions(), 0).failure()
+    error = VLLMEngine(load).prepare_image(ImageSource(data=image_file()), VlmPreprocessOptions(), 0).failure()
     assert isinstance(error, pg.UnsupportedMultimodal)
     assert "tiles or has a size of its own" in error.message
     assert started == []

@@ -21,7 +21,7 @@ from pipegen.contrib.renderers.sglang import body_of
 
 Asked = Callable[..., dict[str, Any]]
 Stubs = Any
-PICTURE = "data:image/png;base64,aW1hZ2U="
+IMAGE = "data:image/png;base64,aW1hZ2U="
 KEYS = {"request_id", "usage", "prompt_ids", "renderer_prompt_ids", "mm_placeholders", "completion_ids", "completion_logprobs", "content", "tool_calls"} | {
     "reasoning_content",
     "finish_reason",
@@ -115,32 +115,32 @@ def test_given_ids_and_attribution_take_the_place_of_rendering(stubs: Stubs, ask
     assert asked(client, renderer, prompt_ids=[11])["prompt_attribution"] is None
 
 
-def test_pictures_that_the_engine_prepares(stubs: Stubs, asked: Asked) -> None:
-    said = [{"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PICTURE}}]}]
+def test_images_that_the_engine_prepares(stubs: Stubs, asked: Asked) -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": IMAGE}}]}]
     answer = stubs.vllm(prompt_token_ids=[1, 2, 2, 3], mm_placeholders={"image": [{"offset": 1, "length": 2}]})
     client, renderer = stubs.Client(answer), stubs.Renderer()
     result = asked(client, renderer, messages=said, process_multimodal=False)
-    assert client.posted[0]["body"]["content_parts"] == [{"type": "image_url", "url": PICTURE}]
+    assert client.posted[0]["body"]["content_parts"] == [{"type": "image_url", "url": IMAGE}]
     assert client.posted[0]["body"]["return_token_ids"] is True
     assert renderer.rendered[0]["process_multimodal"] is False
     assert (result["prompt_ids"], result["renderer_prompt_ids"]) == ([1, 2, 2, 3], [1, 2, 3])
     client = stubs.Client({**stubs.sglang(), "prompt_token_ids": [1, 2, 2, 3]})
     result = asked(client, renderer, messages=said, process_multimodal=False, backend=SGLangBackend())
-    assert (client.posted[0]["body"]["image_data"], result["prompt_ids"]) == ([PICTURE], [1, 2, 2, 3])
+    assert (client.posted[0]["body"]["image_data"], result["prompt_ids"]) == ([IMAGE], [1, 2, 2, 3])
     with pytest.raises(MalformedGenerateResponseError, match="prompt_token_ids"):
         asked(stubs.Client(stubs.vllm()), messages=said, process_multimodal=False)
 
 
-def test_sglang_gets_prepared_pictures_unexpanded() -> None:
+def test_sglang_gets_prepared_images_unexpanded() -> None:
     media = SimpleNamespace(mm_placeholders={"image": [SimpleNamespace(offset=1, length=3)]}, is_empty=lambda: False)
-    said = [{"role": "user", "content": [{"type": "image", "image": PICTURE}]}]
+    said = [{"role": "user", "content": [{"type": "image", "image": IMAGE}]}]
     prompt = TokenPrompt(model="m", token_ids=[5, 9, 9, 9, 6], stop_token_ids=[], sampling_params={}, messages=said, multi_modal_data=media)
     body = body_of(prompt, "r")
-    assert (body["input_ids"], body["image_data"]) == ([5, 9, 6], [PICTURE])
+    assert (body["input_ids"], body["image_data"]) == ([5, 9, 6], [IMAGE])
     framed = TokenPrompt(model="m", token_ids=[5, 8, 9, 7, 6], stop_token_ids=[], sampling_params={}, messages=said, multi_modal_data=media)
     with pytest.raises(ValueError, match="process_multimodal=False"):
         body_of(framed, "r")
-    with pytest.raises(ValueError, match="1 pictures and the messages 0"):
+    with pytest.raises(ValueError, match="1 images and the messages 0"):
         body_of(TokenPrompt(model="m", token_ids=[5, 9, 9, 9], stop_token_ids=[], sampling_params={}, multi_modal_data=media), "r")
 
 

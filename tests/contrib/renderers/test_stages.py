@@ -66,7 +66,7 @@ def test_what_was_generated_is_parsed_by_the_same_renderer(engine: FakeEngine) -
     [
         (said("refuse"), pg.TemplateFailed, "Letters: no such turn"),
         (said("Hi", enable_thinking=True), pg.UnsupportedOption, "Letters settles enable_thinking itself"),
-        ({"prompt": "What?", "images": [b"..."]}, pg.UnsupportedMultimodal, "without pictures"),
+        ({"prompt": "What?", "images": [b"..."]}, pg.UnsupportedMultimodal, "without images"),
     ],
 )
 def test_what_a_renderer_cannot_do_fails_its_slot(engine: FakeEngine, request_: Any, error: type[pg.GenerationError], words: str) -> None:

@@ -11,18 +11,18 @@ from pipegen.core.errors import PluginFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.results import Finish
-from pipegen.stages.parts.row_decoder import Follower, ending_ids
+from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP"))
 IM_END = TOY.special_tokens["<|im_end|>"]
 
 
-def follower(plugins: Sequence[Plugin] = (), *, text: bool = True, **options: Any) -> Follower:
-    return Follower(resolve(GenerationOptions(**options)), TOY, (IM_END,), plugins, text=text)
+def follower(plugins: Sequence[Plugin] = (), *, text: bool = True, **options: Any) -> RowDecoder:
+    return RowDecoder(resolve(GenerationOptions(**options)), TOY, (IM_END,), plugins, text=text)
 
 
-def fed(row: Follower, text: str) -> list[str]:
+def fed(row: RowDecoder, text: str) -> list[str]:
     return [row.feed(token_id) for token_id in TOY.encode(text)]
 
 
@@ -84,20 +84,20 @@ class TestHalting:
 
     def test_without_need_for_text_nothing_is_decoded(self) -> None:
         toy = CountingTokenizer()
-        row = Follower(resolve(GenerationOptions(stop=("<|im_end|>",), max_new_tokens=5)), toy, (0,), text=False)
+        row = RowDecoder(resolve(GenerationOptions(stop=("<|im_end|>",), max_new_tokens=5)), toy, (0,), text=False)
         assert [row.feed(token_id) for token_id in b"abcde"] == [""] * 5
         assert (row.finish, toy.decodes) == (Finish.LENGTH, 0)
 
     def test_each_token_is_decoded_a_bounded_number_of_times(self) -> None:
         toy = CountingTokenizer()
-        row = Follower(resolve(GenerationOptions(stop=("END",), max_new_tokens=4096)), toy)
+        row = RowDecoder(resolve(GenerationOptions(stop=("END",), max_new_tokens=4096)), toy)
         for token_id in b"abcd" * 1000:
             row.feed(token_id)
         assert toy.decodes <= 2 * 4000
 
     def test_without_need_for_text_a_token_is_decoded_once_however_often_it_comes(self) -> None:
         toy = CountingTokenizer()
-        row = Follower(resolve(GenerationOptions(stop=("END",), max_new_tokens=4097)), toy, text=False)
+        row = RowDecoder(resolve(GenerationOptions(stop=("END",), max_new_tokens=4097)), toy, text=False)
         for token_id in b"abcd" * 1000:
             row.feed(token_id)
         assert (row.finish, row.count) == (None, 4000)
@@ -105,7 +105,7 @@ class TestHalting:
 
     def test_options_must_be_resolved(self) -> None:
         with pytest.raises(ValueError, match="resolve"):
-            Follower(GenerationOptions(), TOY)
+            RowDecoder(GenerationOptions(), TOY)
 
     def test_ending_ids_are_what_it_halts_at(self) -> None:
         assert ending_ids(resolve(GenerationOptions(stop=("<|endoftext|>",))), TOY, (IM_END,)) == (IM_END, IM_END + 1)
@@ -126,7 +126,7 @@ class TestShowing:
             (("a<|image_pad|>bc", "b"), "a", "b"),
             (("a<|image_pad|>bc", "bc"), "", "a<|image_pad|>bc"),
         ):
-            row = Follower(resolve(GenerationOptions(stop=stops)), toy)
+            row = RowDecoder(resolve(GenerationOptions(stop=stops)), toy)
             assert ("".join(map(row.feed, toy.encode("a<|image_pad|>bc"))), row.stop) == (shown, stop)
 
     def test_characters_are_shown_when_complete(self) -> None:  # A15

@@ -1,4 +1,4 @@
-"""Prompts in which a picture takes more than copies of its placeholder: frames, marks of tiles, line ends."""
+"""Prompts in which an image takes more than copies of its placeholder: frames, marks of tiles, line ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Job, PreparedImage, Prompt
+from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.rendering import Rendered, render
-from pipegen.stages.tokenizing import count_tokens, encode, picture_tokens
+from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 
@@ -31,8 +31,8 @@ def said(*parts: str | PreparedImage, **chat: Any) -> Slot[Prompt]:
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": b"1"} for part in parts]
     images = tuple(part for part in parts if isinstance(part, PreparedImage))
     request = VlmGenerationRequest(messages=[{"role": "user", "content": content}])
-    job = Job(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
-    rendered = render(job, TOY, ToyRenderer(), written=picture_tokens(images, TOY, MARK))
+    job = ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    rendered = render(job, TOY, ToyRenderer(), written=image_tokens(images, TOY, MARK))
     return rendered.bind(lambda text: encode(text, images, TOY, MARK))
 
 
@@ -51,13 +51,13 @@ def test_an_expansion_joins_with_the_text_beside_it() -> None:
     assert prompt.compact_token_ids.count(wide) == 0
 
 
-def test_pictures_of_every_kind_stand_in_message_order() -> None:  # P6
+def test_images_of_every_kind_stand_in_message_order() -> None:  # P6
     prompt = said("a", TILED, FRAMED, "b", COPIES, "c", TILED).unwrap()
     assert prompt.token_ids == expanded(prompt.text or "", TILED, FRAMED, COPIES, TILED)
     assert prompt.images == (TILED, FRAMED, COPIES, TILED)
 
 
-def test_typed_marks_beside_a_picture_stay_text() -> None:  # T3, T5
+def test_typed_marks_beside_an_image_stay_text() -> None:  # T3, T5
     for token in (MARK, "<soft>", "<tile>", "<|im_start|>"):
         prompt = said(f"{token}\n", TILED, f"\n{token}", FRAMED, token).unwrap()
         harmless = said("x\n", TILED, "\nx", FRAMED, "x").unwrap()
@@ -66,7 +66,7 @@ def test_typed_marks_beside_a_picture_stay_text() -> None:  # T3, T5
         assert TOY.decode(prompt.token_ids) == TOY.decode(harmless.token_ids).replace("x", token)
 
 
-def test_an_added_token_steers_where_pictures_write_it_and_is_a_word_elsewhere() -> None:
+def test_an_added_token_steers_where_images_write_it_and_is_a_word_elsewhere() -> None:
     tile = TOY.control_tokens["<tile>"]
     assert said("<tile>", TILED).unwrap().token_ids.count(tile) == 2
     assert said("<tile>", FRAMED).unwrap().token_ids.count(tile) == 1
@@ -77,7 +77,7 @@ def test_an_added_token_steers_where_pictures_write_it_and_is_a_word_elsewhere()
 def test_an_allowed_placeholder_is_one_too_many() -> None:
     error = said(f"{MARK} what?", FRAMED, control_tokens="allow").failure()
     assert isinstance(error, InvalidRequest)
-    assert f"2 picture placeholders '{MARK}' for 1 pictures" in error.message
+    assert f"2 image placeholders '{MARK}' for 1 images" in error.message
 
 
 def test_given_ids_take_the_expansions_own_ids() -> None:

@@ -1,4 +1,4 @@
-"""The demo's pictures: files beside this module, drawn by `python tests/training/draw_demo_images.py` and checked against it by a test.
+"""The demo's images: files beside this module, drawn by `python tests/training/draw_demo_images.py` and checked against it by a test.
 
 >>> path("shapes.png").name
 'shapes.png'
@@ -17,11 +17,11 @@ DRAWN: Mapping[str, tuple[int, int, int, int]] = {
     "wide.png": (9, 2, 384, 640),
     "one.png": (3, 1, 512, 512),
 }
-"""Each picture's seed, its number of shapes, its height and its width."""
+"""Each image's seed, its number of shapes, its height and its width."""
 BROKEN = "broken.png"
 """The first half of `shapes.png`, as a broken download leaves it."""
 
 
 def path(name: str) -> Path:
-    """Where a picture is."""
+    """Where an image is."""
     return Path(__file__).resolve().parent / name

@@ -1,6 +1,6 @@
-"""Pictures on the Hugging Face path, side by side with static batches and with transformers' pipeline. Run by `nox -s bench`.
+"""Images on the Hugging Face path, side by side with static batches and with transformers' pipeline. Run by `nox -s bench`.
 
-`python tests/bench/pictures.py [skewed] [large]`: pictures of four sizes with outputs of skewed lengths; 200 large pictures, whose preparation costs as
+`python tests/bench/images.py [skewed] [large]`: images of four sizes with outputs of skewed lengths; 200 large images, whose preparation costs as
 much as the generation. The embedded model.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from forced import alone, closing, force, special_ids
+from image_arms import inputs_of, opened
 from measure import REPEATS, row, speed, waste, write
-from picture_arms import inputs_of, opened
 from PIL import Image
 from text import ARRIVAL, WORDS, skewed
 from training.inference import Embedded
@@ -25,13 +25,13 @@ from workers import race
 
 from pipegen.embedded import path as embedded_path
 
-GROUP = "Hugging Face, pictures"
+GROUP = "Hugging Face, images"
 SIDES = ((96, 96), (128, 96), (96, 128), (128, 128))
 """Four sizes that the model takes as they are, so that every way of running it sees the same pixels."""
 PIPELINE = "transformers image-text-to-text pipeline"
 
 
-def picture(folder: Path, number: int, width: int, height: int, drawn: random.Random) -> str:
+def image(folder: Path, number: int, width: int, height: int, drawn: random.Random) -> str:
     """Shapes of colour over a gradient, as a JPEG file (PNG where it must be exact)."""
     small = Image.new("RGB", (8, 8))
     small.putdata([tuple(drawn.randrange(256) for _ in range(3)) for _ in range(64)])
@@ -43,7 +43,7 @@ def picture(folder: Path, number: int, width: int, height: int, drawn: random.Ra
 def work_of(folder: Path, sides: list[tuple[int, int]], wanted: list[tuple[int, ...]], *, batch: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     drawn = random.Random(7)
-    paths = [picture(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+    paths = [image(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
     embedded = Embedded(embedded_path())
     tokenizer, eos = embedded.tokenizer, [embedded.tokenizer.eos_token_id]
     banned = special_ids(tokenizer)
@@ -59,17 +59,17 @@ def work_of(folder: Path, sides: list[tuple[int, int]], wanted: list[tuple[int, 
         raise AssertionError("a row alone does not make as many tokens as it should")
     sizes = {"batch": batch, "threads": 1, "max_new_tokens": max(lengths), "lengths": lengths, "window": len(paths)}
     forced = {"eos": eos, "banned": banned, "counted_down": True}
-    return {"model": str(embedded_path()), "pictures": paths, "closings": closings, "answers": answers, **forced, **sizes}
+    return {"model": str(embedded_path()), "images": paths, "closings": closings, "answers": answers, **forced, **sizes}
 
 
 def four_sizes() -> list[dict[str, Any]]:
-    """The skewed lengths of the text, over pictures of four sizes."""
-    name = "pictures of four sizes, skewed lengths, embedded model"
+    """The skewed lengths of the text, over images of four sizes."""
+    name = "images of four sizes, skewed lengths, embedded model"
     print(name, flush=True)
     _, wanted = skewed(64, seed=2)
     with tempfile.TemporaryDirectory() as scratch:
         work = work_of(Path(scratch), [SIDES[number % 4] for number in range(64)], wanted, batch=8)
-        taken, last, absent = race(["pipegen", ARRIVAL], work, script="picture_arms.py")
+        taken, last, absent = race(["pipegen", ARRIVAL], work, script="image_arms.py")
     if absent:
         raise RuntimeError(absent)
     for arm, run in last.items():
@@ -82,7 +82,7 @@ def four_sizes() -> list[dict[str, Any]]:
 
 
 def keeps_its_size(sides: tuple[int, ...]) -> bool:
-    """Whether the model's processor would keep the size that it chooses for such a picture, so that every way of running the model sees the same pixels.
+    """Whether the model's processor would keep the size that it chooses for such an image, so that every way of running the model sees the same pixels.
 
     One in thirty is so narrow that it would not: its size lies below the processor's own `min_pixels`, and pipegen takes the next one within.
     """
@@ -96,37 +96,37 @@ def keeps_its_size(sides: tuple[int, ...]) -> bool:
 
 
 def large() -> list[dict[str, Any]]:
-    """200 pictures of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its picture costs."""
-    name = "200 pictures of 512 to 4,096 pixels, embedded model"
+    """200 images of 512 to 4,096 pixels a side; each row makes as many tokens as cost what its image costs."""
+    name = "200 images of 512 to 4,096 pixels, embedded model"
     print(name, flush=True)
-    count = int(os.environ.get("BENCH_PICTURES", "200"))
+    count = int(os.environ.get("BENCH_IMAGES", "200"))
     drawn = random.Random(11)
     endless = (tuple(32 * round(2 ** drawn.uniform(9, 12) / 32) for _ in range(2)) for _ in itertools.count())
     sides = list(itertools.islice(filter(keeps_its_size, endless), count))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = [picture(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
+        paths = [image(folder, number, width, height, drawn) for number, (width, height) in enumerate(sides)]
         tokenizer = Embedded(embedded_path()).tokenizer
         forced = {"eos": [tokenizer.eos_token_id], "banned": special_ids(tokenizer), "counted_down": False}
-        work: dict[str, Any] = {"model": str(embedded_path()), "pictures": paths, "closings": [""] * count, "batch": 8, "threads": 1, "window": 64, **forced}
+        work: dict[str, Any] = {"model": str(embedded_path()), "images": paths, "closings": [""] * count, "batch": 8, "threads": 1, "window": 64, **forced}
         work["max_new_tokens"] = tokens = balanced(work)
-        taken, last, absent = race(["pipegen", PIPELINE], work, repeats=min(REPEATS, 2), script="picture_arms.py")
+        taken, last, absent = race(["pipegen", PIPELINE], work, repeats=min(REPEATS, 2), script="image_arms.py")
     if any(len(answer) != tokens for answer in last["pipegen"]["answers"]):
         raise AssertionError("not every row made as many tokens")
     if PIPELINE in absent:
         return [row(name, PIPELINE, None, "at least 1.6", group=GROUP, note=f"not measured: {absent[PIPELINE]}")]
     if last[PIPELINE]["answers"] != last["pipegen"]["answers"]:
         raise AssertionError("the pipeline and pipegen did not make the same ids")
-    note = f"{tokens} tokens a picture, the same ids"
+    note = f"{tokens} tokens an image, the same ids"
     return [speed(name, PIPELINE, taken["pipegen"], taken[PIPELINE], 1.6, group=GROUP, note=note)]
 
 
 def balanced(work: dict[str, Any]) -> int:
-    """How many tokens cost as much as preparing: from static runs over 24 pictures with 8 and with 40 tokens, in processor time."""
+    """How many tokens cost as much as preparing: from static runs over 24 images with 8 and with 40 tokens, in processor time."""
     seconds = []
     for tokens in (8, 40):
-        part = {**work, "pictures": work["pictures"][:24], "closings": [""] * 24, "max_new_tokens": tokens}
-        taken, _, _ = race([ARRIVAL], part, repeats=2, script="picture_arms.py")
+        part = {**work, "images": work["images"][:24], "closings": [""] * 24, "max_new_tokens": tokens}
+        taken, _, _ = race([ARRIVAL], part, repeats=2, script="image_arms.py")
         seconds.append(min(taken[ARRIVAL].cpu))
     step = (seconds[1] - seconds[0]) / 32
     return max(8, min(400, round((seconds[0] - 8 * step) / step)))
@@ -137,7 +137,7 @@ PARTS = {"skewed": four_sizes, "large": large}
 
 def main() -> None:
     for part in sys.argv[1:] or PARTS:
-        write(f"pictures-{part}", PARTS[part]())
+        write(f"images-{part}", PARTS[part]())
 
 
 if __name__ == "__main__":

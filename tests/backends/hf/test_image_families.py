@@ -1,4 +1,4 @@
-"""Models whose processors tile, frame or squeeze pictures: prompts, inputs and answers beside those of transformers' own processor and `generate`."""
+"""Models whose processors tile, frame or squeeze images: prompts, inputs and answers beside those of transformers' own processor and `generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from support.vision_models import PICTURE_FAMILIES
+from support.vision_models import IMAGE_FAMILIES
 
 from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.rows import Row
@@ -21,12 +21,12 @@ from pipegen.drivers.route import route
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import VlmGenerationRequest
 from pipegen.records.results import Encoded, GenerationResult
-from pipegen.testing.pictures import picture
+from pipegen.testing.image_files import image_file
 
 NEEDS = {"smolvlm": "num2words", "mistral3": "torchvision"}
 """Families whose processor needs a package of its own."""
 LACKING = {family: package for family, package in NEEDS.items() if importlib.util.find_spec(package) is None}
-FAMILY = pytest.mark.parametrize("family", [family for family in PICTURE_FAMILIES if family not in LACKING])
+FAMILY = pytest.mark.parametrize("family", [family for family in IMAGE_FAMILIES if family not in LACKING])
 SIZES = ((48, 32), (30, 90), (64, 64), (120, 40))
 TEXTS = ("What do you see?", "\nOne line.\n\nAnother.\n", " 12 + 30 = ", "Grüße, 你好")
 WITH_VIDEO = ("smolvlm", "internvl")
@@ -34,17 +34,17 @@ WITH_VIDEO = ("smolvlm", "internvl")
 
 
 def chat(*parts: str | tuple[int, int], **options: Any) -> VlmGenerationRequest:
-    """A user turn: a text for each string, a picture for each size, in that order."""
+    """A user turn: a text for each string, an image for each size, in that order."""
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": noise(part)} for part in parts]
     settings = GenerationOptions(**{"max_new_tokens": 6, **options})
     return VlmGenerationRequest(messages=[{"role": "user", "content": content}], options=settings)
 
 
 def noise(size: tuple[int, int]) -> bytes:
-    return picture(width=size[0], height=size[1])
+    return image_file(width=size[0], height=size[1])
 
 
-def pictures_of(request: VlmGenerationRequest) -> list[Any]:
+def images_of(request: VlmGenerationRequest) -> list[Any]:
     return [Image.open(io.BytesIO(source.data or b"")).convert("RGB") for source in request.sources]
 
 
@@ -76,7 +76,7 @@ def test_prompts_inputs_and_answers_are_those_of_the_processor_and_generate(fami
     results = answers(engine, requests)
     assert len({result.token_ids for result in results}) > 2, "answers that are all the same show little"
     for request, result in zip(requests, results, strict=True):
-        images = pictures_of(request)
+        images = images_of(request)
         made = processor(text=[result.prompt_text], images=images or None, add_special_tokens=False, return_tensors="pt")
         assert result.prompt_token_ids == tuple(made["input_ids"][0].tolist())
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": list(engine.eos_token_ids), "pad_token_id": 0}
@@ -96,7 +96,7 @@ def test_the_models_inputs_are_the_processors(family: str, engine_of: Callable[[
 
     monkeypatch.setattr(engine, "generate", generate)
     result = answers(engine, [request])[0]
-    made = processor_of(engine, family)(text=[result.prompt_text], images=pictures_of(request), add_special_tokens=False, return_tensors="pt")
+    made = processor_of(engine, family)(text=[result.prompt_text], images=images_of(request), add_special_tokens=False, return_tensors="pt")
     row = Row(0, sent[0], engine.tokenizer, engine.eos_token_ids, ())
     ours = batch_inputs([row], engine._weights.model(), engine._checkpoint)
     assert set(ours) == set(made)
@@ -105,7 +105,7 @@ def test_the_models_inputs_are_the_processors(family: str, engine_of: Callable[[
 
 
 @FAMILY
-def test_rows_without_with_one_and_with_two_pictures_get_what_they_get_alone(family: str, engine_of: Callable[[str], Any]) -> None:  # B7
+def test_rows_without_with_one_and_with_two_images_get_what_they_get_alone(family: str, engine_of: Callable[[str], Any]) -> None:  # B7
     engine = engine_of(family)
     requests = [chat(*parts, max_new_tokens=4 + 3 * at) for at, parts in enumerate(CONVERSATIONS)]
     together = answers(engine, requests)
@@ -114,7 +114,7 @@ def test_rows_without_with_one_and_with_two_pictures_get_what_they_get_alone(fam
 
 
 @FAMILY
-def test_what_a_user_types_is_no_place_of_a_picture(family: str, engine_of: Callable[[str], Any]) -> None:  # T3, T5
+def test_what_a_user_types_is_no_place_of_an_image(family: str, engine_of: Callable[[str], Any]) -> None:  # T3, T5
     engine = engine_of(family)
     tokenizer = engine.tokenizer
     harmless = answers(engine, [chat("say ", SIZES[0], " now", max_new_tokens=1)])[0]
@@ -129,14 +129,18 @@ def test_what_a_user_types_is_no_place_of_a_picture(family: str, engine_of: Call
 
 
 @FAMILY
-def test_pictures_are_seen_and_turned_upright_first(family: str, engine_of: Callable[[str], Any]) -> None:
+def test_images_are_seen_and_turned_upright_first(family: str, engine_of: Callable[[str], Any]) -> None:
     engine, settings = engine_of(family), GenerationOptions(max_new_tokens=8, logprobs=True)
 
     def said(data: bytes) -> GenerationResult:
         content = [{"type": "image", "image": data}, {"type": "text", "text": "What?"}]
         return answers(engine, [VlmGenerationRequest(messages=[{"role": "user", "content": content}], options=settings)])[0]
 
-    upright, turned, grey = said(picture(width=90, height=30)), said(picture(width=90, height=30, orientation=6)), said(picture(width=90, height=30, mode="L"))
+    upright, turned, grey = (
+        said(image_file(width=90, height=30)),
+        said(image_file(width=90, height=30, orientation=6)),
+        said(image_file(width=90, height=30, mode="L")),
+    )
     assert (upright.prompt_token_ids, upright.token_ids) == (turned.prompt_token_ids, turned.token_ids)
     assert upright.prompt_token_ids == grey.prompt_token_ids
     assert upright.logprobs is not None

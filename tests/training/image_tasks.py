@@ -1,4 +1,4 @@
-"""Questions about pictures with their one right answer, from the scene that was drawn."""
+"""Questions about images with their one right answer, from the scene that was drawn."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _seen(scene: Scene) -> str:
 
 
 def describe(scene: Scene, rng: random.Random) -> Exchange:
-    """The whole picture in words."""
+    """The whole image in words."""
     ask = rng.choice(("Describe the image.", "Describe the image.", "What is in the image?", "What do you see?"))
     return Exchange("describe", ask, caption(scene), _seen(scene))
 
 
 def detect(scene: Scene, rng: random.Random) -> Exchange:
-    """The whole picture as JSON with boxes."""
+    """The whole image as JSON with boxes."""
     ask = rng.choice(("Return JSON.", "Return JSON.", "Detect all objects.", "Return the objects as JSON."))
     return Exchange("detect", ask, scene_json(scene), _seen(scene))
 
@@ -99,7 +99,7 @@ def questions(scene: Scene, rng: random.Random, yes_no_questions: int = 1) -> li
 
 
 def pair_questions(first: Scene, second: Scene, rng: random.Random) -> list[Exchange]:
-    """Questions about two pictures shown in one request, in random order."""
+    """Questions about two images shown in one request, in random order."""
     captions = (caption(first), caption(second))
     both = f"Image 1: {captions[0]} Image 2: {captions[1]}"
     which = rng.randrange(2)

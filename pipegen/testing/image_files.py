@@ -1,10 +1,10 @@
-"""Pictures for tests, good and broken, as the bytes of picture files. Needs Pillow; the strategies need hypothesis.
+"""Images for tests, good and broken, as the bytes of image files. Needs Pillow; the strategies need hypothesis.
 
 The good ones show four corners of known colours, so that a turned or mirrored one is told apart at once.
 
 >>> from pipegen.records.requests import ImagePolicy
->>> from pipegen.media.image import open_picture
->>> corners(open_picture(picture("JPEG", orientation=6), ImagePolicy()).unwrap())
+>>> from pipegen.media.image import open_image
+>>> corners(open_image(image("JPEG", orientation=6), ImagePolicy()).unwrap())
 ('red', 'green', 'blue', 'white')
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
     from PIL import Image
 
-__all__ = ["BROKEN", "COLOURS", "budgets", "corners", "four_corners", "mangled", "picture", "png_announcing", "sides"]
+__all__ = ["BROKEN", "COLOURS", "budgets", "corners", "four_corners", "image_file", "mangled", "png_announcing", "sides"]
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 """The colours of the corners: top left, top right, bottom left, bottom right."""
@@ -30,7 +30,7 @@ _INVERSE = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
 
 
 def four_corners(width: int = 48, height: int = 32, mode: str = "RGB") -> Image.Image:
-    """An upright picture in four plain quarters, see `COLOURS`."""
+    """An upright image in four plain quarters, see `COLOURS`."""
     from PIL import Image
 
     image = Image.new("RGB", (width, height))
@@ -41,7 +41,7 @@ def four_corners(width: int = 48, height: int = 32, mode: str = "RGB") -> Image.
 
 
 def corners(image: Image.Image) -> tuple[str, ...]:
-    """The names of the colours nearest to a picture's corners: top left, top right, bottom left, bottom right."""
+    """The names of the colours nearest to an image's corners: top left, top right, bottom left, bottom right."""
     width, height = image.size
     names = []
     for place in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
@@ -50,8 +50,8 @@ def corners(image: Image.Image) -> tuple[str, ...]:
     return tuple(names)
 
 
-def picture(file_format: str = "PNG", *, width: int = 48, height: int = 32, mode: str = "RGB", orientation: int | None = None, **save: Any) -> bytes:
-    """The bytes of a picture file of `four_corners`, `width` x `height` when upright; with `orientation` it is stored turned, with the EXIF tag."""
+def image_file(file_format: str = "PNG", *, width: int = 48, height: int = 32, mode: str = "RGB", orientation: int | None = None, **save: Any) -> bytes:
+    """The bytes of an image file of `four_corners`, `width` x `height` when upright; with `orientation` it is stored turned, with the EXIF tag."""
     from PIL import Image
 
     image = four_corners(width, height, mode)
@@ -87,19 +87,19 @@ def _float_tiff() -> bytes:
 
 BROKEN: Mapping[str, Callable[[], bytes]] = {
     "an empty file": lambda: b"",
-    "text renamed to .png": lambda: b"this is no picture, whatever its name says\n",
+    "text renamed to .png": lambda: b"this is no image, whatever its name says\n",
     "a signature alone": lambda: b"\x89PNG\r\n\x1a\n",
-    "a truncated JPEG": lambda: picture("JPEG")[:-200],
-    "a truncated PNG": lambda: picture("PNG", compress_level=0)[:1000],
-    "a truncated WEBP": lambda: picture("WEBP")[:-20],
-    "a truncated GIF": lambda: picture("GIF")[:-30],
+    "a truncated JPEG": lambda: image_file("JPEG")[:-200],
+    "a truncated PNG": lambda: image_file("PNG", compress_level=0)[:1000],
+    "a truncated WEBP": lambda: image_file("WEBP")[:-20],
+    "a truncated GIF": lambda: image_file("GIF")[:-30],
     "a PNG of 0x0": lambda: png_announcing(0, 0),
     "a PNG announcing 100000x100000": lambda: png_announcing(100_000, 100_000),
     "PostScript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n",
     "a PDF": lambda: b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF",
     "levels beyond 255": _float_tiff,
 }
-"""Name -> maker of the bytes of a picture that must be refused."""
+"""Name -> maker of the bytes of an image that must be refused."""
 
 
 def sides(most: int = 20_000) -> SearchStrategy[tuple[int, int]]:
@@ -123,10 +123,10 @@ def budgets() -> SearchStrategy[tuple[int, int]]:
 
 
 def mangled() -> SearchStrategy[bytes]:
-    """Picture files with some bytes changed, dropped or added, most of them near the beginning."""
+    """Image files with some bytes changed, dropped or added, most of them near the beginning."""
     from hypothesis import strategies as st
 
-    whole = [picture(name, orientation=6) for name in ("PNG", "JPEG", "WEBP", "TIFF")] + [picture(name) for name in ("GIF", "BMP", "PPM")]
+    whole = [image_file(name, orientation=6) for name in ("PNG", "JPEG", "WEBP", "TIFF")] + [image_file(name) for name in ("GIF", "BMP", "PPM")]
     edit = st.tuples(st.one_of(st.integers(0, 120), st.integers(0, 5000)), st.sampled_from(("change", "drop", "add")), st.binary(min_size=1, max_size=4))
 
     def edited(data: bytes, edits: list[tuple[int, str, bytes]]) -> bytes:

@@ -1,4 +1,4 @@
-"""Ways of generating from pictures, as `arms.py` does from text: `python picture_arms.py NAME WORK.json`. The embedded model, from files."""
+"""Ways of generating from images, as `arms.py` does from text: `python image_arms.py NAME WORK.json`. The embedded model, from files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from arms import Counts, Run, Work, forced, in_batches, serve
 from forced import up_to
 from PIL import Image
 
-QUESTION = "Describe the picture."
+QUESTION = "Describe the image."
 
 
 def messages(path: str | None, closing: str = "") -> list[dict[str, Any]]:
-    """One question about a picture; `closing` begins the answer, and its last token sets the output's length."""
-    picture: dict[str, Any] = {"type": "image"} if path is None else {"type": "image", "path": path}
-    asked = {"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}
+    """One question about an image; `closing` begins the answer, and its last token sets the output's length."""
+    image: dict[str, Any] = {"type": "image"} if path is None else {"type": "image", "path": path}
+    asked = {"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}
     return [asked, {"role": "assistant", "content": closing}] if closing else [asked]
 
 
-def inputs_of(embedded: Any, pictures: list[Image.Image], closings: list[str]) -> dict[str, torch.Tensor]:
-    """The batch as tensors: templates rendered, pictures processed, placeholders expanded, left-padded."""
-    pixels = dict(embedded.image_processor(images=pictures, return_tensors="pt"))
+def inputs_of(embedded: Any, image_files: list[Image.Image], closings: list[str]) -> dict[str, torch.Tensor]:
+    """The batch as tensors: templates rendered, images processed, placeholders expanded, left-padded."""
+    pixels = dict(embedded.image_processor(images=image_files, return_tensors="pt"))
     tokens = (pixels["image_grid_thw"].prod(-1) // embedded.image_processor.merge_size**2).tolist()
     texts = []
     for closing, count in zip(closings, tokens, strict=True):
@@ -35,19 +35,19 @@ def inputs_of(embedded: Any, pictures: list[Image.Image], closings: list[str]) -
 
 
 def opened(path: str) -> Image.Image:
-    with Image.open(path) as picture:
-        return picture.convert("RGB")
+    with Image.open(path) as image:
+        return image.convert("RGB")
 
 
 def static(work: Work) -> tuple[Run, Counts]:
-    """Each batch's pictures are opened and processed, then it is generated: fixed batches in arrival order."""
+    """Each batch's images are opened and processed, then it is generated: fixed batches in arrival order."""
     from training.inference import Embedded
 
     embedded = Embedded(Path(work["model"]))
     counts, eos = forced(embedded.model, work), set(work["eos"])
 
     def generate(rows: list[int]) -> list[Any]:
-        inputs = inputs_of(embedded, [opened(work["pictures"][row]) for row in rows], [work["closings"][row] for row in rows])
+        inputs = inputs_of(embedded, [opened(work["images"][row]) for row in rows], [work["closings"][row] for row in rows])
         settings = {"max_new_tokens": work["max_new_tokens"], "do_sample": False, "eos_token_id": work["eos"], "pad_token_id": work["eos"][0]}
         with torch.no_grad():
             out = embedded.model.generate(**inputs, **settings)
@@ -55,7 +55,7 @@ def static(work: Work) -> tuple[Run, Counts]:
         embedded.tokenizer.batch_decode(answers)
         return answers
 
-    return lambda: in_batches(work, list(range(len(work["pictures"]))), generate), counts
+    return lambda: in_batches(work, list(range(len(work["images"]))), generate), counts
 
 
 def processor_of(embedded: Any) -> Any:
@@ -91,7 +91,7 @@ def transformers_pipeline(work: Work) -> tuple[Run, Counts]:
         made.clear()
         given = {"max_new_tokens": work["max_new_tokens"], "do_sample": False, "eos_token_id": work["eos"]}  # the pipeline writes into what it is given
         asked = {"batch_size": work["batch"], "return_full_text": False, "enable_thinking": False, "generate_kwargs": given}
-        generator(text=[messages(path) for path in work["pictures"]], **asked)
+        generator(text=[messages(path) for path in work["images"]], **asked)
         return list(made)
 
     return run, counts
@@ -107,9 +107,9 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
     options = pg.GenerationOptions(max_new_tokens=work["max_new_tokens"], chat=chat)
 
     def run() -> list[Any]:
-        engine._pixels.close()  # what the last run has kept would spare this one its pictures
+        engine._pixels.close()  # what the last run has kept would spare this one its images
         engine._prepared.clear()
-        asked = ({"messages": messages(path, closing)} for path, closing in zip(work["pictures"], work["closings"], strict=True))
+        asked = ({"messages": messages(path, closing)} for path, closing in zip(work["images"], work["closings"], strict=True))
         slots = pg.imap(route, asked, options, window=max(64, work["window"]))
         return [up_to(list(slot.unwrap().token_ids), eos) for slot in slots]
 
