@@ -17,7 +17,7 @@ from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
+from pipegen.cli.usage import Load, open_routes, refuse, runs_here, window_of
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
@@ -85,7 +85,7 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
 def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
-        if isinstance(load, Server) and load.system is not None:
+        if load.system is not None:
             items = _told(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         out = _open_out(files, stack)

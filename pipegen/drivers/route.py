@@ -25,9 +25,9 @@ from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import prepare_batch
 from pipegen.drivers.samples import samples
 from pipegen.engines.capabilities import missing
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import ChatTemplateOptions, VlmPreprocessOptions, resolve

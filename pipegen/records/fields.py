@@ -1,11 +1,14 @@
 """Strict records: frozen, slotted, keyword-only, checked at construction.
 
-`@record` makes a class such a record. A field says what it takes in its annotation: `Annotated[int | None, whole(low=1)]`. A check gets the value
-and returns it (perhaps made immutable), or raises `ValueError` with the words for what it takes; `None` passes unchecked where it is the default.
+`@record` makes a class such a record. A field says what it takes in its annotation, and what it is for: `Annotated[int | None, whole(low=1), "Seats."]`. A
+check gets the value and returns it (perhaps made immutable), or raises `ValueError` with the words for what it takes; `None` passes unchecked where it is
+the default.
 
 >>> @record
 ... class Room:
-...     seats: Annotated[int, whole(low=1)] = 4
+...     seats: Annotated[int, whole(low=1), "How many may sit."] = 4
+>>> help_of(Room)["seats"]
+'How many may sit.'
 >>> Room(seats=0)
 Traceback (most recent call last):
 ...
@@ -21,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get_type_hints
 
 from pipegen.records.checks import Check, boolean, freeze, mapping, nearest, one_of, path, printed, real, schema_of, text, tuple_of, whole, with_schema
 from pipegen.records.secret import masked
@@ -34,7 +37,9 @@ __all__ = [
     "boolean",
     "checks_of",
     "freeze",
+    "help_of",
     "mapping",
+    "metadata_of",
     "nearest",
     "one_of",
     "path",
@@ -59,17 +64,22 @@ class UnknownField(InvalidField, TypeError):
     """A record was given a field that it does not have."""
 
 
-def _checks_in(hint: Any) -> list[Check]:
-    if get_origin(hint) is Annotated:
-        return [extra for extra in hint.__metadata__ if callable(extra)] + _checks_in(hint.__origin__)
-    return [check for part in get_args(hint) for check in _checks_in(part)] if get_origin(hint) is not None else []
+@functools.cache
+def metadata_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
+    """What stands beside the type of each field of a record: its check, its help, and what else the record's readers look for."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name].__metadata__ if get_origin(hints[f.name]) is Annotated else () for f in dataclasses.fields(cls)}
+
+
+def help_of(cls: type) -> Mapping[str, str]:
+    """One line about each field of a record: the text in its annotation; empty where it has none."""
+    return {name: next((extra for extra in extras if isinstance(extra, str)), "") for name, extras in metadata_of(cls).items()}
 
 
 @functools.cache
 def _checks(cls: type) -> tuple[tuple[str, Any, Check], ...]:
-    hints = get_type_hints(cls, include_extras=True)
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)
-    return tuple((f.name, f.default, check) for f in fields for check in (_checks_in(hints[f.name]) if get_origin(hints[f.name]) is Annotated else []))
+    extras = metadata_of(cls)
+    return tuple((f.name, f.default, check) for f in dataclasses.fields(cls) for check in extras[f.name] if callable(check))
 
 
 def checks_of(cls: type) -> Mapping[str, Check]:
@@ -84,28 +94,31 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
         raise
     except ValueError as refusal:
         words, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {printed(masked(value))}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {printed(masked({name: value})[name])}{also}{near}") from None
     if kept is not value:
         object.__setattr__(self, name, kept)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[C]) -> type[C]:
     """A frozen, slotted, keyword-only dataclass whose fields are checked at construction.
+
+    `dataclasses.field(kw_only=False)` is a field that may also be given by position. A class with `__slots__ = ()` holds fields that several records take by
+    inheritance.
 
     A method `check_all(self)` may compare fields with each other; it runs after the single checks. A static method `_hint_for(name)` may say more of an
     unknown field than the nearest one.
     Raises `InvalidField` for a bad value and `UnknownField`, which names the nearest field, for an unknown one.
     """
-    made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, slots="__slots__" not in vars(cls), kw_only=True)(cls)
     names = frozenset(f.name for f in dataclasses.fields(made))
     plain_init, check_all = made.__init__, getattr(made, "check_all", None)
     hint: Callable[[str], str] = getattr(made, "_hint_for", lambda name: nearest(name, names))
 
     @functools.wraps(plain_init)
-    def init(self: Any, **values: Any) -> None:
+    def init(self: Any, *args: Any, **values: Any) -> None:
         try:
-            plain_init(self, **values)
+            plain_init(self, *args, **values)
         except TypeError:
             for name in values:
                 if name not in names:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pipegen.records import limits
 from pipegen.records.fields import InvalidField, boolean, mapping, nearest, path, printed, real, record, schema_of, text, tuple_of, whole, with_schema
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
-from pipegen.records.option_names import OTHER_NAMES
+from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
 
 __all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "RequestPolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint"]

@@ -10,8 +10,8 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
+from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
