@@ -54,7 +54,12 @@ def test_every_public_function_and_class_says_what_it_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", light_modules())
 def test_every_name_that_a_module_exports_exists(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("jinja2", "aiohttp", "torch", "transformers", "PIL", "vllm"):
+            raise
+        pytest.skip(f"{missing.name} is not installed")
     for exported in getattr(module, "__all__", ()):
         assert hasattr(module, exported)
 
