@@ -48,40 +48,20 @@ class JournalError(Exception):
     """A journal cannot be read, written or shared; the message says which file, why, and what to do."""
 
 
-class Journal:
-    """The finished rows of a job's folder, and one file of it to write to.
+class Finished:
+    """The finished rows of a job's folder, to read. Raises `JournalError` where it is no job's folder."""
 
-    `sync_every` is in seconds. Raises `JournalError` where the folder is no journal, or cannot be written.
-
-    >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> with Journal(folder) as journal:
-    ...     journal.append("0" * 32, {"id": "a", "ok": True})
-    >>> with Journal(folder) as journal:
-    ...     len(journal), journal.get("0" * 32), journal.get("1" * 32)
-    (1, {'id': 'a', 'ok': True}, None)
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], *, sync_every: float = SYNC_EVERY) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._index: dict[int, int] = {}
         self._files: list[BinaryIO] = []
-        self._writing = threading.Lock()
-        self._stopped = threading.Event()
-        self._written = threading.Event()
-        self._sync_every = sync_every
-        self._failed: OSError | None = None
-        self._fd, own = _own_file(self.folder)
+        self._lock = threading.Lock()
         try:
             for path in sorted(self.folder.glob("results-*.jsonl")):
                 self._read(path)
-            self._own = next(number for number, stream in enumerate(self._files) if stream.name == str(own))
-            self._end = os.fstat(self._fd).st_size
         except BaseException:
             self.close()
             raise
-        self._syncing = threading.Thread(target=self._sync, name="pipegen-journal", daemon=True)
-        self._syncing.start()
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +70,7 @@ class Journal:
         self.close()
 
     def __len__(self) -> int:
-        """How many keys are finished."""
+        """How many rows are finished."""
         return len(self._index)
 
     def get(self, key: str) -> dict[str, Any] | None:
@@ -99,7 +79,7 @@ class Journal:
         if place is None:
             return None
         number, offset = place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
-        with self._writing:
+        with self._lock:
             stream = self._files[number]
             stream.seek(offset)
             line = stream.readline()
@@ -109,54 +89,10 @@ class Journal:
         del values["key"]
         return values
 
-    def append(self, key: str, values: Mapping[str, Any]) -> None:
-        """Write a finished row. It is kept when this returns. Raises `JournalError` where it could not be written; nothing of it stays then."""
-        line = f'{{"key":"{key}",{strict_json.dump(dict(values))[1:]}\n'.encode()
-        with self._writing:
-            if self._failed is not None:
-                raise JournalError(f"{self.folder} cannot be written: {self._failed.strerror}; start the job again, it goes on") from self._failed
-            try:
-                _write(self._fd, line)
-            except OSError as refusal:
-                try:
-                    os.ftruncate(self._fd, self._end)
-                except OSError:  # half a line stays: the next writer cuts it, and this one must not write behind it
-                    self._failed = refusal
-                raise JournalError(f"{self.folder} cannot be written: {refusal.strerror}; what was finished before is kept") from refusal
-            self._index[int(key[:_DIGITS], 16)] = self._own << _OFFSET_BITS | self._end
-            self._end += len(line)
-        self._written.set()
-
     def close(self) -> None:
-        """Sync, and let go of the files. May be called again. Raises `JournalError` where the last rows cannot be synced."""
-        if self._stopped.is_set():
-            return
-        self._stopped.set()
-        self._written.set()
-        if hasattr(self, "_syncing"):
-            self._syncing.join()
-        try:
-            os.fsync(self._fd)
-        except OSError as refusal:
-            raise JournalError(f"{self.folder} cannot be synced: {refusal.strerror}; start the job again, it goes on") from refusal
-        finally:
-            os.close(self._fd)
-            for stream in self._files:
-                stream.close()
-
-    def _sync(self) -> None:
-        """Sync what was written, at most once in `sync_every` seconds, until the journal is closed."""
-        while True:
-            self._written.wait()
-            if self._stopped.is_set():
-                return
-            self._written.clear()
-            try:
-                os.fsync(self._fd)
-            except OSError as refusal:
-                self._failed = refusal
-                return
-            self._stopped.wait(self._sync_every)
+        """Let go of the files."""
+        for stream in self._files:
+            stream.close()
 
     def _read(self, path: Path) -> None:
         try:
@@ -174,6 +110,83 @@ class Journal:
                 raise JournalError(f"{path}, line {count}: this is no line of a job's journal; move the file away, or give another folder")
             index[int(found[1][:_DIGITS], 16)] = number | offset
             offset += len(line)
+
+
+class Journal(Finished):
+    """The finished rows of a job's folder, and one file of it to write to.
+
+    `sync_every` is in seconds. Raises `JournalError` where the folder is no journal, or cannot be written.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with Journal(folder) as journal:
+    ...     journal.append("0" * 32, {"id": "a", "ok": True})
+    >>> with Journal(folder) as journal:
+    ...     len(journal), journal.get("0" * 32), journal.get("1" * 32)
+    (1, {'id': 'a', 'ok': True}, None)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, sync_every: float = SYNC_EVERY) -> None:
+        self._fd, own = _own_file(Path(folder))
+        self._closed, self._written = threading.Event(), threading.Event()
+        self._failed: OSError | None = None
+        try:
+            super().__init__(folder)
+            self._own = next(number for number, stream in enumerate(self._files) if stream.name == str(own))
+            self._end = os.fstat(self._fd).st_size
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._syncing = threading.Thread(target=self._sync, args=(sync_every,), name="pipegen-journal", daemon=True)
+        self._syncing.start()
+
+    def append(self, key: str, values: Mapping[str, Any]) -> None:
+        """Write a finished row. It is kept when this returns. Raises `JournalError` where it could not be written; nothing of it stays then."""
+        line = f'{{"key":"{key}",{strict_json.dump(dict(values))[1:]}\n'.encode()
+        with self._lock:
+            if self._failed is not None:
+                raise JournalError(f"{self.folder} cannot be written: {self._failed.strerror}; start the job again, it goes on") from self._failed
+            try:
+                _write(self._fd, line)
+            except OSError as refusal:
+                try:
+                    os.ftruncate(self._fd, self._end)
+                except OSError:  # half a line stays: the next writer cuts it, and this one must not write behind it
+                    self._failed = refusal
+                raise JournalError(f"{self.folder} cannot be written: {refusal.strerror}; what was finished before is kept") from refusal
+            self._index[int(key[:_DIGITS], 16)] = self._own << _OFFSET_BITS | self._end
+            self._end += len(line)
+        self._written.set()
+
+    def close(self) -> None:
+        """Sync, and let go of the files. May be called again. Raises `JournalError` where the last rows cannot be synced."""
+        if not hasattr(self, "_syncing") or self._closed.is_set():
+            super().close()
+            return
+        self._closed.set()
+        self._written.set()
+        self._syncing.join()
+        try:
+            os.fsync(self._fd)
+        except OSError as refusal:
+            raise JournalError(f"{self.folder} cannot be synced: {refusal.strerror}; start the job again, it goes on") from refusal
+        finally:
+            os.close(self._fd)
+            super().close()
+
+    def _sync(self, every: float) -> None:
+        """Sync what was written, at most once in so many seconds, until the journal is closed."""
+        while True:
+            self._written.wait()
+            if self._closed.is_set():
+                return
+            self._written.clear()
+            try:
+                os.fsync(self._fd)
+            except OSError as refusal:
+                self._failed = refusal
+                return
+            self._closed.wait(every)
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -24,6 +24,9 @@ from pipegen.records.requests import GenerationRequest
 
 __all__ = ["Keys", "changes", "settings_of"]
 
+_SHARED = ("model", "pipeline", "plugins", "version")
+"""The settings that are part of every key."""
+
 
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
     """What all rows of a run have in common, as plain data for `job.json`. Raises as the engine does where its model cannot be read."""
@@ -51,7 +54,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if first.get(name) != second.get(name):
             words.append(f"{name} was {first.get(name)!r:.60}, is {second.get(name)!r:.60}")
     words += ["the model is another"] if before.get("model") != now.get("model") else []
-    for name in ("plugins", "version", "pipeline"):
+    for name in _SHARED[1:]:
         if before.get(name) != now.get(name):
             words.append(f"{name} was {before.get(name)!r:.60}, is {now.get(name)!r:.60}")
     return words
@@ -61,8 +64,8 @@ class Keys:
     """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal ones are counted."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        shared = {name: value for name, value in settings.items() if name != "options"}  # those of the run are part of each request's
-        self._shared = json.dumps(shared, sort_keys=True).encode()
+        shared = [settings[name] for name in _SHARED]  # the options of the run are part of each request's
+        self._shared = json.dumps(shared).encode()
         self._counts = _Counts()
 
     def of(self, request: GenerationRequest) -> str:

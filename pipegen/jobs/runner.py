@@ -7,29 +7,24 @@ costs what was under way and nothing else.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from returns.result import Result, Success
-
-from pipegen.core import errors
-from pipegen.core.errors import ContractError, GenerationError, InternalError
+from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable, slot_of_request
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.mapping import imap_keyed
-from pipegen.io.jsonl import from_plain, to_plain
+from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal, JournalError, read_settings, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
-from pipegen.records.fields import InvalidField, nearest
+from pipegen.jobs.rows import Row, retry_of, rows_of
 from pipegen.records.options import GenerationOptions
-from pipegen.records.plain import Request, request_from
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 
@@ -37,8 +32,6 @@ __all__ = ["Job", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
-_TOGETHER = 32
-"""Requests whose images are read side by side."""
 _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
@@ -47,7 +40,7 @@ class _Run:
     """A job under way: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
-        self.kinds = _kinds(retry)
+        self.again = retry_of(retry)
         settings = settings_of(route, options, version)
         if restart:
             _remove_rows(folder)
@@ -66,9 +59,9 @@ class _Run:
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = 0
 
-    def counted(self, row: _Row[Any], slot: Slot[GenerationResult] | None = None) -> Slot[GenerationResult]:
+    def counted(self, row: Row[Any], slot: Slot[GenerationResult] | None = None) -> Slot[GenerationResult]:
         """The slot of a row that is given out: a new one, or the one that was kept."""
-        given = slot or row.kept
+        given = row.kept if slot is None else slot
         if given is None:
             raise ContractError(f"the row {row.name!r} was to be given out before it had a slot")
         self.finished += 1
@@ -182,16 +175,14 @@ def job_keyed(
     chosen = check_run(route, options, images, policy)
     pairs(requests)
     run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
-    source = map(pair, requests)
-    chunks = iter(lambda: list(islice(source, _TOGETHER)), [])
-    rows = (row for chunk in chunks for row in _rows(chunk, run, chosen, images, policy))
+    rows = rows_of(requests, run.journal, run.keys, chosen, images, policy, again=run.again)
 
     def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
         for row in rows:
             if row.kept is not None:  # nothing is under way: finished rows are given out as they come
                 yield row.name, run.counted(row)
                 continue
-            waiting: deque[_Row[K]] = deque()
+            waiting: deque[Row[K]] = deque()
             asked = imap_keyed(
                 route, _unfinished(chain([row], rows), waiting), chosen, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=True
             )
@@ -208,30 +199,7 @@ def job_keyed(
     return Job(run, slots())
 
 
-class _Row(NamedTuple, Generic[K]):
-    """One request of the job: the caller's name for it, itself, its key, and its slot where it is finished."""
-
-    name: K
-    request: Slot[GenerationRequest]
-    key: str | None
-    """None where it failed before it had one: nothing is kept of it."""
-    kept: Slot[GenerationResult] | None
-
-
-def _rows(
-    chunk: list[tuple[K, Request]], run: _Run, options: GenerationOptions | None, images: ImagePolicy | None, policy: RequestPolicy | None
-) -> Iterator[_Row[K]]:
-    own = [slot_of_request(request) if isinstance(request, Result) else _record(request) for _, request in chunk]
-    for (name, _), said, ready in zip(chunk, own, prepare_batch(own, options, images, policy), strict=True):
-        if not is_ok(ready):
-            yield _Row(name, ready, None, None)
-            continue
-        key = run.keys.of(ready.unwrap())
-        request = dataclasses.replace(ready.unwrap(), options=said.unwrap().options)  # its images are loaded; the run's options are merged in later
-        yield _Row(name, Success(request), key, _kept(run, key, request.id))
-
-
-def _unfinished(rows: Iterable[_Row[K]], waiting: deque[_Row[K]]) -> Iterator[tuple[_Row[K], Slot[GenerationRequest]]]:
+def _unfinished(rows: Iterable[Row[K]], waiting: deque[Row[K]]) -> Iterator[tuple[Row[K], Slot[GenerationRequest]]]:
     """The rows that are to be asked for, until too many finished ones wait behind them."""
     for row in rows:
         waiting.append(row)
@@ -245,37 +213,6 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, Non
     with contextlib.closing(pairs_of_job):
         for _, slot in pairs_of_job:
             yield slot
-
-
-def _record(request: Any) -> Slot[GenerationRequest]:
-    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
-
-
-def _kinds(retry: str) -> str | type[GenerationError]:
-    if retry in ("retryable", "all", "none"):
-        return retry
-    kind = getattr(errors, retry, None) if retry in errors.__all__ else None
-    if kind is None or not issubclass(kind, GenerationError):
-        names = ["retryable", "all", "none", *(name for name in errors.__all__ if name != "GenerationError")]
-        raise InvalidField(f"retry takes retryable, all, none or a type of error, not {retry!r:.200}{nearest(retry, names)}")
-    chosen: type[GenerationError] = kind
-    return chosen
-
-
-def _kept(run: _Run, key: str, id: str | None) -> Slot[GenerationResult] | None:
-    """The row's slot, with this request's id, where it is finished and not to be asked again."""
-    values = run.journal.get(key)
-    if values is None:
-        return None
-    slot = from_plain(values)
-    if is_ok(slot):
-        return Success(dataclasses.replace(slot.unwrap(), id=id))
-    error = slot.failure()
-    if isinstance(run.kinds, type):
-        again = isinstance(error, run.kinds)
-    else:
-        again = run.kinds == "all" or (run.kinds == "retryable" and (error.retryable or isinstance(error, InternalError)))
-    return None if again else slot
 
 
 def _remove_rows(folder: Path) -> None:

@@ -236,3 +236,16 @@ def test_samples_logprobs_and_tries_come_back_as_they_were(tmp_path: Path) -> No
 def test_one_request_for_many_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not one dict"):
         job(pg.route(FakeEngine("")), {"prompt": "Hi"}, tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_rows_of_a_job_can_be_had_at_any_time_without_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:4], {"max_new_tokens": 99})
+    asked_for = [("gone", {"prompt": ""}), *((prompt, {"id": "now", "prompt": prompt}) for prompt in reversed(PROMPTS[2:6]))]
+    rows = dict(pg.finished_rows(tmp_path, [*asked_for, ("bad", {"messages": []})]))
+    assert [name for name, slot in rows.items() if slot is None] == ["gone", PROMPTS[5], PROMPTS[4]]
+    assert [rows[prompt].unwrap().text for prompt in (PROMPTS[3], PROMPTS[2])] == ["re: prompt 3", "re: prompt 2"]  # type: ignore[union-attr]
+    assert isinstance(rows["bad"].failure(), pg.InvalidRequest)  # type: ignore[union-attr]
+    assert len(engine.calls) == 1
+    with pytest.raises(JournalError, match=r"has no job\.json"):
+        list(pg.finished_rows(tmp_path / "nothing", []))
