@@ -96,7 +96,7 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
-    'image 0 (10 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
     return _opened(data, policy, index).map(lambda opened: opened.image)
 

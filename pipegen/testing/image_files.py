@@ -4,7 +4,7 @@ The good ones show four corners of known colours, so that a turned or mirrored o
 
 >>> from pipegen.records.requests import ImagePolicy
 >>> from pipegen.media.image import open_image
->>> corners(open_image(image("JPEG", orientation=6), ImagePolicy()).unwrap())
+>>> corners(open_image(image_file("JPEG", orientation=6), ImagePolicy()).unwrap())
 ('red', 'green', 'blue', 'white')
 """
 
