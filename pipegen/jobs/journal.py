@@ -23,13 +23,13 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "SETTINGS", "read_settings", "replace_file"]
+__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "write_settings"]
 
 SETTINGS = "job.json"
 FORM = 1
@@ -263,26 +263,39 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file anew, so that it is the old one or the new one, whole, whatever happens on the way. Raises `OSError`, with the old one kept."""
-    with new_file(path) as stream:
-        write(stream)
-
-
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of the file when the block is left; where it raises, the old file stays."""
+    """A stream whose content takes the place of the file when the block is left; where it raises, the old file stays.
+
+    Raises `JournalError` where the file cannot be written, and where there is something else than a file: a device is never replaced.
+    """
     import tempfile
 
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        raise JournalError(f"{path} is no regular file, and is not replaced")
+
+    def refused(refusal: OSError) -> JournalError:
+        return JournalError(f"{path} cannot be written: {refusal.strerror}")
+
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as refusal:
+        raise refused(refusal) from refusal
     try:
         with os.fdopen(handle, "wb") as stream:
-            os.fchmod(handle, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
             yield stream
-            stream.flush()
-            os.fsync(handle)
-        os.replace(name, path)  # the names are what counts here
-        _sync_folder(path.parent)
+            try:
+                stream.flush()
+                os.fchmod(handle, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
+                os.fsync(handle)
+            except OSError as refusal:
+                raise refused(refusal) from refusal
+        try:
+            os.replace(name, path)  # the names are what counts here
+            _sync_folder(path.parent)
+        except OSError as refusal:
+            raise refused(refusal) from refusal
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
@@ -314,8 +327,5 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 def write_settings(folder: Path, values: Mapping[str, Any]) -> None:
     """Write `job.json`, whole or not at all. Raises `JournalError`."""
-    text = strict_json.dump({"form": FORM, **values}).encode() + b"\n"
-    try:
-        replace_file(folder / SETTINGS, lambda stream: stream.write(text))
-    except OSError as refusal:
-        raise JournalError(f"{folder / SETTINGS} cannot be written: {refusal.strerror}") from refusal
+    with new_file(folder / SETTINGS) as stream:
+        stream.write(strict_json.dump({"form": FORM, **values}).encode() + b"\n")

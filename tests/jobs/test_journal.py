@@ -258,4 +258,15 @@ def test_a_new_file_has_the_rights_of_the_old_one(tmp_path: Path) -> None:
     with new_file(path) as stream:
         stream.write(b"two")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"two", 0o640)
+    (tmp_path / "link").symlink_to(path)
+    with new_file(tmp_path / "link") as stream:
+        stream.write(b"three")
+    assert ((tmp_path / "link").is_symlink(), path.read_bytes()) == (True, b"three")
     assert module.SYNC_EVERY == 1.0
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(JournalError, match="no regular file"), new_file(path):
+            raise AssertionError("it is refused before anything is written")
