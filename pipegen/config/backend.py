@@ -22,7 +22,7 @@ from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, one_of, record, text
+from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, non_empty_string, one_of, record
 from pipegen.records.options import GenerationOptions, option_names
 from pipegen.records.secret import Secret, masked, revealed, secretive
 
@@ -41,7 +41,7 @@ class BackendConfig:
     """A backend as a file describes it."""
 
     type: Annotated[str, one_of(*TYPES)]
-    model: Annotated[str, text]
+    model: Annotated[str, non_empty_string]
     constructor: str
     """The function of `pipegen.backends` that makes it."""
     settings: Annotated[Mapping[str, Any], secretive]
@@ -75,7 +75,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         if values.get(name) is None:
             raise InvalidField(f"{place}: takes {name} too")
     kind = _checked("type", values["type"], one_of(*TYPES), place, "; another server that speaks OpenAI's is type openai with its base_url")
-    model = _expanded("model", _checked("model", values["model"], text, place), place)
+    model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     constructor = _constructor(kind, values)
     known = keys_of(constructor)
     said = {name: value for name, value in values.items() if name not in ("type", "model")}

@@ -17,7 +17,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pipegen.records import limits
-from pipegen.records.fields import InvalidField, boolean, mapping, nearest, path, printed, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.records.fields import (
+    InvalidField,
+    boolean,
+    integer,
+    mapping,
+    nearest,
+    non_empty_string,
+    number,
+    path,
+    printed,
+    record,
+    schema_of,
+    tuple_of,
+    with_schema,
+)
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.records.option_names import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
@@ -39,7 +53,7 @@ def _images(value: Any) -> Any:
     return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
 
 
-_ids = tuple_of(whole(low=0))
+_ids = tuple_of(integer(low=0))
 
 
 def _token_ids(value: Any) -> Any:
@@ -77,7 +91,7 @@ class GenerationRequest:
     A plain prompt is completed as it stands, without a chat template. `tools` go to the chat template.
     """
 
-    id: Annotated[str | None, text] = None
+    id: Annotated[str | None, non_empty_string] = None
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
     prompt: str | None = None
     prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
@@ -226,11 +240,11 @@ class ImagePolicy:
 
     root: Annotated[str | os.PathLike[str] | None, path] = None
     allow_http: Annotated[bool, boolean] = False
-    allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
-    max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20
-    max_source_pixels: Annotated[int, whole(low=1)] = 100_000_000
+    allowed_hosts: Annotated[tuple[str, ...], tuple_of(non_empty_string)] = ()
+    max_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
+    max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
     """Width times height that an image may announce before it is decoded against decompression bombs; an image takes 3 to 12 bytes of memory for each."""
-    timeout: Annotated[float, real(above=0)] = 30.0
+    timeout: Annotated[float, number(above=0)] = 30.0
     """Seconds for one download."""
 
 
@@ -240,16 +254,16 @@ class RequestPolicy:
 
     allow_templates: Annotated[bool, boolean] = False
     """Whether a request may bring a chat template of its own (`options.chat.template`); the options of the run may in any case."""
-    max_samples: Annotated[int, whole(low=1)] = limits.SAMPLES
-    max_messages: Annotated[int, whole(low=1)] = limits.MESSAGES
-    max_parts: Annotated[int, whole(low=1)] = limits.PARTS
+    max_samples: Annotated[int, integer(low=1)] = limits.SAMPLES
+    max_messages: Annotated[int, integer(low=1)] = limits.MESSAGES
+    max_parts: Annotated[int, integer(low=1)] = limits.PARTS
     """Parts of content, of all messages together."""
-    max_images: Annotated[int, whole(low=0)] = limits.IMAGES
-    max_stops: Annotated[int, whole(low=0)] = limits.STOPS
+    max_images: Annotated[int, integer(low=0)] = limits.IMAGES
+    max_stops: Annotated[int, integer(low=0)] = limits.STOPS
     """Stop strings and stop token ids together."""
-    max_choices: Annotated[int, whole(low=1)] = limits.CHOICES
+    max_choices: Annotated[int, integer(low=1)] = limits.CHOICES
     """Texts of the option `choice`."""
-    max_prompt_bytes: Annotated[int, whole(low=1)] = limits.PROMPT_BYTES
+    max_prompt_bytes: Annotated[int, integer(low=1)] = limits.PROMPT_BYTES
     """Text of the prompt, the messages and the tools in UTF-8, before it is tokenised; four bytes for each given token id."""
-    max_option_bytes: Annotated[int, whole(low=1)] = limits.OPTION_BYTES
+    max_option_bytes: Annotated[int, integer(low=1)] = limits.OPTION_BYTES
     """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices together."""

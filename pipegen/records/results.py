@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
-from pipegen.records.fields import boolean, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.records.fields import boolean, integer, non_empty_string, one_of, path, record, schema_of, with_schema
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -252,24 +252,24 @@ class ModelLoadConfig:
 
     model: Annotated[str, path]
     """A local folder, a hub name, or `embedded`."""
-    backend: Annotated[str, text] = "hf"
+    backend: Annotated[str, non_empty_string] = "hf"
     """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
-    fallback_backend: Annotated[str | None, text] = None
+    fallback_backend: Annotated[str | None, non_empty_string] = None
     """The engine for images that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
-    device: Annotated[str | None, text] = None
-    device_map: Annotated[str | None, text] = None
-    attn_implementation: Annotated[str | None, text] = None
+    device: Annotated[str | None, non_empty_string] = None
+    device_map: Annotated[str | None, non_empty_string] = None
+    attn_implementation: Annotated[str | None, non_empty_string] = None
     trust_remote_code: Annotated[bool, boolean] = False
-    revision: Annotated[str | None, text] = None
+    revision: Annotated[str | None, non_empty_string] = None
     adapter: Annotated[str | None, path] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int | None, whole(low=1)] = None
+    batch_size: Annotated[int | None, integer(low=1)] = None
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     compile: Annotated[bool, boolean] = False
     """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
-    image_memory_bytes: Annotated[int | None, whole(low=0)] = None
+    image_memory_bytes: Annotated[int | None, integer(low=0)] = None
     """Memory for images that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.checks import SHOWN, freeze, mapping, schema_of, with_schema
+from pipegen.records.fields import SHOWN, freeze, mapping, schema_of, with_schema
 
 __all__ = ["Secret", "masked", "revealed", "secretive"]
 
