@@ -285,8 +285,8 @@ def record(cls: type[C]) -> type[C]:
     unknown field in place of the nearest name. Raises `InvalidField` for a bad value and `UnknownField` for an unknown field.
     """
     result: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    names = frozenset(f.name for f in dataclasses.fields(result))
-    plain_init, check_all = result.__init__, getattr(result, "check_all", None)
+    plain_init, names = result.__init__, _names(result)
+    checks_all = hasattr(result, "check_all")
     hint: Callable[[str], str] = getattr(result, "_hint_for", lambda name: nearest(name, names))
 
     @functools.wraps(plain_init)
@@ -296,14 +296,14 @@ def record(cls: type[C]) -> type[C]:
         except TypeError:
             for name in values:
                 if name not in names:
-                    raise UnknownField(f"{result.__name__} has no field {name!r}{hint(name)}") from None
+                    raise UnknownField(f"{type(self).__name__} has no field {name!r}{hint(name)}") from None
             raise
         for name, default, check in _checks(result):
             value = getattr(self, name)
             if value is not default:
                 _run_check(self, name, value, check)
-        if check_all is not None:
-            check_all(self)
+        if checks_all:  # looked up now: a subclass may have its own
+            self.check_all()
 
     result.__init__ = init
     return result  # type: ignore[no-any-return]

@@ -144,22 +144,10 @@ def _filled(message: Message, sources: Any) -> Message:
     return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]  # a message with sources has parts
 
 
-@record
 class TextGenerationRequest(GenerationRequest):
     """A request without images."""
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            id: str | None = None,
-            messages: Sequence[Message | Mapping[str, Any]] | None = None,
-            prompt: str | None = None,
-            prompt_token_ids: Sequence[int] | None = None,
-            tools: Sequence[Mapping[str, Any]] = (),
-            options: GenerationOptions | None = None,
-        ) -> None: ...
+    __slots__ = ()
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
