@@ -27,7 +27,7 @@ def run_diff(first: Path, second: Path, *, as_json: bool) -> int:
         else:
             print(printable(f"{name}: {difference.stage}: {difference.first} | {difference.second}"))
     counts = summary(compared)
-    say(", ".join(f"{count} {words}" if words in ("requests", "equal") else f"{count} part at {words}" for words, count in counts.items()))
+    say(", ".join(f"{count} {stage}" if stage in ("requests", "equal") else f"{count} part at {stage}" for stage, count in counts.items()))
     return 0 if counts["equal"] == counts["requests"] else 1
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
+from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_system
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
@@ -86,45 +86,45 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
         if isinstance(load, Server) and load.system is not None:
-            items = _told(items, load.system)
+            items = _with_system(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        under_way = deque[Place]()
+        under_way = deque[Origin]()
         window = files.window or window_of(load)
         if is_shown(not files.quiet):
             route = watched(route, tells(moved, tally, under_way, window))
         try:
             asked = _noted(items, under_way)
             settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "images": images, "policy": policy, "isolate_bugs": True}
-            for place, slot in imap_keyed(route, asked, options, **settings):
+            for origin, slot in imap_keyed(route, asked, options, **settings):
                 under_way.popleft()
-                kept, line = _finished(slot, place, load, files)
-                tally.count(kept, place.id)
+                kept, line = _finished(slot, origin, load, files)
+                tally.count(kept, origin.id)
                 if out is not None:
                     try:
                         out.write(line)
                         out.flush()
                     except OSError as refusal:
                         return _unwritable(out, refusal, files)
-                moved(place.read, tally.words())
+                moved(origin.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
 
 
-def _finished(slot: Slot[GenerationResult], place: Place, load: Load, files: Files) -> tuple[Slot[GenerationResult], bytes]:
+def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: Files) -> tuple[Slot[GenerationResult], bytes]:
     """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
 
     def kept() -> tuple[Slot[GenerationResult], bytes]:
-        told = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
-        return told, line_of(told, place, load.model, brief=files.brief)
+        told = slot if origin.sidecar is None else write_sidecar(origin.sidecar, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        return told, line_of(told, origin, load.model, brief=files.brief)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, line_of(failed, place, load.model, brief=files.brief)
+    return failed, line_of(failed, origin, load.model, brief=files.brief)
 
 
 def _ahead(files: Files, load: Load) -> int:
@@ -132,16 +132,16 @@ def _ahead(files: Files, load: Load) -> int:
     return int(files.source != "-" and runs_here(load))
 
 
-def _told(items: Iterator[Item], system: str) -> Iterator[Item]:
+def _with_system(items: Iterator[Item], system: str) -> Iterator[Item]:
     for item in items:
-        yield item._replace(slot=item.slot.bind(lambda request: told(request, system)))
+        yield item._replace(slot=item.slot.bind(lambda request: with_system(request, system)))
 
 
-def _noted(items: Iterator[Item], under_way: deque[Place]) -> Iterator[tuple[Place, Slot[GenerationRequest]]]:
+def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
     """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
-    for slot, place in items:
-        under_way.append(place)
-        yield place, slot
+    for slot, origin in items:
+        under_way.append(origin)
+        yield origin, slot
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pipegen.config.chat_fields import field_words, fields_of, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
+from pipegen.config.keys import ALIASES, KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
 from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, non_empty_string, one_of, record
 from pipegen.records.options import GenerationOptions, option_names
@@ -131,8 +131,8 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
-    if foreign(name, beside):
-        return foreign(name, beside)
+    if legacy_key_hint(name, beside):
+        return legacy_key_hint(name, beside)
     if field_words(name, kind, dialect):
         return field_words(name, kind, dialect)
     near = nearest(name, ("type", "model", *known, *option_names(), *ALIASES, *fields_of(dialect)))

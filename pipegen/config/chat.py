@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
-from pipegen.config.keys import foreign
+from pipegen.config.keys import legacy_key_hint
 from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
@@ -136,5 +136,5 @@ def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, An
         raise InvalidField(f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}")
     for name in values:
         if name not in known:
-            raise UnknownField(f"{place.at(name)}: {foreign(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
+            raise UnknownField(f"{place.at(name)}: {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
     return values

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pipegen.records.fields import Check, boolean, checks_of, integer, mapping, non_empty_string, number, one_of, with_schema
 from pipegen.records.results import ModelLoadConfig
 
-__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "foreign", "keys_of"]
+__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "keys_of", "legacy_key_hint"]
 
 TYPES: Mapping[str, str] = {
     "hf": "Hugging Face transformers, in this process",
@@ -120,10 +120,10 @@ KEYS: Mapping[str, Key] = {
 }
 
 
-def foreign(name: str, beside: Iterable[str]) -> str:
+def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
     """Why a key of the original system is not taken, with those beside it that are not either; empty for any other key.
 
-    >>> foreign("cwd", ["model", "cwd", "mcp_servers"])
+    >>> legacy_key_hint("cwd", ["model", "cwd", "mcp_servers"])
     'pipegen has no tools of its own: take it out, and mcp_servers'
     """
     others = "".join(f", and {other}" for other in beside if other in _FOREIGN and other != name)

@@ -120,8 +120,8 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:
         fields["logprobs"] = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields["logprobs"]]
-    made: dict[str, Any] = strict_json.plain(fields)
-    return made
+    values: dict[str, Any] = strict_json.plain(fields)
+    return values
 
 
 def _logprobs(values: Any) -> Any:
@@ -217,25 +217,25 @@ def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
     read = values_of_line(line)
     if not is_ok(read):
         return str(line.number), Failure(read.failure())
-    values, place = read.unwrap(), f"line {line.number}"
+    values, line_name = read.unwrap(), f"line {line.number}"
     given = values.pop("id", None)
     if not (given is None or type(given) is int or (type(given) is str and given)):
-        return str(line.number), Failure(InvalidRequest(f"{place}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+        return str(line.number), Failure(InvalidRequest(f"{line_name}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
     name = str(line.number) if given is None else given
-    return name, request_from({**values, "id": str(name)}, place)
+    return name, request_from({**values, "id": str(name)}, line_name)
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:
     """The object that a line holds; `InvalidRequest`, which names the line, where it holds none."""
-    place = f"line {line.number}"
+    line_name = f"line {line.number}"
     if line.data is None:
-        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give images as paths instead of data URLs"))
+        return Failure(InvalidRequest(f"{line_name}: longer than a line may be", hint="give images as paths instead of data URLs"))
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:
-        return Failure(InvalidRequest(f"{place}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
+        return Failure(InvalidRequest(f"{line_name}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
     except strict_json.NotStrict as refusal:
-        return Failure(InvalidRequest(f"{place}: not JSON: {refusal}"))
+        return Failure(InvalidRequest(f"{line_name}: not JSON: {refusal}"))
     if not isinstance(values, dict):
-        return Failure(InvalidRequest(f'{place}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
+        return Failure(InvalidRequest(f'{line_name}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
     return Success(values)

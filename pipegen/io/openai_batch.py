@@ -60,7 +60,7 @@ def is_batch(values: Mapping[str, Any]) -> bool:
     return "custom_id" in values and "body" in values
 
 
-def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
+def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     """The request of a line of a batch file; whatever is wrong with it becomes `InvalidRequest`, which names the place.
 
     >>> request_from_batch({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1").failure().message
@@ -68,48 +68,48 @@ def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[Generation
     """
     unknown = next((name for name in values if name not in ("custom_id", "method", "url", "body")), None)
     if unknown is not None:
-        return _refused(f"{place}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
+        return _refused(f"{where}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
     name, body, url = values["custom_id"], values["body"], values.get("url")
     if not isinstance(name, str) or not name or not isinstance(body, Mapping) or values.get("method", "POST") != "POST":
-        return _refused(f"{place}: takes a custom_id that is not empty, a body that is an object, and the method POST")
+        return _refused(f"{where}: takes a custom_id that is not empty, a body that is an object, and the method POST")
     if url not in ENDPOINTS:
-        return _refused(f"{place}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
-    said = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
+        return _refused(f"{where}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
+    fields = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
     for field, neutral in _SETTLED.items():
-        if field in said and said.pop(field) != neutral:
-            return _refused(f"{place}: body.{field}={body[field]!r:.80} is not carried out here")
+        if field in fields and fields.pop(field) != neutral:
+            return _refused(f"{where}: body.{field}={body[field]!r:.80} is not carried out here")
     request: dict[str, Any] = {"id": name}
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
-        if field in said:
-            request[field] = said.pop(field)
+        if field in fields:
+            request[field] = fields.pop(field)
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
-    forms = said.pop("structured_outputs", {})
+    forms = fields.pop("structured_outputs", {})
     if not isinstance(forms, Mapping) or not set(forms) <= set(_FORMS):
-        return _refused(f"{place}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
-    said |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
-    form = said.pop("response_format", None)
+        return _refused(f"{where}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
+    fields |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
+    form = fields.pop("response_format", None)
     if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
-        said["json_schema"] = form["json_schema"].get("schema")
+        fields["json_schema"] = form["json_schema"].get("schema")
     elif form not in (None, {"type": "text"}):
-        return _refused(f"{place}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
-    options, refusal = _options(said, place, chat=url == CHAT)
-    return _refused(refusal) if refusal else request_from({**request, "options": options}, place)
+        return _refused(f"{where}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
+    options, refusal = _options(fields, where, chat=url == CHAT)
+    return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
 
 
-def _refused(words: str) -> Slot[GenerationRequest]:
-    return Failure(InvalidRequest(words))
+def _refused(message: str) -> Slot[GenerationRequest]:
+    return Failure(InvalidRequest(message))
 
 
-def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[str, Any], str]:
+def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict[str, Any], str]:
     """The options of a body, under pipegen's names, or why there are none."""
     options: dict[str, Any] = {}
-    for field, value in said.items():
+    for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
-            return {}, f"{place}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
+            return {}, f"{where}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
         if name in options and options[name] != value:
-            return {}, f"{place}: body.{field} contradicts another name of {name}"
+            return {}, f"{where}: body.{field} contradicts another name of {name}"
         options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean all
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
@@ -135,13 +135,13 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
     response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
     if not is_ok(slot):
         error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
-        said = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
+        fields = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
         # vLLM has the server's own error there, and OpenAI a code and a message: a reader of either finds its keys.
-        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": said}}
+        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": fields}}
     result = slot.unwrap()
     answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
-    made = sum(answer.completion_tokens for _, answer in answers)
-    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + made, "completion_tokens": made, "prompt_tokens_details": None}
+    tokens = sum(answer.completion_tokens for _, answer in answers)
+    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + tokens, "completion_tokens": tokens, "prompt_tokens_details": None}
     body = {
         "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
         "object": "chat.completion" if url == CHAT else "text_completion",

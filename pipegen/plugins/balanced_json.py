@@ -2,7 +2,7 @@
 
 >>> plugin = balanced_json()
 >>> plugin.feed(plugin.start(), 'Sure: {"a": "}{"} tail')
-(Place(depth=0, in_string=False, escaped=False, closed=1), 17)
+(ScanState(depth=0, in_string=False, escaped=False, closed=1), 17)
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
-__all__ = ["Place", "balanced_json"]
+__all__ = ["ScanState", "balanced_json"]
 
 
-class Place(NamedTuple):
+class ScanState(NamedTuple):
     """Where in its JSON a row is: of constant size, however long or deep the JSON."""
 
     depth: int = 0
@@ -39,19 +39,19 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
     Raises `InvalidField` unless `max_objects` is None or a whole number of at least 1. The cost is linear in the text, whatever the chunks.
 
     >>> feed = balanced_json(max_objects=2).feed
-    >>> feed(Place(), '{"a": 1}\n{"a": ')
-    (Place(depth=1, in_string=False, escaped=False, closed=1), None)
-    >>> feed(Place(depth=1, closed=1), '2}\n{')
-    (Place(depth=1, in_string=False, escaped=False, closed=2), 2)
+    >>> feed(ScanState(), '{"a": 1}\n{"a": ')
+    (ScanState(depth=1, in_string=False, escaped=False, closed=1), None)
+    >>> feed(ScanState(depth=1, closed=1), '2}\n{')
+    (ScanState(depth=1, in_string=False, escaped=False, closed=2), 2)
     """
     if max_objects is not None and (type(max_objects) is not int or max_objects < 1):
         raise InvalidField(f"balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not {max_objects!r}")
-    return Plugin(name="balanced_json", start=Place, feed=_feed(1 if max_objects is None else max_objects))
+    return Plugin(name="balanced_json", start=ScanState, feed=_feed(1 if max_objects is None else max_objects))
 
 
-def _feed(wanted: int) -> Callable[[Place, str], tuple[Place, int | None]]:
-    def feed(place: Place, new_text: str) -> tuple[Place, int | None]:
-        depth, in_string, escaped, closed = place
+def _feed(wanted: int) -> Callable[[ScanState, str], tuple[ScanState, int | None]]:
+    def feed(state: ScanState, new_text: str) -> tuple[ScanState, int | None]:
+        depth, in_string, escaped, closed = state
         halt = None
         for end, char in enumerate(new_text, start=1):
             if in_string:
@@ -66,6 +66,6 @@ def _feed(wanted: int) -> Callable[[Place, str], tuple[Place, int | None]]:
                 closed += not depth
                 if not depth and closed >= wanted and halt is None:
                     halt = end
-        return Place(depth, in_string, escaped, closed), halt
+        return ScanState(depth, in_string, escaped, closed), halt
 
     return feed

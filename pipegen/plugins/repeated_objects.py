@@ -169,13 +169,13 @@ class RepeatedObjects:
         if not self._detokenizer.waits:
             return set(self._search(vocabulary, self._reading))
         shown = self._tokenizer.decode(self._recent)
-        held = shown[len(shown.rstrip(INCOMPLETE)) :]
+        waiting = shown[len(shown.rstrip(INCOMPLETE)) :]
         reading = self._reading
-        for char in held:  # an incomplete character stays one unless a token completes it
+        for char in waiting:  # an incomplete character stays one unless a token completes it
             reading, _ = read(reading, char, self._keys, self._min_size)
         forbidden = set(self._search(vocabulary, reading))
-        if held:
-            whole = len(shown) - len(held)
+        if waiting:
+            whole = len(shown) - len(waiting)
             texts = {token_id: self._tokenizer.decode([*self._recent, token_id])[whole:] for token_id in vocabulary.partial}
             forbidden = forbidden - vocabulary.partial | {token_id for token_id, text in texts.items() if self._repeats(text)}
         return forbidden
@@ -184,13 +184,13 @@ class RepeatedObjects:
         """The tokens that would complete a repeat after `reading`."""
         paths = [(vocabulary.root, reading, frozenset[int]())]
         while paths:
-            branch, before, made = paths.pop()
+            branch, before, new = paths.pop()
             for char, longer in branch.after(before, self._keys):
                 after, mark = read(before, char, self._keys, self._min_size)
-                if mark is not None and (mark in self._written or mark in made):
+                if mark is not None and (mark in self._written or mark in new):
                     yield from longer.token_ids
                 elif longer.ahead and not self._is_new(before, after, longer.ahead):
-                    paths.append((longer, after, made if mark is None else made | {mark}))
+                    paths.append((longer, after, new if mark is None else new | {mark}))
 
     def _is_new(self, before: Reading, after: Reading, ahead: frozenset[str]) -> bool:
         """Whether a string is being written that the row has not, so that its object is new, and no other lies ahead."""
@@ -200,11 +200,11 @@ class RepeatedObjects:
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""
-        reading, made = self._reading, set(self._written)
+        reading, written = self._reading, set(self._written)
         for char in text:
             reading, mark = read(reading, char, self._keys, self._min_size)
-            if mark in made:
+            if mark in written:
                 return True
             if mark is not None:
-                made.add(mark)
+                written.add(mark)
         return False

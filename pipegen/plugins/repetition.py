@@ -83,6 +83,6 @@ def _once(text: str, begin: int, length: int) -> str:
     while start > begin and text[start - 1] == text[start - 1 + length]:
         start -= 1
     if start > begin and not text[start - 1].isspace():  # what was before the loop ends as the loop does: let whole words begin it
-        words = (place for place in range(start, start + length) if text[place].isspace())
-        start = next(words, start - 1) + 1
+        starts = (index for index in range(start, start + length) if text[index].isspace())
+        start = next(starts, start - 1) + 1
     return text[: start + length].rstrip()

@@ -36,7 +36,7 @@ from pipegen.records.limits import NESTING, VALUES
 
 __all__ = [
     "SHOWN", "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "freeze", "integer", "mapping", "nearest", "non_empty_string",
-    "number", "one_of", "path", "printed", "record", "schema_of", "tuple_of", "with_schema",
+    "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 _NOTHING: immutabledict[str, Any] = immutabledict()
@@ -196,6 +196,17 @@ def freeze(value: Any) -> Any:
     return _frozen(value, 1, count())
 
 
+def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither.
+
+    >>> thaw(freeze({"a": (1, 2)}))
+    {'a': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {key: thaw(entry, leaf) for key, entry in value.items()}
+    return [thaw(entry, leaf) for entry in value] if isinstance(value, (tuple, list)) else leaf(value)
+
+
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, bool)):
         return value
@@ -265,7 +276,7 @@ def checks_of(cls: type) -> Mapping[str, Check]:
 
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
-        kept = check(value)
+        result = check(value)
     except InvalidField:  # of a nested record, with its own message
         raise
     except ValueError as refusal:
@@ -273,8 +284,8 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
 
         expected, also, near = str(refusal).partition("; did you mean ")
         raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked(value))}{also}{near}") from None
-    if kept is not value:
-        object.__setattr__(self, name, kept)
+    if result is not value:
+        object.__setattr__(self, name, result)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

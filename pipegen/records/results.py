@@ -230,9 +230,9 @@ class GenerationResult:
     @property
     def completions(self) -> Batch[GenerationResult]:
         """A slot for each completion that was asked for, in order: one where `samples` was 1."""
-        failed, made = dict(self.failed_samples), iter(self.samples or (self,))
+        failed, results = dict(self.failed_samples), iter(self.samples or (self,))
         count = len(self.samples or (self,)) + len(failed)
-        return tuple(Failure(failed[sample]) if sample in failed else Success(next(made)) for sample in range(count))
+        return tuple(Failure(failed[sample]) if sample in failed else Success(next(results)) for sample in range(count))
 
 
 _DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")

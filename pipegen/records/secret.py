@@ -16,7 +16,7 @@ from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import SHOWN, freeze, mapping, schema_of, with_schema
+from pipegen.records.fields import SHOWN, freeze, mapping, schema_of, thaw, with_schema
 
 __all__ = ["Secret", "masked", "revealed", "secretive"]
 
@@ -68,11 +68,11 @@ def _is_secret(name: str) -> bool:
     >>> [name for name in ("api_key", "X-Api-Key", "hfToken", "HF_TOKEN", "eos_token", "max_tokens", "monkey", "Authorization") if _is_secret(name)]
     ['api_key', 'X-Api-Key', 'hfToken', 'HF_TOKEN', 'Authorization']
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
-    before = words[-2] if len(words) > 1 else ""
-    if not _SECRET.isdisjoint(words):
+    parts = [word.lower() for word in _WORDS.findall(name)]
+    before = parts[-2] if len(parts) > 1 else ""
+    if not _SECRET.isdisjoint(parts):
         return True
-    return bool(words) and ((words[-1] == "token" and before not in _PLAIN_TOKENS) or (words[-1] == "key" and before in _KEYS))
+    return bool(parts) and ((parts[-1] == "token" and before not in _PLAIN_TOKENS) or (parts[-1] == "key" and before in _KEYS))
 
 
 def secretive(value: Any) -> Any:
@@ -119,8 +119,4 @@ def masked(value: Any, levels: int = 5) -> Any:
 
 def revealed(value: Any) -> Any:
     """The same with the texts of its secrets, in plain dicts and lists: for whom the settings are meant."""
-    if isinstance(value, Secret):
-        return value.reveal()
-    if isinstance(value, Mapping):
-        return {name: revealed(entry) for name, entry in value.items()}
-    return [revealed(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return thaw(value, lambda leaf: leaf.reveal() if isinstance(leaf, Secret) else leaf)

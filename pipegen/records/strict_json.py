@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from pipegen.records.fields import thaw
 from pipegen.records.limits import NESTING
 
 __all__ = ["MAX_DEPTH", "NotStrict", "check_plain", "dump", "load", "plain"]
@@ -45,8 +45,8 @@ def load(text: str) -> Any:
     except NotStrict:
         raise
     except json.JSONDecodeError as refusal:
-        place = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
-        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {place}") from None
+        position = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
+        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {position}") from None
     except RecursionError:
         raise NotStrict(f"it is nested more than {MAX_DEPTH} deep") from None
     except ValueError as refusal:  # a whole number with thousands of digits
@@ -103,13 +103,13 @@ def plain(value: Any) -> Any:
     >>> plain((1, float("nan")))
     [1, 'NaN']
     """
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return thaw(value, _finite)
+
+
+def _finite(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def dump(value: Any) -> str:

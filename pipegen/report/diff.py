@@ -48,7 +48,7 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
     """None where a side does not tell its ids, as brief files do not."""
     if first == second or not first or not second:
         return None
-    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    at = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
 
     def shown(ids: Sequence[int]) -> str:
         return f"{len(ids)} tokens, at {at}: {ids[at] if at < len(ids) else 'the end'}"
@@ -59,7 +59,7 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
 def _texts(first: str, second: str) -> tuple[str, str] | None:
     if first == second:
         return None
-    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    at = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
     return f"at {at}: {first[at : at + WIDTH]!r}", f"at {at}: {second[at : at + WIDTH]!r}"
 
 
@@ -92,13 +92,13 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
 def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult]) -> Difference | None:
     """The first stage at which two slots differ, or None. Errors are equal when they are of one kind; samples are compared one by one."""
     if not (is_ok(first) and is_ok(second)):
-        said = _outcome(first), _outcome(second)
-        return None if said[0] == said[1] else Difference("outcome", *said)
+        outcomes = _outcome(first), _outcome(second)
+        return None if outcomes[0] == outcomes[1] else Difference("outcome", *outcomes)
     one, other = first.unwrap(), second.unwrap()
     for stage, differs in STAGES.items():
-        words = differs(one, other)
-        if words is not None:
-            return Difference(stage, *words)
+        difference = differs(one, other)
+        if difference is not None:
+            return Difference(stage, *difference)
     if len(one.samples) != len(other.samples):
         return Difference("samples", str(len(one.samples)), str(len(other.samples)))
     pairs = (first_difference(Success(a), Success(b)) for a, b in zip(one.samples, other.samples, strict=True))

@@ -236,7 +236,7 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
     ],
 )
 def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
-    error = request_from(given, place="line 4").failure()
+    error = request_from(given, where="line 4").failure()
     assert error.message.startswith("line 4: ")
     assert words in error.message
 
