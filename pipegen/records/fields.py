@@ -32,13 +32,16 @@ from immutabledict import immutabledict
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
-from pipegen.records.limits import NESTING, VALUES
 
 __all__ = [
-    "SHOWN", "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "freeze", "integer", "mapping", "nearest", "non_empty_string",
-    "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "integer", "mapping", "nearest",
+    "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
 ]  # fmt: skip
 
+NESTING = 64
+"""How deep the lists and mappings of plain data may be nested."""
+VALUES = 200_000
+"""How many values plain data may have in all; a list that occurs several times counts each time."""
 _NOTHING: immutabledict[str, Any] = immutabledict()
 C = TypeVar("C")
 T = TypeVar("T")

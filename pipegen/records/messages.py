@@ -1,4 +1,4 @@
-"""Messages in the OpenAI chat form, as frozen records, and the images that they carry.
+"""Messages in the OpenAI chat form, as frozen records, with their images.
 
 >>> message = message_from({"role": "user", "content": [{"type": "text", "text": "Hi"}]}, "messages[0]")
 >>> message.role, message.content[0].text
@@ -26,7 +26,7 @@ from pipegen.records.fields import InvalidField, freeze, mapping, printed, recor
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
-"""What other programs let the part of an image say of its size."""
+"""Keys of an image part that set its size in other programs."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -38,7 +38,7 @@ class ImageSource:
     url: str | None = None
     data: bytes | None = None
     max_pixels: int | None = None
-    """Width times height that the file may announce, from the `ImagePolicy` under which it was read."""
+    """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
@@ -49,10 +49,10 @@ class ImageSource:
 
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
-        """A source from what callers have at hand: a path, a URL, bytes, a PIL image or a source.
+        """A source from a path, a URL, bytes, a PIL image or a source.
 
-        A PIL image is kept losslessly, turned by its EXIF orientation. Raises `InvalidField` with the place for anything else, and for a PIL image whose
-        pixels cannot be read: PIL opens a file that is cut short, and fails when the pixels are wanted.
+        A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField` (which begins with `where`) for anything else, and for a PIL
+        image whose pixels cannot be read, such as a truncated file.
 
         >>> ImageSource.of("https://example.org/a.png").url
         'https://example.org/a.png'
@@ -68,12 +68,12 @@ class ImageSource:
         if isinstance(value, str) and value:
             is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
             return cls(url=value) if is_url else cls(path=value)
-        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image: whoever made it has loaded PIL already
+        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
             return cls(data=_losslessly(value, where))
         raise InvalidField(f"{where} takes a path, a URL, bytes or a PIL image, not {repr(value) if value == '' else type(value).__name__}")
 
     def __repr__(self) -> str:
-        """Short, and without secrets: bytes are not printed, and a URL as `shown` tells it."""
+        """Short and without secrets: no bytes, and URLs as `shown` prints them."""
         if self.data is not None:
             return f"ImageSource(data=<{len(self.data)} bytes>)"
         return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={shown(self.url or '')!r})"
@@ -110,7 +110,7 @@ class TextPart:
 
 @record
 class ImagePart:
-    """An image within a message; `source` is None until the request's own `images` fill it, in order."""
+    """An image within a message; `source` is None until the request's `images` fill it, in order."""
 
     source: ImageSource | None = None
 
@@ -141,7 +141,7 @@ class Message:
 
 
 def shown(url: str) -> str:
-    """The URL as messages may show it: without user, password, query and fragment; a data URL as its kind alone.
+    """The URL as messages show it: without user, password, query and fragment; without the content of a data URL.
 
     >>> shown("https://me:secret@example.org:8080/a.png?key=1#x"), shown("data:image/png;base64,AAAA")
     ('https://example.org:8080/a.png', 'a data URL')
@@ -153,7 +153,7 @@ def shown(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:  # such as a bracket without its other half
+    except ValueError:  # such as a bracket that is not closed
         return "a malformed URL"
     # An @ in the path may be the end of a password with a slash in it.
     address = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
@@ -191,7 +191,7 @@ def _part_from(value: Any, where: str) -> TextPart | ImagePart:
 def _refuse_sizes(part: Mapping[str, Any], where: str) -> None:
     for name in _SIZES:
         if part.get(name) not in (None, "auto"):
-            raise InvalidField(f"{where}.{name} is not carried out: the pixel budget of a request's images stands in its options (preprocess.max_pixels)")
+            raise InvalidField(f"{where}.{name} is not supported: set the pixel budget of a request's images in its options (preprocess.max_pixels)")
 
 
 def _content_from(role: str, content: Any, where: str) -> Any:
@@ -207,7 +207,7 @@ def _content_from(role: str, content: Any, where: str) -> Any:
 
 
 def message_from(value: Any, where: str) -> Message:
-    """A message from its OpenAI form. Raises `InvalidField`, which names the place, such as `messages[2].content[0].type`."""
+    """A message from its OpenAI form. Raises `InvalidField`, which begins with the path, such as `messages[2].content[0].type`."""
     if isinstance(value, Message):
         return value
     if not isinstance(value, Mapping):

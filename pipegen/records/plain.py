@@ -1,4 +1,4 @@
-"""Requests from plain data, as JSON and YAML have them."""
+"""Requests from plain data, such as parsed JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipegen.records.requests import FIELDS, GenerationRequest, TextGenerationRe
 __all__ = ["Request", "request_from", "unreadable"]
 
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
-"""What the drivers take: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
+"""What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
 
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`.
 
-    Whatever is wrong with it becomes `InvalidRequest`, which names the place.
+    Anything wrong with it is an `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
