@@ -17,26 +17,23 @@ __all__ = ["ScanState", "balanced_json"]
 
 
 class ScanState(NamedTuple):
-    """Where in its JSON a row is: of constant size, however long or deep the JSON."""
+    """Where in its JSON a row is; of constant size."""
 
     depth: int = 0
-    """Objects and lists that are open."""
+    """How many objects and lists are open."""
     in_string: bool = False
     escaped: bool = False
-    """The next character is escaped: it ends no string."""
+    """The next character is escaped: it does not end a string."""
     closed: int = 0
-    """Outermost values that have been closed."""
+    """How many outermost values are closed."""
 
 
 def balanced_json(max_objects: int | None = None) -> Plugin:
-    r"""Halt a row right after its outermost JSON value closes, be it an object or a list; on every engine that can be watched.
+    r"""Halt a row right after its outermost JSON value (object or list) closes.
 
-    With `max_objects=n` the row halts when the n-th outermost value closes: values one after the other, such as JSON Lines. What is nested in a value is
-    not counted, so the text is balanced wherever it ends. What stands before a value, and between two, is passed over: prose, a code fence. Braces
-    and brackets in strings do not count, nor do escaped quotes end a string. Any closer closes the innermost open value, even one of the wrong kind:
-    the text could not become JSON any more. A halt that `min_new_tokens` forbids is not made up for: the next outermost value to close halts the row.
-
-    Raises `InvalidField` unless `max_objects` is None or a whole number of at least 1. The cost is linear in the text, whatever the chunks.
+    With `max_objects=n` the row halts when the n-th outermost value closes, as for JSON Lines; nested values are not counted. Text before and between
+    values is ignored, and so are braces in strings. A closing brace or bracket of the wrong kind closes the innermost value too. If `min_new_tokens`
+    forbids a halt, the next outermost value that closes halts the row. Raises `InvalidField` unless `max_objects` is None or an integer of at least 1.
 
     >>> feed = balanced_json(max_objects=2).feed
     >>> feed(ScanState(), '{"a": 1}\n{"a": ')

@@ -34,7 +34,7 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
         ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its image as image, url, .* not as base64"),
         ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not supported"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not carried"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not supported"),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
