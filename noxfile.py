@@ -46,7 +46,6 @@ CORE = (
     "media/image",
     "media/sizes",
     "records/allowed",
-    "records/checks",
     "records/fields",
     "records/messages",
     "records/option_names",

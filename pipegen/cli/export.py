@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from pipegen.cli.inputs import Item, from_folder, from_lines, told
+from pipegen.cli.inputs import Item, from_folder, from_lines, with_system
 from pipegen.cli.outputs import line_of, say
 from pipegen.cli.usage import refuse
 from pipegen.jobs.export import finished_rows
@@ -56,7 +56,7 @@ def items_of(source: str, prompt: str | None, system: str | None, images: ImageP
     except OSError as refusal:
         refuse(f"the job's input {source!r} cannot be read: {refusal.strerror}", "JOB")
     items = from_lines(stream, None if images.root is not None else Path(source).absolute().parent)
-    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: told(request, system))) for item in items)
+    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: with_system(request, system))) for item in items)
 
 
 def run_export(folder: Path, out: str | None) -> int:
@@ -68,12 +68,12 @@ def run_export(folder: Path, out: str | None) -> int:
         with contextlib.ExitStack() as stack:
             items = items_of(command.source, command.prompt, command.system, images, stack)
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
-            for place, slot in finished_rows(folder, ((item.place, item.slot) for item in items), images=images):
+            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in items), images=images):
                 if slot is None:
                     missing += 1
                     continue
                 written += 1
-                stream.write(line_of(slot, place, command.model, brief=command.brief))
+                stream.write(line_of(slot, origin, command.model, brief=command.brief))
             stream.flush()
     except JournalError as refusal:
         say(str(refusal))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
+from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_system
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
@@ -117,10 +117,10 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
         if isinstance(load, Server) and load.system is not None:
-            items = _told(items, load.system)
+            items = _with_system(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        under_way = deque[Place]()
+        under_way = deque[Origin]()
         window = files.window or window_of(load)
         if is_shown(not files.quiet):
             route = watched(route, tells(moved, tally, under_way, window))
@@ -129,14 +129,14 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         try:
             if files.job is None:
                 out = _open_out(files, stack)
-                slots = ((place, slot, False) for place, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
+                slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
                 slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings)))
                 out = stack.enter_context(new_file(Path(files.out or "")))
-            for place, slot, reused in slots:
+            for origin, slot, reused in slots:
                 under_way.popleft()
-                kept, line = _finished(slot, place, load, files, reused=reused)
-                tally.count(kept, place.id, reused=reused)
+                kept, line = _finished(slot, origin, load, files, reused=reused)
+                tally.count(kept, origin.id, reused=reused)
                 if out is not None:
                     try:
                         out.write(line)
@@ -145,15 +145,15 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
                         return _unwritable(out, refusal, files)
-                moved(place.read, tally.words())
+                moved(origin.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
 
 
 def _job_slots(
-    route: Any, asked: Iterator[tuple[Place, Slot[GenerationRequest]]], options: GenerationOptions | None, files: Files, load: Load, settings: dict[str, Any]
-) -> Generator[tuple[Place, Slot[GenerationResult], bool], None, None]:
+    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], options: GenerationOptions | None, files: Files, load: Load, settings: dict[str, Any]
+) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before."""
     folder = files.job or Path()
     with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
@@ -163,24 +163,24 @@ def _job_slots(
             why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
             say(f"{files.job}: {running.before} finished before{why}")
         before = 0
-        for place, slot in running:
-            yield place, slot, running.reused > before
+        for origin, slot in running:
+            yield origin, slot, running.reused > before
             before = running.reused
 
 
-def _finished(slot: Slot[GenerationResult], place: Place, load: Load, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
+def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
     """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
 
     def kept() -> tuple[Slot[GenerationResult], bytes]:
-        file = None if reused and place.sidecar is not None and place.sidecar.exists() else place.sidecar
-        told = slot if file is None else write_sidecar(file, slot, place.id, brief=files.brief, overwrite=files.overwrite)
-        return told, line_of(told, place, load.model, brief=files.brief)
+        file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
+        told = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        return told, line_of(told, origin, load.model, brief=files.brief)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, line_of(failed, place, load.model, brief=files.brief)
+    return failed, line_of(failed, origin, load.model, brief=files.brief)
 
 
 def _ahead(files: Files, load: Load) -> int:
@@ -188,16 +188,16 @@ def _ahead(files: Files, load: Load) -> int:
     return int(files.source != "-" and runs_here(load))
 
 
-def _told(items: Iterator[Item], system: str) -> Iterator[Item]:
+def _with_system(items: Iterator[Item], system: str) -> Iterator[Item]:
     for item in items:
-        yield item._replace(slot=item.slot.bind(lambda request: told(request, system)))
+        yield item._replace(slot=item.slot.bind(lambda request: with_system(request, system)))
 
 
-def _noted(items: Iterator[Item], under_way: deque[Place]) -> Iterator[tuple[Place, Slot[GenerationRequest]]]:
+def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
     """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
-    for slot, place in items:
-        under_way.append(place)
-        yield place, slot
+    for slot, origin in items:
+        under_way.append(origin)
+        yield origin, slot
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -11,7 +11,7 @@ from unicodedata import category
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
@@ -40,9 +40,9 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def line_of(slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> bytes:
+def line_of(slot: Slot[GenerationResult], origin: Origin, model: str, *, brief: bool) -> bytes:
     """One line, in the form that the request had."""
-    line = to_plain(slot, place.id, brief=brief) if place.batch is None else batch_line(slot, str(place.id), model, place.batch)
+    line = to_plain(slot, origin.id, brief=brief) if origin.batch is None else batch_line(slot, str(origin.id), model, origin.batch)
     return strict_json.dump(line).encode() + b"\n"
 
 

@@ -218,10 +218,10 @@ class Checkpoint:
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
-        from pipegen.backends.checkpoint.image_processors import LOADING, foreign
+        from pipegen.backends.checkpoint.image_processors import LOADING, translate_errors
 
         auto: Any = AutoImageProcessor
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
