@@ -62,13 +62,13 @@ def refuse(message: str, *flags: str) -> NoReturn:
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
     """The options of the whole run: flags win over the file, and the file over those of a chat file."""
-    said = options_of_flags(flags) if flags else None
+    options = options_of_flags(flags) if flags else None
     try:
-        said = said if file is None else merge(said, read_options(file))
+        options = options if file is None else merge(options, read_options(file))
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
     try:
-        return merge(said, load.backend.options) if load.backend.options != GenerationOptions() else said
+        return merge(options, load.backend.options) if load.backend.options != GenerationOptions() else options
     except InvalidField as refusal:
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
@@ -136,14 +136,14 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
 
 def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
     """What a request may ask for, from flags such as `--limit max_samples=5000`."""
-    said: dict[str, int] = {}
+    values: dict[str, int] = {}
     for limit in limits:
         name, _, number = limit.partition("=")
         if not number.isdecimal() or name == "allow_templates":
             refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
-        said[name] = int(number)
+        values[name] = int(number)
     try:
-        return RequestPolicy(allow_templates=allow_templates, **said)
+        return RequestPolicy(allow_templates=allow_templates, **values)
     except InvalidField as refusal:
         refuse(str(refusal), "--limit")
 

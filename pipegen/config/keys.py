@@ -9,7 +9,7 @@ from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import Check, checks_of, help_of
 
-__all__ = ["KEYS", "TYPES", "Key", "foreign", "keys_of"]
+__all__ = ["KEYS", "TYPES", "Key", "legacy_key_hint", "keys_of"]
 
 TYPES: Mapping[str, str] = {
     "hf": "Hugging Face transformers, in this process",
@@ -63,10 +63,10 @@ def _keys() -> Mapping[str, Key]:
 KEYS: Mapping[str, Key] = _keys()
 
 
-def foreign(name: str, beside: Iterable[str]) -> str:
+def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
     """Why a key of the original system is not taken, with those beside it that are not either; empty for any other key.
 
-    >>> foreign("cwd", ["model", "cwd", "mcp_servers"])
+    >>> legacy_key_hint("cwd", ["model", "cwd", "mcp_servers"])
     'pipegen has no tools of its own: take it out, and mcp_servers'
     """
     others = "".join(f", and {other}" for other in beside if other in _FOREIGN and other != name)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
-from pipegen.records.fields import record, whole
+from pipegen.records.fields import integer, record
 from pipegen.records.option_table import OPTIONS
 
 __all__ = ["ENGINES", "FEATURES", "Capabilities", "Capability", "missing"]
@@ -41,11 +41,11 @@ class Capabilities:
 
     engine: str
     honours: frozenset[Capability]
-    context_length: Annotated[int | None, whole(low=1)] = None
+    context_length: Annotated[int | None, integer(low=1)] = None
     """Prompt and answer together, in tokens."""
-    max_images: Annotated[int | None, whole(low=0)] = None
+    max_images: Annotated[int | None, integer(low=0)] = None
     """Images in one request."""
-    vocab_size: Annotated[int | None, whole(low=1)] = None
+    vocab_size: Annotated[int | None, integer(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
     reason: str = ""
     """Why images are not taken, for the error message."""

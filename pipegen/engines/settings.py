@@ -25,16 +25,16 @@ from pipegen.records.fields import (
     UnknownField,
     boolean,
     help_of,
+    integer,
     mapping,
     nearest,
+    non_empty_string,
+    number,
     one_of,
     path,
-    real,
     record,
     schema_of,
-    text,
     tuple_of,
-    whole,
     with_schema,
 )
 from pipegen.records.secret import Secret, revealed, secretive
@@ -66,7 +66,7 @@ def _dtype(value: Any) -> Any:
 
 
 def _address(value: Any) -> Any:
-    return text(value)
+    return non_empty_string(value)
 
 
 def _key(value: Any) -> Any:
@@ -120,7 +120,7 @@ class CheckpointSettings(EngineSettings):
 
     __slots__ = ()
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm"), "Load it as a text or as a vision model; `auto` finds out."] = "auto"
-    revision: Annotated[str | None, text, "The hub's revision."] = None
+    revision: Annotated[str | None, non_empty_string, "The hub's revision."] = None
     trust_remote_code: Annotated[bool, boolean, "Run code that comes with the model."] = False
 
 
@@ -138,13 +138,13 @@ class WeightSettings(CheckpointSettings):
 class HFSettings(WeightSettings):
     """Hugging Face transformers, in this process: the safe default. `engine_kwargs` go to `from_pretrained`."""
 
-    device: Annotated[str | None, text, "Such as `cuda:0` or `cpu`."] = None
-    device_map: Annotated[str | None, text, "Such as `auto`: spread the model over devices."] = None
-    attn_implementation: Annotated[str | None, text, "Such as `sdpa` or `eager`."] = None
-    batch_size: Annotated[int | None, whole(low=1), "Rows that run side by side. Default: 32."] = None
+    device: Annotated[str | None, non_empty_string, "Such as `cuda:0` or `cpu`."] = None
+    device_map: Annotated[str | None, non_empty_string, "Such as `auto`: spread the model over devices."] = None
+    attn_implementation: Annotated[str | None, non_empty_string, "Such as `sdpa` or `eager`."] = None
+    batch_size: Annotated[int | None, integer(low=1), "Rows that run side by side. Default: 32."] = None
     compile: Annotated[bool, boolean, "Compile the steps with `torch.compile`: for long jobs."] = False
     image_memory_bytes: Annotated[
-        int | None, whole(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
+        int | None, integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
     ] = None
 
 
@@ -153,11 +153,11 @@ class VLLMSettings(WeightSettings):
     """vLLM, in this process, without a server. What is None is left to vLLM; `engine_kwargs` are further arguments of its `EngineArgs`."""
 
     rows: ClassVar[str] = "max_num_seqs"
-    tensor_parallel_size: Annotated[int | None, whole(low=1), "GPUs that share the model."] = None
-    gpu_memory_utilization: Annotated[float | None, real(above=0, high=1), "The share of the GPU's memory that vLLM takes."] = None
-    kv_cache_memory_bytes: Annotated[int | None, whole(low=1), "Memory for the cache, in bytes."] = None
-    max_model_len: Annotated[int | None, whole(low=1), "Prompt and answer together, in tokens."] = None
-    max_num_seqs: Annotated[int | None, whole(low=1), "Rows that run side by side."] = None
+    tensor_parallel_size: Annotated[int | None, integer(low=1), "GPUs that share the model."] = None
+    gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), "The share of the GPU's memory that vLLM takes."] = None
+    kv_cache_memory_bytes: Annotated[int | None, integer(low=1), "Memory for the cache, in bytes."] = None
+    max_model_len: Annotated[int | None, integer(low=1), "Prompt and answer together, in tokens."] = None
+    max_num_seqs: Annotated[int | None, integer(low=1), "Rows that run side by side."] = None
     enforce_eager: Annotated[bool | None, boolean, "No CUDA graphs."] = None
     enable_prefix_caching: Annotated[bool | None, boolean, "Share the cache of equal beginnings."] = None
     limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, "Images in one request: `{image: 4}`."] = None
@@ -171,11 +171,11 @@ class ServerSettings:
     base_url: Annotated[str | None, _address, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."] = None
     api_key: Annotated[str | Secret | None, _key, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."] = None
     headers: Annotated[Mapping[str, Any], _headers, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
-    timeout: Annotated[float, real(above=0), "Seconds for one request in all: its turn, the answer or the whole stream, pauses and further attempts."] = 600.0
-    max_in_flight: Annotated[int, whole(low=1), "Requests at the server at a time, at most; fewer while it asks for patience."] = 256
-    retries: Annotated[int, whole(low=0), "How often one request is sent again at most, where that is safe."] = 3
-    batch_budget: Annotated[float | None, real(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
-    served_model_name: Annotated[str | None, text, "The name that the server knows the model by; found out from `/v1/models` where it is not set."] = None
+    timeout: Annotated[float, number(above=0), "Seconds for one request in all: its turn, the answer or the whole stream, pauses and further attempts."] = 600.0
+    max_in_flight: Annotated[int, integer(low=1), "Requests at the server at a time, at most; fewer while it asks for patience."] = 256
+    retries: Annotated[int, integer(low=0), "How often one request is sent again at most, where that is safe."] = 3
+    batch_budget: Annotated[float | None, number(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
+    served_model_name: Annotated[str | None, non_empty_string, "The name that the server has for the model; read from `/v1/models` where it is not set."] = None
     extra_body: Annotated[Mapping[str, Any], secretive, "Merged into the body of each request, deeply; `None` takes a key away."] = immutabledict()
 
 
@@ -201,8 +201,8 @@ SETTINGS: Mapping[str, type[Any]] = dict(zip(BACKENDS, (HFSettings, VLLMSettings
 class ModelLoadConfig(HFSettings):
     """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs` those that other engines have."""
 
-    backend: Annotated[str, text, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
-    fallback_backend: Annotated[str | None, text, "The engine that takes over what the first one cannot do."] = None
+    backend: Annotated[str, non_empty_string, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
+    fallback_backend: Annotated[str | None, non_empty_string, "The engine that takes over what the first one cannot do."] = None
     fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), "The errors with which it takes over."] = (
         "UnsupportedMultimodal",
         "UnsupportedOption",

@@ -16,7 +16,7 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
-from pipegen.records.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.records.fields import InvalidField, boolean, freeze, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
 
 __all__ = [
     "GROUPS",
@@ -54,13 +54,13 @@ class StopOptions:
 
     stop: Annotated[
         tuple[str, ...] | None,
-        tuple_of(text),
+        tuple_of(non_empty_string),
         "Stop strings; the one that completes first wins, and the text ends before it.",
         OptionRow((), EVERY, fields="stop", near="stop_sequences stop_strings"),
     ] = None
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
-        tuple_of(whole(low=0)),
+        tuple_of(integer(low=0)),
         "Token ids that end generation; their text stays in `raw_text` only.",
         OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id"),
     ] = None
@@ -105,7 +105,7 @@ class ChatTemplateOptions:
         "What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template.",
         OptionRow(()),
     ] = None
-    template: Annotated[str | None, text, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template")] = None
+    template: Annotated[str | None, non_empty_string, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template")] = None
     template_kwargs: Annotated[
         Mapping[str, Any] | None, mapping, "Further variables for the template.", OptionRow(immutabledict(), SERVED, fields="chat_template_kwargs")
     ] = None
@@ -119,8 +119,8 @@ class ChatTemplateOptions:
 class VlmPreprocessOptions:
     """How images become pixels; all in pixels (an area, not a side)."""
 
-    min_pixels: Annotated[int | None, whole(low=1), "Enlarge smaller images to at least this area.", OptionRow()] = None
-    max_pixels: Annotated[int | None, whole(low=1), "Shrink larger images to at most this area.", OptionRow()] = None
+    min_pixels: Annotated[int | None, integer(low=1), "Enlarge smaller images to at least this area.", OptionRow()] = None
+    max_pixels: Annotated[int | None, integer(low=1), "Shrink larger images to at most this area.", OptionRow()] = None
     do_resize: Annotated[
         bool | None, boolean, "Resize to a size that the model's processor keeps; with False the sides must already be such a size.", OptionRow(True)
     ] = None
@@ -150,14 +150,14 @@ def _jsonable(value: Any) -> Any:
 
 
 def _choices(value: Any) -> Any:
-    kept = tuple_of(text)(value)
+    kept = tuple_of(non_empty_string)(value)
     if not kept:
         raise ValueError("at least one text to choose")
     return kept
 
 
 with_schema(_schema, {"type": ["object", "string"]})
-with_schema(_choices, {**schema_of(tuple_of(text)), "minItems": 1})
+with_schema(_choices, {**schema_of(tuple_of(non_empty_string)), "minItems": 1})
 
 
 @record
@@ -172,7 +172,7 @@ class StructuredOptions:
     ] = None
     regex: Annotated[
         str | None,
-        text,
+        non_empty_string,
         "The whole answer matches this regular expression, in the dialect of the engine.",
         OptionRow(None, SERVED - {"hf"}, fields="guided_regex"),
     ] = None
@@ -218,65 +218,65 @@ class GenerationOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        whole(low=1),
+        integer(low=1),
         "How many tokens may be generated at most; a row that gets there ends with `LENGTH`.",
         OptionRow(512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens"),
     ] = None
     min_new_tokens: Annotated[
         int | None,
-        whole(low=0),
+        integer(low=0),
         "Nothing ends a row before it has this many tokens, and a stop within them does not count.",
         OptionRow(0, SERVED, fields="min_tokens", near="min_length"),
     ] = None
     temperature: Annotated[
         float | None,
-        real(0),
+        number(0),
         "0 takes the likeliest token each time (greedy).",
         OptionRow(0.0, EVERY, near="do_sample", wires="temperature"),
     ] = None
     top_p: Annotated[
         float | None,
-        real(above=0, high=1),
+        number(above=0, high=1),
         "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all.",
         OptionRow(1.0, EVERY, wires="top_p"),
     ] = None
-    top_k: Annotated[int | None, whole(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k")] = None
+    top_k: Annotated[int | None, integer(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k")] = None
     min_p: Annotated[
         float | None,
-        real(0, 1),
+        number(0, 1),
         "Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all.",
         OptionRow(0.0, SERVED, wires="min_p"),
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        real(above=0),
+        number(above=0),
         "Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
         OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty"),
     ] = None
     presence_penalty: Annotated[
         float | None,
-        real(-2, 2),
+        number(-2, 2),
         "Subtract this from the logits of tokens that stand in the answer.",
         OptionRow(0.0, EVERY, wires="presence_penalty"),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        real(-2, 2),
+        number(-2, 2),
         "Subtract this from the logits of tokens for each time that they stand in the answer.",
         OptionRow(0.0, EVERY, wires="frequency_penalty"),
     ] = None
     no_repeat_ngram_size: Annotated[
-        int | None, whole(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}))
+        int | None, integer(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}))
     ] = None
     seed: Annotated[
         int | None,
-        whole(low=0, high=2**63 - 1),
+        integer(low=0, high=2**63 - 1),
         "Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run.",
         OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed"),
     ] = None
     samples: Annotated[
         int | None,
-        whole(low=1),
+        integer(low=1),
         "How many completions to draw for the one prompt; their seeds are derived from `seed`.",
         OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences"),
     ] = None
@@ -287,11 +287,11 @@ class GenerationOptions:
         OptionRow(False, SERVED),
     ] = None
     top_logprobs: Annotated[
-        int | None, whole(low=0, high=20), "Report that many likeliest tokens for each position too; asks for `logprobs`.", OptionRow(0, SERVED)
+        int | None, integer(low=0, high=20), "Report that many likeliest tokens for each position too; asks for `logprobs`.", OptionRow(0, SERVED)
     ] = None
     max_prompt_tokens: Annotated[
         int | None,
-        whole(low=1),
+        integer(low=1),
         "Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts.",
         OptionRow(near="truncate_prompt_tokens"),
     ] = None

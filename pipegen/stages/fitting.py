@@ -17,7 +17,7 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["check_fit", "check_ids", "check_support", "room"]
+__all__ = ["check_fit", "check_ids", "check_support", "remaining_tokens"]
 
 _NEUTRAL = flat_values(resolve(GenerationOptions()))
 
@@ -75,10 +75,10 @@ def _asked(options: GenerationOptions) -> tuple[str, ...]:
     return tuple(name for name, value in flat_values(options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
 
 
-def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
+def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     """How many tokens can be generated after a prompt of that length; None where the engine names no limit.
 
-    >>> room(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
+    >>> remaining_tokens(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
     2
     """
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
@@ -116,7 +116,7 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     asked = encoded.options.max_prompt_tokens
     if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
-    left = room(prompt_tokens, capabilities)
+    left = remaining_tokens(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     if left is None or wanted <= left:
         return Success(encoded)

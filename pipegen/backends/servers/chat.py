@@ -48,6 +48,11 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         super().__init__(wire, access, settings, model)
         self.server_limit = settings.server_limit
 
+    @property
+    def identity(self) -> str:
+        """All that is known of the weights: the model's name, and who serves it."""
+        return self.address
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)

@@ -13,7 +13,8 @@ from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
+from pipegen.media.image import as_pil
+from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
 from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
 
 __all__ = ["Row", "differs", "vllm_prompt"]
@@ -28,12 +29,6 @@ def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
         return {"prompt_token_ids": list(prompt.token_ids)}
     kwargs = {"mm_processor_kwargs": {"do_resize": False}} if resized else {}
     return {"prompt_token_ids": list(prompt.compact_token_ids), "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]}, **kwargs}
-
-
-def as_pil(image: PreparedImage) -> Any:
-    from PIL import Image
-
-    return Image.frombytes("RGB", (image.width, image.height), image.rgb)
 
 
 def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
