@@ -1,6 +1,6 @@
 """Images for tests, good and broken, as the bytes of image files. Needs Pillow; the strategies need hypothesis.
 
-The good ones show four corners of known colours, so that a turned or mirrored one is told apart at once.
+The good ones have four corners of known colours, so that a turned or mirrored one is recognised.
 
 >>> from pipegen.records.requests import ImagePolicy
 >>> from pipegen.media.image import open_image
@@ -11,9 +11,9 @@ The good ones show four corners of known colours, so that a turned or mirrored o
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from typing import TYPE_CHECKING, Any
+
+from pipegen.testing.ask import png_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,13 +68,8 @@ def image_file(file_format: str = "PNG", *, width: int = 48, height: int = 32, m
 
 
 def png_announcing(width: int, height: int) -> bytes:
-    """A PNG that announces a size and holds a few bytes: what a decompression bomb looks like before it is decoded."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    """A PNG with a size in its header and few bytes: a decompression bomb before it is decoded."""
+    return png_file(width, height, bytes(100))
 
 
 def _float_tiff() -> bytes:

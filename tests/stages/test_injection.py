@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
+
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
@@ -21,7 +23,6 @@ from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.rendering import render
 from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
 from pipegen.testing.fake import FakeEngine, ToyRenderer
-from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer
 
 TURNS = "{%- for m in messages -%}<|im_start|>{{- m.role }}\n{{ CONTENT -}}<|im_end|>\n{% endfor -%}<|im_start|>assistant\n"
