@@ -79,12 +79,17 @@ def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
     return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
 
 
-def with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
-    """The request with a system message first, unless it has one.
+def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
+    """The items with a system message first in each request, unless it has one.
 
-    >>> with_system(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
+    >>> hi = Item(Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])), Origin("1", 0))
+    >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
+    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: _with_system(request, system))) for item in items)
+
+
+def _with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
     if request.messages is None:
         message = "the chat file has a system_message, which goes before messages, and this request has none"
         return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))

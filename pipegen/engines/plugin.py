@@ -54,6 +54,8 @@ class Plugin:
     stopping_criteria: Callable[[RowContext], Any] | None = None
     """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
 
+    version: str = ""
+    """What the plugin does, for the keys of a job's rows: another version asks all rows again. Those that ship say their arguments."""
     refuses: Callable[[GenerationRequest], str | None] | None = None
     """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
 

@@ -74,6 +74,11 @@ class Engine(StreamBackend, Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
+    def identity(self) -> str:
+        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property

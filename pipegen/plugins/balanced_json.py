@@ -43,7 +43,7 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
     """
     if max_objects is not None and (type(max_objects) is not int or max_objects < 1):
         raise InvalidField(f"balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not {max_objects!r}")
-    return Plugin(name="balanced_json", start=ScanState, feed=_feed(1 if max_objects is None else max_objects))
+    return Plugin(name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=_feed(1 if max_objects is None else max_objects))
 
 
 def _feed(wanted: int) -> Callable[[ScanState, str], tuple[ScanState, int | None]]:

@@ -33,4 +33,4 @@ def strip_prefix(markers: Sequence[str]) -> Plugin:
         marker = next((marker for marker in longest_first if begun.startswith(marker)), None)
         return text if marker is None else begun[len(marker) :].lstrip()
 
-    return Plugin(name="strip_prefix", trim=trim)
+    return Plugin(name="strip_prefix", version=repr(sorted(markers)), trim=trim)

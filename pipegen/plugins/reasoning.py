@@ -25,4 +25,4 @@ def split_reasoning(open: str = "<think>", close: str = "</think>", *, opened: b
     ['4', '4', '4', '']
     """
     reasoning_of("", open, close)  # an error is found here, not in every row
-    return Plugin(name="split_reasoning", trim=lambda text: reasoning_of(text, open, close, opened=opened).answer)
+    return Plugin(name="split_reasoning", version=repr((open, close, opened)), trim=lambda text: reasoning_of(text, open, close, opened=opened).answer)

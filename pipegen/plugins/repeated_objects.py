@@ -57,7 +57,11 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int
             last_read[:] = [known]
         return known
 
-    return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of))
+    return Plugin(
+        name="forbid_repeated_objects",
+        version=f"keys={keys and sorted(keys)}, min_match={min_match}",
+        logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of),
+    )
 
 
 Branches = tuple[tuple[str, "Branch"], ...]

@@ -69,7 +69,7 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
             text = _once(text.rstrip(), begin, length)
         return text
 
-    return Plugin(name="halt_on_repetition", start=str, feed=feed, trim=trim)
+    return Plugin(name="halt_on_repetition", version=repr((ngram, count, min_length)), start=str, feed=feed, trim=trim)
 
 
 def _once(text: str, begin: int, length: int) -> str:

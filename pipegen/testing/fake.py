@@ -89,6 +89,7 @@ class FakeEngine:
         fault: BaseException | None = None,
         answers: int | None = None,
     ) -> None:
+        self.identity = f"fake {name}"
         self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
