@@ -1,4 +1,4 @@
-"""What every engine's answer is read with: JSON, token ids, and logprobs that are numbers for the very tokens.
+"""Read the answers of engines: JSON, token ids and logprobs.
 
 >>> number(-0.5, "logprobs[0]")
 -0.5
@@ -20,7 +20,7 @@ from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError
 __all__ = ["experts", "ids", "loaded", "malformed", "number"]
 
 SENTINEL = -9999.0
-"""What servers write for minus infinity, and where a logprob is missing: it proves nothing."""
+"""What servers write for minus infinity and for missing logprobs."""
 
 
 def malformed(message: str) -> MalformedGenerateResponseError:
@@ -44,7 +44,7 @@ def ids(value: Any, name: str) -> list[int]:
 
 
 def number(value: Any, name: str) -> float:
-    """A logprob: finite, and not the sentinel. 0.0 is one."""
+    """A logprob: finite, and not the sentinel."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise malformed(f"{name} must be a number")
     try:
@@ -59,7 +59,7 @@ def number(value: Any, name: str) -> float:
 
 
 def experts(value: Any) -> Any:
-    """Routed experts as the server wrote them, however it spaced and ordered them; their base64 data as a memoryview, as `renderers` gives it."""
+    """Routed experts as the server wrote them, with base64 data as a memoryview, as in `renderers`."""
     if isinstance(value, Mapping) and isinstance(value.get("data"), str):
         return {**value, "data": memoryview(value["data"].encode())}
     return value

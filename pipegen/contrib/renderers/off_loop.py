@@ -1,7 +1,4 @@
-"""Work that must not hold up the event loop: rendering, parsing, and encoding images.
-
-One thread for each loop does it, one piece of work after the other, since renderers and their tokenizers are not made for several at once.
-"""
+"""Run work that would block the event loop in one thread for each loop, since renderers and tokenizers are not thread-safe."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecuto
 
 
 async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `work` gives or raises, done in the thread of the running loop.
+    """Run `work` in the thread of the running loop.
 
     >>> asyncio.run(off_loop(sum, [1, 2]))
     3

@@ -1,4 +1,4 @@
-"""The exceptions of the renderer-driven client. Where `renderers` is installed they are kinds of its own, so that code that catches those goes on working.
+"""The exceptions of the renderer-driven client; subclasses of those of `renderers`, if that is installed.
 
 >>> PromptTooLongError(prompt_len=10, max_prompt_len=4).error
 PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...)
@@ -27,7 +27,7 @@ __all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "words_of"]
 
 
 class PromptTooLongError(_Overlong):
-    """The rendered prompt has more tokens than the model takes. Known before anything is sent, or said by the server."""
+    """The rendered prompt has more tokens than the model takes."""
 
     def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
         self.prompt_len, self.max_prompt_len = prompt_len, max_prompt_len
@@ -38,16 +38,16 @@ class PromptTooLongError(_Overlong):
 
     @property
     def error(self) -> PromptTooLong:
-        """The same as a record, for a slot."""
+        """The error as a record, for a slot."""
         return PromptTooLong(self.prompt_len, self.max_prompt_len)
 
 
 class MalformedGenerateResponseError(_Malformed):
-    """The server answered with something that its protocol does not allow; the message names the place."""
+    """The server's answer violates its protocol; the message names the field."""
 
 
 def words_of(error: BaseException) -> str:
-    """What an exception of any client says, with the body of the answer that it holds: not every library puts it into the message.
+    """The message of an exception of any client, with the body of its response.
 
     >>> from types import SimpleNamespace
     >>> error = RuntimeError("Client error '400 Bad Request'")
@@ -58,6 +58,6 @@ def words_of(error: BaseException) -> str:
     holder: Any = error
     try:
         body = holder.response.text
-    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):  # no response, one of another kind, or one that was not read
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):  # no response, or one that was not read
         body = ""
     return f"{error} {body}".strip() if isinstance(body, str) else str(error)
