@@ -8,9 +8,9 @@
 Made for `renderers` 0.1.12 (the extra `renderers`). Only its errors are imported, as the base classes of the errors here.
 """
 
+from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError
 from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt
 from pipegen.contrib.renderers.client import generate
-from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError
 from pipegen.contrib.renderers.sglang import SGLangBackend
 from pipegen.contrib.renderers.stages import parse_with, render_with
 from pipegen.contrib.renderers.vllm import VLLMBackend

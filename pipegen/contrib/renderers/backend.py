@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import functools
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "post"]
+__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "off_loop", "post"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+"""One thread for each loop: renderers and tokenizers are not thread-safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +149,16 @@ def _response_type() -> type[Any]:
         library = importlib.import_module("httpx2")  # the one of openai 3, which accepts the other too
     kind: type[Any] = library.Response
     return kind
+
+
+async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `work` in the thread of the running loop.
+
+    >>> asyncio.run(off_loop(sum, [1, 2]))
+    3
+    """
+    loop = asyncio.get_running_loop()
+    worker = _WORKERS.get(loop)
+    if worker is None:
+        worker = _WORKERS[loop] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipegen-renderer")
+    return await loop.run_in_executor(worker, functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs)))

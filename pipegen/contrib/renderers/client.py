@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers import sglang, vllm
-from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask
-from pipegen.contrib.renderers.off_loop import off_loop
-from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError, words_of
+from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError, words_of
+from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask, off_loop
 from pipegen.contrib.renderers.vllm import VLLMBackend
 
 __all__ = ["generate"]

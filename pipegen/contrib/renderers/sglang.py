@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers.sglang import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
-from pipegen.contrib.renderers.refusals import words_of
 from pipegen.records.fields import nearest
 
 __all__ = ["SGLangBackend"]

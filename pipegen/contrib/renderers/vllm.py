@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.servers.vllm import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
-from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, post
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
+from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
-from pipegen.contrib.renderers.off_loop import off_loop
-from pipegen.contrib.renderers.refusals import words_of
 
 __all__ = ["VLLMBackend"]
 

@@ -16,7 +16,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
@@ -33,7 +33,7 @@ _BLANK = " \t\n\v\f\r▁"
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
+def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
     """Finds the leftmost and then the longest token, as tokenizers do, in a time that does not depend on the number of tokens."""
     return re.compile(f"({_branches(_tree(tokens))})" if tokens else "((?!))")
 
@@ -56,18 +56,18 @@ def _branches(node: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(tokens: immutabledict[str, int]) -> frozenset[int]:
+def _numbers(tokens: Mapping[str, int]) -> frozenset[int]:
     return frozenset(tokens.values())
 
 
 @functools.lru_cache(maxsize=64)
-def _edges(tokens: immutabledict[str, int]) -> frozenset[str]:
+def _edges(tokens: Mapping[str, int]) -> frozenset[str]:
     cores = [token.strip(_BLANK) or token for token in tokens]
     return _with_variants({core[0] for core in cores} | {core[-1] for core in cores})
 
 
 @functools.lru_cache(maxsize=64)
-def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
+def _letters(tokens: Mapping[str, int]) -> frozenset[str]:
     own = {character for token in tokens for character in token.strip(_BLANK) or token}
     return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
 
@@ -86,12 +86,8 @@ def _variants() -> Mapping[str, str]:
 class ControlTokens:
     """The control tokens of a tokenizer with a template, and its other added tokens, which are ordinary text with one id."""
 
-    ids: Annotated[immutabledict[str, int], mapping]
-    ordinary: Annotated[immutabledict[str, int], mapping] = immutabledict()
-
-    if TYPE_CHECKING:  # accepts any mapping
-
-        def __init__(self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...) -> None: ...
+    ids: Annotated[Mapping[str, int], mapping]
+    ordinary: Annotated[Mapping[str, int], mapping] = immutabledict()
 
     @property
     def known(self) -> frozenset[int]:
@@ -139,4 +135,4 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
         return bool(token.strip(_BLANK)) and (token in written or token in of_images)
 
     ids = {token: number for token, number in {**added, **special}.items() if token and steers(token, number)}
-    return ControlTokens(ids=immutabledict(ids), ordinary=immutabledict({token: number for token, number in added.items() if token and token not in ids}))
+    return ControlTokens(ids=ids, ordinary={token: number for token, number in added.items() if token and token not in ids})

@@ -21,7 +21,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from immutabledict import immutabledict
 
@@ -47,11 +47,7 @@ class Conversation(NamedTuple):
 class Marks:
     """Private-use characters, each with the character that it replaces."""
 
-    originals: Annotated[immutabledict[str, str], mapping] = immutabledict()
-
-    if TYPE_CHECKING:  # accepts any mapping
-
-        def __init__(self, *, originals: Mapping[str, str] = ...) -> None: ...
+    originals: Annotated[Mapping[str, str], mapping] = immutabledict()
 
     def only(self, characters: Collection[str]) -> Marks:
         """The marks that replace one of the characters."""
@@ -79,7 +75,7 @@ class Marks:
 
 
 @functools.lru_cache(maxsize=64)
-def _pairs(originals: immutabledict[str, str]) -> tuple[tuple[str, str, str], ...]:
+def _pairs(originals: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     return tuple((mark, original, _escape(mark)) for mark, original in originals.items())
 
 
@@ -112,7 +108,7 @@ def _first_marks(characters: frozenset[str]) -> Marks | None:
 
 def _marks(characters: frozenset[str], free: Iterator[str]) -> Marks | None:
     chosen = dict(zip(free, sorted(characters), strict=False))
-    return Marks(originals=immutabledict(chosen)) if len(chosen) == len(characters) else None
+    return Marks(originals=chosen) if len(chosen) == len(characters) else None
 
 
 def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
