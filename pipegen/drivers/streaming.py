@@ -58,10 +58,8 @@ class _Deltas:
         self.wanted = Call(wanted.backend, tuple(wanted.inputs[place] for place in fresh), tuple(wanted.rows[place] for place in fresh))
         engine: Any = wanted.backend
         follows = self.keeps_text and not any(plugin.trim is not None for plugin in getattr(engine, "plugins", ()))
-        self.shows, by_ids = follows, follows and getattr(engine, "tokenizer", None) is not None
-        self.followers = [
-            RowDecoder(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if by_ids else None for encoded in self.wanted.inputs
-        ]
+        self.shows = follows
+        self.decoders: dict[int, RowDecoder] = {}
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
 
@@ -70,19 +68,24 @@ class _Deltas:
         if isinstance(event, RowDone):
             self.slots[event.row] = event.slot
             return
-        follower, row = self.followers[event.row], self.wanted.rows[event.row]
+        row = self.wanted.rows[event.row]
         if isinstance(event, TextMade):
             text = event.text if self.shows else ""
             if text or event.reasoning:
                 self.shown[row] = self.shown.get(row, "") + text
                 yield Delta(index=row[0], sample=row[1], text=text, reasoning=event.reasoning)
             return
-        if follower is None:
-            return
-        text = "".join(follower.feed(token_id) for token_id in event.token_ids if follower.finish is None)
-        if text:
+        if self.shows and (text := self._decoded(event) if event.text is None else event.text):
             self.shown[row] = self.shown.get(row, "") + text
             yield Delta(index=row[0], sample=row[1], text=text)
+
+    def _decoded(self, event: TokensMade) -> str:
+        """The text of tokens that come without: the engine does not decode."""
+        engine: Any = self.wanted.backend
+        if event.row not in self.decoders:
+            options = self.wanted.inputs[event.row].options
+            self.decoders[event.row] = RowDecoder(options, engine.tokenizer, engine.eos_token_ids, engine.plugins)
+        return self.decoders[event.row].take(event.token_ids)
 
     def close(self, wanted: Call) -> Sequence[Slot[Any]]:
         """The answers to the call as the pipe wanted it."""

@@ -30,6 +30,8 @@ class TokensMade:
 
     row: int
     token_ids: tuple[int, ...]
+    text: str | None = None
+    """The text that is final with them; None where the engine does not decode, and who reads the stream does."""
 
 
 @record

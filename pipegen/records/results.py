@@ -145,6 +145,18 @@ def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
 
 
 @record
+class Ending:
+    """How a row ended, as whatever followed its ids found it."""
+
+    finish: Finish
+    stop: str | int | None = None
+    length: int | None = None
+    """How many characters of the text belong to the answer; None where nothing is cut, or the text ends before `stop`, which its last token completes."""
+    watched: tuple[str, ...] = ()
+    """The names of the plugins that have seen the text."""
+
+
+@record
 class Raw:
     """What an engine gives back for one row: the generated ids, the ending one included. The text is made from them by shared stages.
 
@@ -156,6 +168,8 @@ class Raw:
     logprobs: tuple[TokenLogprob, ...] | None = None
     aborted: bool = False
     halted: str | None = None
+    ending: Ending | None = None
+    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again."""
 
 
 @record
@@ -172,6 +186,8 @@ class Decoded:
     raw_ends: tuple[int, ...]
     finish: Finish
     stop: str | int | None = None
+    followed: str | None = None
+    """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
 
 
 @record

@@ -13,7 +13,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.collect import ChatDelta, ChatOutput, ChatRow, result_of
+from pipegen.backends.servers.collect import ChatOutput, ChatRow, result_of
 from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.sending import Make
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
@@ -48,22 +48,19 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
         return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)
 
-    def events(self, position: int, brought: ChatDelta) -> TextMade:
-        return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
-
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
-            return self.followed(asked, deadline, None)
+            return self.followed(0, asked, deadline, None)
         return self.sender.whole(_Whole(self, asked), deadline)
 
-    async def followed(self, asked: ResolvedRequest, deadline: float, tell: Callable[[ChatDelta], None] | None) -> Slot[ChatOutput]:
+    async def followed(self, position: int, asked: ResolvedRequest, deadline: float, tell: Callable[[TextMade], None] | None) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
             made = row.take(piece)
             if tell is not None and (made.text or made.reasoning):
-                tell(made)
+                tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
             return row.cut_short
 
         make = self.make(asked, stream=True)
