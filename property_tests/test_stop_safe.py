@@ -162,11 +162,7 @@ def ends_alike(tokenizer: Any, looking: Any, options: GenerationOptions, eos: tu
             assert (one.finish, one.stop, one.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
     for one in (fed, stepped, all_of_them):
         one.close()
-    assert (
-        (fed.finish, fed.stop, fed.count)
-        == (stepped.finish, stepped.stop, stepped.count)
-        == (all_of_them.finish, all_of_them.stop, all_of_them.count)
-    )
+    assert (fed.finish, fed.stop, fed.count) == (stepped.finish, stepped.stop, stepped.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
     encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=options, prompt=Prompt(token_ids=(1,), compact_token_ids=(1,)))
     raw = Raw(encoded=encoded, token_ids=tuple(ids))
     assert decode(raw, tokenizer, eos) == decode(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
