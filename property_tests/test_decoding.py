@@ -12,12 +12,12 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode
+from pipegen.stages.decoding import decode_row
 from pipegen.stages.parts.detokenize import Detokenizer, spell
 from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.stages.parts.stop_scan import StopScanner
-from pipegen.stages.stopping import cut, ending_ids, stop
-from pipegen.stages.trimming import Stripper, trim
+from pipegen.stages.stopping import cut, ending_ids, stop_row
+from pipegen.stages.trimming import Stripper, trim_row
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -39,7 +39,7 @@ class Generation(NamedTuple):
         return Raw(encoded=encoded, token_ids=self.token_ids if token_ids is None else tuple(token_ids), **how)  # type: ignore[arg-type]
 
     def judged(self, raw: Raw | None = None) -> Slot[Decoded]:
-        return decode(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(lambda decoded: stop(decoded, self.tokenizer, self.plugins))
+        return decode_row(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(lambda decoded: stop_row(decoded, self.tokenizer, self.plugins))
 
     def follower(self, *, text: bool = True) -> RowDecoder:
         return RowDecoder(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
@@ -165,7 +165,7 @@ def test_a_row_that_was_followed_is_not_searched_again_and_ends_the_same(row: Ge
 
     told = tuple(Plugin(name=plugin.name, start=lambda: None, feed=feed) for plugin in row.plugins)
     followed = row.raw(follower.token_ids, ending=follower.ending, aborted=follower.finish is Finish.ABORTED)
-    again = decode(followed, row.tokenizer, row.eos_token_ids).bind(lambda decoded: stop(decoded, row.tokenizer, told)).unwrap()
+    again = decode_row(followed, row.tokenizer, row.eos_token_ids).bind(lambda decoded: stop_row(decoded, row.tokenizer, told)).unwrap()
     anew = row.judged(row.raw(aborted=cut_short)).unwrap()
     assert seen == []
     for name in ("text", "raw_text", "text_ends", "raw_ends", "finish", "stop"):
@@ -255,7 +255,7 @@ def test_how_an_engine_ended_a_row_counts_only_where_nothing_else_did(row: Gener
     if follower.failure is None:
         decoded = judged.unwrap()
         assert (follower.finish, follower.stop) == (decoded.finish, decoded.stop)
-        assert trim(decoded, "route").unwrap().text == shown
+        assert trim_row(decoded, "route").unwrap().text == shown
     else:
         assert judged.failure() == follower.failure
 

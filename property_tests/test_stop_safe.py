@@ -18,9 +18,9 @@ from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
-from pipegen.stages.decoding import decode
+from pipegen.stages.decoding import decode_row
 from pipegen.stages.parts.row_decoder import RowDecoder, StopSafeTokens, feed_each
-from pipegen.stages.stopping import cut, stop
+from pipegen.stages.stopping import cut, stop_row
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -165,8 +165,8 @@ def ends_alike(tokenizer: Any, looking: Any, options: GenerationOptions, eos: tu
     assert (fed.finish, fed.stop, fed.count) == (stepped.finish, stepped.stop, stepped.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
     encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=options, prompt=Prompt(token_ids=(1,), compact_token_ids=(1,)))
     raw = Raw(encoded=encoded, token_ids=tuple(ids))
-    assert decode(raw, tokenizer, eos) == decode(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
-    judged = decode(raw, tokenizer, eos).bind(lambda decoded: stop(decoded, tokenizer)).unwrap()
+    assert decode_row(raw, tokenizer, eos) == decode_row(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
+    judged = decode_row(raw, tokenizer, eos).bind(lambda decoded: stop_row(decoded, tokenizer)).unwrap()
     assert (fed.finish, fed.stop, tuple(fed.token_ids)) == (judged.finish, judged.stop, judged.raw.token_ids)
 
 

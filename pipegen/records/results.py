@@ -227,6 +227,8 @@ class GenerationResult:
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
+    previous: GenerationResult | None = None
+    """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
     samples: tuple[GenerationResult, ...] = ()
     """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()

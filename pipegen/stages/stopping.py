@@ -21,8 +21,10 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import PluginFailed
+from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.options import GenerationOptions
@@ -31,7 +33,7 @@ from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.stop_scan import Scan, StopScanner, checked
 from pipegen.stages.parts.watching import Watch
 
-__all__ = ["Cut", "Scan", "StopPlan", "StopScanner", "cut", "ending_ids", "endings", "plan_stops", "split_stops", "stop", "text_offset"]
+__all__ = ["Cut", "Scan", "StopPlan", "StopScanner", "cut", "ending_ids", "endings", "plan_stops", "split_stops", "stop", "stop_row", "text_offset"]
 
 
 class Cut(NamedTuple):
@@ -154,7 +156,16 @@ class _Ending(NamedTuple):
     stop: str | None
 
 
-def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
+def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
+    """The stage that ends each row at its first stop string, or where a plugin halts it; see `stop_row`."""
+
+    def stopped(decoded: Decoded) -> Slot[Decoded]:
+        return stop_row(decoded, engine.tokenizer, engine.plugins)
+
+    return dataclasses.replace(each("stop", stopped, keeps_text=True), rebind=lambda new: stop(new.engine(engine)))
+
+
+def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
     """End the row at the first stop string to complete, or where a plugin halts it; at one and the same token the stop string goes first.
 
     A row that ended by an id, by its length, or because the engine gave up has a stop string as its finish if one completes in its text.

@@ -18,8 +18,9 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
+from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import count_tokens, tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer
@@ -76,8 +77,8 @@ class CountingTokenizer(HFTokenizer):
 def asked(request: GenerationRequest, raw: Any, template: str, images: tuple[PreparedImage, ...] = (), mark: str | None = None, **chat: Any) -> Slot[Prompt]:
     tokenizer, options = HFTokenizer(raw), GenerationOptions(chat=ChatTemplateOptions(**chat))
     job = ResolvedRequest(request=dataclasses.replace(request, options=options), options=resolve(options))
-    rendered = render(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
-    return rendered.bind(lambda text: encode(text, images, tokenizer, mark))
+    rendered = render_row(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
+    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark))
 
 
 def said(template: str, *messages: Mapping[str, Any], raw: Any = None, tools: Sequence[Mapping[str, Any]] = (), **chat: Any) -> Slot[Prompt]:
@@ -301,7 +302,7 @@ def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_ar
         renderer.renders = 0
         call = {**CALLED, "function": {"name": "look", "arguments": {key: "words"}}}
         request = TextGenerationRequest(messages=[user("Hi"), {**answer(""), "tool_calls": [call]}])
-        render(ResolvedRequest(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
+        render_row(ResolvedRequest(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
         counts.append(renderer.renders)
     assert counts[1:3] == [2, 2]
     assert counts[3] <= 5
@@ -371,7 +372,7 @@ def test_a_guarded_prompt_has_one_bos_and_begins_as_any_other(prefix: Any) -> No
     def ids(prompt: str, **chat: Any) -> tuple[int, ...]:
         options = GenerationOptions(chat=ChatTemplateOptions(**chat))
         job = ResolvedRequest(request=TextGenerationRequest(prompt=prompt, options=options), options=resolve(options))
-        return render(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: encode(text, (), tokenizer, None)).unwrap().token_ids
+        return render_row(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap().token_ids
 
     assert ids("Once upon", control_tokens="text") == ids("Once upon")
     guarded = ids("Once <s> upon", control_tokens="text")
@@ -399,7 +400,7 @@ def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(w
     for content in ("warm", [{"type": "text", "text": "warm"}], words, [{"type": "text", "text": part} for part in words.split(" ")]):
         job = ResolvedRequest(request=TextGenerationRequest(messages=[user(content)]), options=resolve(GenerationOptions()))
         renderer.renders = tokenizer.calls = 0
-        render(job, tokenizer, renderer).bind(lambda text: encode(text, (), tokenizer, None)).unwrap()
+        render_row(job, tokenizer, renderer).bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap()
     assert (renderer.renders, tokenizer.calls) == (renders, encodes)
 
 
@@ -411,7 +412,7 @@ def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_a
         chat = ChatTemplateOptions(template_kwargs={"documents": [{"text": f"document {number}"}] * (number + 1), "style": "x" * 300})
         job = ResolvedRequest(request=TextGenerationRequest(messages=[user("Hi")]), options=resolve(GenerationOptions(chat=chat)))
         counts.append(renderer.renders)
-        assert "document" in (render(job, tokenizer, renderer).unwrap().text or "")
+        assert "document" in (render_row(job, tokenizer, renderer).unwrap().text or "")
     assert renderer.renders == counts[-1] + 1 == counts[1] + 4
 
 
