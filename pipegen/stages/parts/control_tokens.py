@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
+from pipegen.core.border import of_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import mapping, record
 
@@ -130,7 +131,7 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
     What an unknown character becomes is none (it steers nothing): the token for unknown words, those for single bytes. Nor is one of blanks only.
     """
     special, added, of_images = tokenizer.special_tokens, tokenizer.control_tokens, images.split("\0")
-    unknown = {number for character in _UNUSUAL for number in tokenizer.encode(character)}
+    unknown = {number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)}
 
     def steers(token: str, number: int) -> bool:
         if number in unknown or _BYTE.fullmatch(token):
