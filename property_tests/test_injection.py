@@ -20,8 +20,8 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import encode
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import tokenize_row
 
 ALWAYS = (
     *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]", "[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),
@@ -100,7 +100,7 @@ def prompt_of(said: Conversation, template: str, **chat: Any) -> Slot[Prompt]:
     kept = HFTokenizer(tokenizer())
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(template_kwargs=said.variables, **chat)))
     job = ResolvedRequest(request=TextGenerationRequest(messages=said.messages, tools=tuple(said.tools)), options=options)
-    return render(job, kept, renderer(template)).bind(lambda rendered: encode(rendered, (), kept, None))
+    return render_row(job, kept, renderer(template)).bind(lambda rendered: tokenize_row(rendered, (), kept, None))
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from pipegen.cli.flags import flag_of, options_of_flags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed, UnsupportedMultimodal
-from pipegen.core.pipe import fallback
+from pipegen.core.fallback import fallback
 from pipegen.engines.names import shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge

@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from pipegen.core.calls import Call
 from pipegen.core.drive import begin
 from pipegen.core.errors import GenerationError, UnsupportedOption
-from pipegen.core.pipe import Call
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import prepare_batch, run
 from pipegen.drivers.route import Route

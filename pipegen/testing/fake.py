@@ -108,14 +108,13 @@ class FakeEngine:
         if isinstance(output, GenerationError):
             return Failure(output)
         ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[: encoded.options.max_new_tokens]
-        if self.server_side_stops:
-            follower = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
-            for token_id in ids:
-                follower.feed(token_id)
-                if follower.finish is not None:
-                    break
-            ids = ids[: follower.count]
-        return Success(Raw(encoded=encoded, token_ids=ids))
+        if not self.server_side_stops:
+            return Success(Raw(encoded=encoded, token_ids=ids))
+        row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
+        row.take(ids)
+        if row.finish is None:
+            row.close(aborted=True)
+        return Success(Raw(encoded=encoded, token_ids=ids[: row.count], ending=row.ending)) if row.failure is None else Failure(row.failure)
 
     def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
         """The script's rows; logs the call."""

@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
 from pipegen.testing.hostile import HOSTILE, respond
@@ -83,22 +83,31 @@ class FaultyServer:
 
     async def _serve(self, started: threading.Event) -> None:
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
+        writers: set[asyncio.StreamWriter] = set()
 
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = loop.create_task(self._connection(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._connection(reader, writer)
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            writers.discard(writer)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1024)
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[Any, Any, None]:
+            writers.add(writer)  # before its task has begun: a task that is cancelled before that closes nothing
+            return connected(reader, writer)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._stop = lambda: loop.call_soon_threadsafe(ended.set)
         started.set()
         await ended.wait()
         server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while left := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # whatever the client has not read yet
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
+from pipegen.core.border import of_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import mapping, record
 
@@ -125,7 +126,7 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
     The tokens for unknown characters and single bytes, and those of blanks only, are not control tokens.
     """
     special, added, of_images = tokenizer.special_tokens, tokenizer.control_tokens, images.split("\0")
-    unknown = {number for character in _UNUSUAL for number in tokenizer.encode(character)}
+    unknown = {number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)}
 
     def steers(token: str, number: int) -> bool:
         if number in unknown or _BYTE.fullmatch(token):

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Collection, Iterable
 from itertools import accumulate
 
+from pipegen.core.border import of_tokenizer
 from pipegen.engines.tokenizer import SpellsAlone, Tokenizer
 
 __all__ = ["Detokenizer", "added", "spell"]
@@ -37,7 +38,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._decode = tokenizer, tokenizer.decode
+        self._tokenizer = tokenizer
         self._window: list[int] = []
         self._complete = 0  # this many tokens of the window end with a whole character,
         self._base = ""  # and this is their text
@@ -62,7 +63,7 @@ class Detokenizer:
         elif waiting > PATIENCE:
             self._window = self._window[-WINDOW:]
             self._complete, self._base = 0, ""
-            self._given = max(0, len(self._decode(self._window)) - (len(text) - sure))
+            self._given = max(0, len(of_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure))
         return piece
 
     @property
@@ -83,12 +84,12 @@ class Detokenizer:
         return piece
 
     def _text(self) -> str:
-        text = self._decode(self._window)
+        text = of_tokenizer(self._tokenizer.decode, self._window)
         if not text.startswith(self._base):  # a byte-fallback run became invalid; its good characters were returned, so only the rest is decoded
             self._given -= len(self._base)
             self._window = self._window[self._complete :]
             self._complete, self._base = 0, ""
-            text = self._decode(self._window)
+            text = of_tokenizer(self._tokenizer.decode, self._window)
         return text
 
     def _follow(self, token_id: int, piece: str) -> str:
@@ -108,7 +109,7 @@ class Detokenizer:
             self._window.pop()  # a token without text is no context
         elif len(self._window) > WINDOW:
             self._window = self._window[self._complete :] if text else self._window[1:]
-            self._base = self._decode(self._window)
+            self._base = of_tokenizer(self._tokenizer.decode, self._window)
             self._complete, self._given = len(self._window), len(self._base)
         elif text:
             self._complete, self._base = len(self._window), text
@@ -127,7 +128,7 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     # If the tokens' own texts are whole characters and add up to the whole text, a detokenizer would return them.
     pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
     text = "".join(pieces)
-    if REPLACEMENT not in text and text == tokenizer.decode([token_id for token_id in ids if token_id not in hidden] if hidden else ids):
+    if REPLACEMENT not in text and text == of_tokenizer(tokenizer.decode, [token_id for token_id in ids if token_id not in hidden] if hidden else ids):
         return text, tuple(accumulate(map(len, pieces)))
     detokenizer = Detokenizer(tokenizer)
     pieces = ["" if token_id in hidden else detokenizer.feed(token_id) for token_id in ids]
@@ -142,18 +143,18 @@ def added(tokenizer: Tokenizer, token_id: int) -> str | None:
     >>> added(ToyTokenizer(), 97), added(ToyTokenizer(), 255)
     ('a', None)
     """
-    return tokenizer.piece(token_id) if isinstance(tokenizer, SpellsAlone) else None
+    return of_tokenizer(tokenizer.piece, token_id) if isinstance(tokenizer, SpellsAlone) else None
 
 
 @functools.lru_cache(maxsize=2**16)
 def _alone(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of one token by itself."""
-    return tokenizer.decode((token_id,))
+    return of_tokenizer(tokenizer.decode, (token_id,))
 
 
 @functools.lru_cache(maxsize=2**16)
 def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
     """What a token adds to the text after another one, if both are whole characters; else empty."""
-    first, both = _alone(tokenizer, before), tokenizer.decode((before, token_id))
+    first, both = _alone(tokenizer, before), of_tokenizer(tokenizer.decode, (before, token_id))
     whole = first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
     return both[len(first) :] if whole else ""
