@@ -10,7 +10,7 @@ if typing.TYPE_CHECKING:
     __version__: str
     from returns.result import Failure, Success
 
-    from pipegen import backends, plugins
+    from pipegen import backends, plugins, stages
     from pipegen.backends.generation_engine import GenerationEngine
     from pipegen.core.errors import (
         BackendFailed,
@@ -31,7 +31,8 @@ if typing.TYPE_CHECKING:
         UnsupportedOption,
         UnsupportedPlugin,
     )
-    from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
+    from pipegen.core.fallback import fallback
+    from pipegen.core.pipe import Pipe, call, each, identity, pure
     from pipegen.core.slots import Batch, Slot, is_ok
     from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
@@ -138,6 +139,7 @@ __all__ = [
     "route",
     "run",
     "samples",
+    "stages",
     "stream",
     "strict_json",
     "to_plain",
@@ -164,7 +166,8 @@ _HOMES = {
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
-        "pipegen.core.pipe": "Pipe call each fallback identity pure",
+        "pipegen.core.fallback": "fallback",
+        "pipegen.core.pipe": "Pipe call each identity pure",
         "pipegen.engines.plugin": "Plugin",
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",
@@ -182,7 +185,7 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "strict_json": "pipegen.records.strict_json"}
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages", "strict_json": "pipegen.records.strict_json"}
 """The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there

@@ -112,7 +112,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
 
 def with_fallback(first: Route, config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The fallback from a route to the second engine of its configuration."""
-    from pipegen.core.pipe import fallback
+    from pipegen.core.fallback import fallback
 
     if config.fallback_backend is None:
         raise InvalidField("ModelLoadConfig.fallback_backend takes the engine to fall back to")

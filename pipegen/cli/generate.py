@@ -116,8 +116,7 @@ def _terminable() -> Iterator[None]:
 def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
-        if load.system is not None:
-            items = _with_system(items, load.system)
+        items = with_system(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         under_way = deque[Origin]()
@@ -173,8 +172,8 @@ def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: F
 
     def kept() -> tuple[Slot[GenerationResult], bytes]:
         file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
-        told = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
-        return told, line_of(told, origin, load.model, brief=files.brief)
+        written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        return written, line_of(written, origin, load.model, brief=files.brief)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
@@ -186,11 +185,6 @@ def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: F
 def _ahead(files: Files, load: Load) -> int:
     """Windows that are prepared while the engine works: one, but none from stdin, whose writer may wait for answers, and none at a server: its are large."""
     return int(files.source != "-" and runs_here(load))
-
-
-def _with_system(items: Iterator[Item], system: str) -> Iterator[Item]:
-    for item in items:
-        yield item._replace(slot=item.slot.bind(lambda request: with_system(request, system)))
 
 
 def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:

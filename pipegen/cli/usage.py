@@ -1,4 +1,4 @@
-"""Flags to records, and what is wrong with them to the words of the command line (exit code 2)."""
+"""Turn flags into records; an error is bad usage (exit code 2) that names the flag."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def runs_here(load: Load) -> bool:
 
 
 def window_of(load: Load) -> int:
-    """How many requests go to the engine at a time: enough to keep a server busy."""
+    """How many requests go to the engine at a time."""
     return 64 if runs_here(load) else 1024
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
-    """Bad usage: say so and exit with 2."""
+    """Exit with 2 and this message: bad usage."""
     raise typer.BadParameter(message, param_hint=" / ".join(flags) or None)
 
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
-    """The options of the whole run: flags win over the file, and the file over those of a chat file."""
+    """The options of the whole run: flags win over the options file, which wins over the chat file."""
     options = options_of_flags(flags) if flags else None
     try:
         options = options if file is None else merge(options, read_options(file))
@@ -115,7 +115,7 @@ def _agent_of(file: Path, name: str | None, fallback: str | None, when: tuple[st
     except InvalidField as refusal:
         refuse(str(refusal), "--config")
     if name is None and len(agents) > 1:
-        refuse(f"{file} holds {', '.join(agents)}: say which", "--agent")
+        refuse(f"{file} holds {', '.join(agents)}: choose one", "--agent")
     if name is not None and name not in agents:
         refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
     agent = agents[name] if name is not None else next(iter(agents.values()))
@@ -135,7 +135,7 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
 
 
 def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
-    """What a request may ask for, from flags such as `--limit max_samples=5000`."""
+    """The request policy, from flags such as `--limit max_samples=5000`."""
     values: dict[str, int] = {}
     for limit in limits:
         name, _, number = limit.partition("=")
@@ -165,7 +165,6 @@ def open_route(load: Load) -> Route:
 
 
 def _reason(failure: CallFailed) -> str:
-    """Why a model cannot be read, and what to do."""
     return f"{failure.error.message}; {failure.error.hint}"
 
 

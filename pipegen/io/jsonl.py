@@ -116,6 +116,8 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
+    if fields.pop("previous") is not None and result.previous is not None:
+        fields["previous"] = _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:
@@ -146,6 +148,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "finish": Finish,
     "options": options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
+    "previous": lambda result: result_from(result),  # noqa: PLW0108 - it is defined below
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,

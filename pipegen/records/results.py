@@ -140,6 +140,18 @@ def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
 
 
 @record
+class Ending:
+    """How a row ended, as whatever followed its ids found it."""
+
+    finish: Finish
+    stop: str | int | None = None
+    length: int | None = None
+    """How many characters of the text belong to the answer; None where nothing is cut, or the text ends before `stop`, which its last token completes."""
+    watched: tuple[str, ...] = ()
+    """The names of the plugins that have seen the text."""
+
+
+@record
 class Raw:
     """What an engine returns for one row: the generated ids, the ending one included.
 
@@ -151,6 +163,8 @@ class Raw:
     logprobs: tuple[TokenLogprob, ...] | None = None
     aborted: bool = False
     halted: str | None = None
+    ending: Ending | None = None
+    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again."""
 
 
 @record
@@ -167,6 +181,8 @@ class Decoded:
     raw_ends: tuple[int, ...]
     finish: Finish
     stop: str | int | None = None
+    followed: str | None = None
+    """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
 
 
 @record
@@ -205,6 +221,8 @@ class GenerationResult:
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
+    previous: GenerationResult | None = None
+    """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
     samples: tuple[GenerationResult, ...] = ()
     """The completions, in order, if `samples` was more than 1; the other fields are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()

@@ -14,7 +14,8 @@ from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
-from pipegen.stages.fitting import check_fit, check_ids, check_support, remaining_tokens
+from pipegen.stages.fitting import check_fit, check_ids, remaining_tokens
+from pipegen.stages.resolving import check_support
 
 REQUEST = TextGenerationRequest(prompt="a")
 

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
+
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
@@ -18,10 +20,10 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
+from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import count_tokens, tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
-from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer
 
 TURNS = "{%- for m in messages -%}<|im_start|>{{- m.role }}\n{{ CONTENT -}}<|im_end|>\n{% endfor -%}<|im_start|>assistant\n"
@@ -56,8 +58,8 @@ def bert_tokenizer() -> Any:
 def asked(request: GenerationRequest, raw: Any, template: str, images: tuple[PreparedImage, ...] = (), mark: str | None = None, **chat: Any) -> Slot[Prompt]:
     tokenizer, options = HFTokenizer(raw), GenerationOptions(chat=ChatTemplateOptions(**chat))
     job = ResolvedRequest(request=dataclasses.replace(request, options=options), options=resolve(options))
-    rendered = render(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
-    return rendered.bind(lambda text: encode(text, images, tokenizer, mark))
+    rendered = render_row(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
+    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark))
 
 
 def said(template: str, *messages: Mapping[str, Any], raw: Any = None, tools: Sequence[Mapping[str, Any]] = (), **chat: Any) -> Slot[Prompt]:
@@ -337,7 +339,7 @@ def test_a_guarded_prompt_has_one_bos_and_begins_as_any_other(prefix: Any) -> No
     def ids(prompt: str, **chat: Any) -> tuple[int, ...]:
         options = GenerationOptions(chat=ChatTemplateOptions(**chat))
         job = ResolvedRequest(request=TextGenerationRequest(prompt=prompt, options=options), options=resolve(options))
-        return render(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: encode(text, (), tokenizer, None)).unwrap().token_ids
+        return render_row(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap().token_ids
 
     assert ids("Once upon", control_tokens="text") == ids("Once upon")
     guarded = ids("Once <s> upon", control_tokens="text")

@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, chatml_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import encode
-from pipegen.testing.prompts import CHATML, chatml_tokenizer
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import tokenize_row
 
 WITH_DOCUMENTS = "{% for d in documents or [] %}{{ d.text }}{% endfor %}{% for m in messages %}{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
 
@@ -56,7 +57,7 @@ def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_ar
         renderer.renders = 0
         call = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {key: "words"}}}
         request = TextGenerationRequest(messages=[user("Hi"), {"role": "assistant", "content": "", "tool_calls": [call]}])
-        render(ResolvedRequest(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
+        render_row(ResolvedRequest(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
         counts.append(renderer.renders)
     assert counts[1:3] == [2, 2]
     assert counts[3] <= 5
@@ -72,7 +73,7 @@ def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(w
     for content in ("warm", [{"type": "text", "text": "warm"}], words, [{"type": "text", "text": part} for part in words.split(" ")]):
         job = ResolvedRequest(request=TextGenerationRequest(messages=[user(content)]), options=resolve(GenerationOptions()))
         renderer.renders = tokenizer.calls = 0
-        render(job, tokenizer, renderer).bind(lambda text: encode(text, (), tokenizer, None)).unwrap()
+        render_row(job, tokenizer, renderer).bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap()
     assert (renderer.renders, tokenizer.calls) == (renders, encodes)
 
 
@@ -84,5 +85,5 @@ def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_a
         chat = ChatTemplateOptions(template_kwargs={"documents": [{"text": f"document {number}"}] * (number + 1), "style": "x" * 300})
         job = ResolvedRequest(request=TextGenerationRequest(messages=[user("Hi")]), options=resolve(GenerationOptions(chat=chat)))
         counts.append(renderer.renders)
-        assert "document" in (render(job, tokenizer, renderer).unwrap().text or "")
+        assert "document" in (render_row(job, tokenizer, renderer).unwrap().text or "")
     assert renderer.renders == counts[-1] + 1 == counts[1] + 4

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.image_processors import LOADING, CannotProcess, translate_errors
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.media.image import as_pil
 
@@ -141,7 +142,7 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
     except CannotProcess as raised:
         words = f"{name} does not tell what it writes for an image of {image.width}x{image.height} pixels ({raised})"
         return Failure(UnsupportedMultimodal(words[:400]))
-    refusal = _refusal(processor, made, ids, tokenizer.encode(written))
+    refusal = _refusal(processor, made, ids, of_tokenizer(tokenizer.encode, written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0
     if refusal is None and not tokens:
         refusal = f"writes no token of the model's own (id {image_token_id}) for an image"

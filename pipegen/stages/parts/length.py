@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import PromptTooLong
 from pipegen.engines.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTo
     tokens = 0
     for start in range(0, len(text), PIECE):
         piece = text[start : start + PIECE].encode("utf-8", "replace").decode()  # half characters are rejected later
-        tokens += max(0, len(tokenizer.encode(piece)) - JOIN)
+        tokens += max(0, len(of_tokenizer(tokenizer.encode, piece)) - JOIN)
         if tokens > limit:
             return PromptTooLong(tokens, limit, message=f"the prompt has at least {tokens} tokens; the limit is {limit}", hint="shorten the prompt")
     return None
