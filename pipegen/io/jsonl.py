@@ -24,7 +24,7 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, freeze, nearest
-from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.options import flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -107,14 +107,10 @@ def error_from(values: Any) -> GenerationError:
     return _ERRORS[kind](**{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))})
 
 
-def _options(options: GenerationOptions) -> dict[str, Any]:
-    return {name: value for name, value in flat_values(options).items() if value is not None}
-
-
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
     fields["finish"] = result.finish.value
-    fields["options"] = _options(result.options)
+    fields["options"] = {name: value for name, value in flat_values(result.options).items() if value is not None}
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     if fields.pop("previous") is not None and result.previous is not None:
         fields["previous"] = _result(result.previous, brief)
@@ -139,10 +135,6 @@ def _logprobs(values: Any) -> Any:
     )
 
 
-def _grids(values: Any) -> Any:
-    return tuple(None if grid is None else tuple(grid) for grid in values)
-
-
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id": str,
     "finish": Finish,
@@ -153,7 +145,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,
     "margin": float,
-    "image_grid_thw": _grids,
+    "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
     "prompt_token_ids": tuple,
     "token_ids": tuple,
     "image_digests": tuple,
