@@ -18,6 +18,7 @@ from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
 from pipegen.config import ChatConfig, read_chat
 from pipegen.core.errors import CallFailed
+from pipegen.core.functional import without_none
 from pipegen.core.slots import is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records import strict_json
@@ -76,7 +77,7 @@ def _dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
     agent, messages = speaker.agent, speaker.messages(prompt)
     engine: Any = speaker.route.engine
     if not hasattr(engine, "prepare"):
-        options = {name: value for name, value in flat_values(agent.backend.options).items() if value is not None}
+        options = without_none(flat_values(agent.backend.options))
         return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
     slot = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
     if not is_ok(slot):

@@ -21,6 +21,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest
+from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, freeze, nearest
@@ -58,7 +59,7 @@ def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: b
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
     result = _result(slot.unwrap(), brief)
-    return {"id": result.pop("id") if id is None else id, "ok": True, **{name: value for name, value in result.items() if name != "id"}}
+    return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id")}
 
 
 def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
@@ -66,7 +67,7 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(result_from({name: value for name, value in values.items() if name != "ok"}))
+        return Success(result_from(dissoc(dict(values), "ok")))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -110,7 +111,7 @@ def error_from(values: Any) -> GenerationError:
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
     fields["finish"] = result.finish.value
-    fields["options"] = {name: value for name, value in flat_values(result.options).items() if value is not None}
+    fields["options"] = without_none(flat_values(result.options))
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     if fields.pop("previous") is not None and result.previous is not None:
         fields["previous"] = _result(result.previous, brief)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
+from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.options import StopOptions
@@ -81,7 +82,7 @@ def seeds_draw_apart(route: Route) -> None:
     if not honours(route, "seed") or not honours(route, "temperature"):
         return
     drawn = [_output(result) for result in _drawn(route)]
-    rows = [set(drawn[start : start + len(SEEDS)]) for start in range(0, len(drawn), len(SEEDS))]
+    rows = [set(row) for row in partition_all(len(SEEDS), drawn)]
     expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
 
 
