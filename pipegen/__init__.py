@@ -42,7 +42,11 @@ if typing.TYPE_CHECKING:
     from pipegen.drivers.streaming import Delta, Done, astream, stream
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
+    from pipegen.engines.settings import ModelLoadConfig
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.jobs.export import finished_rows
+    from pipegen.jobs.journal import JournalError
+    from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.media.folder import images_in
     from pipegen.records import strict_json
     from pipegen.records.fields import InvalidField, UnknownField
@@ -50,7 +54,7 @@ if typing.TYPE_CHECKING:
     from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
     from pipegen.records.plain import request_from
     from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
-    from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
+    from pipegen.records.results import Finish, GenerationResult, TokenLogprob
     from pipegen.stages.stopping import cut
 
 __all__ = [
@@ -78,6 +82,8 @@ __all__ = [
     "InternalError",
     "InvalidField",
     "InvalidRequest",
+    "Job",
+    "JournalError",
     "MalformedResponse",
     "Message",
     "ModelLoadConfig",
@@ -117,6 +123,7 @@ __all__ = [
     "each",
     "error_to_plain",
     "fallback",
+    "finished_rows",
     "from_plain",
     "grid",
     "identity",
@@ -124,6 +131,8 @@ __all__ = [
     "imap",
     "imap_keyed",
     "is_ok",
+    "job",
+    "job_keyed",
     "plugins",
     "pure",
     "request_from",
@@ -150,6 +159,9 @@ _HOMES = {
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
+        "pipegen.jobs.export": "finished_rows",
+        "pipegen.jobs.journal": "JournalError",
+        "pipegen.jobs.runner": "Job job job_keyed",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
@@ -157,7 +169,8 @@ _HOMES = {
         "pipegen.core.fallback": "fallback",
         "pipegen.core.pipe": "Pipe call each identity pure",
         "pipegen.engines.plugin": "Plugin",
-        "pipegen.records.results": "Finish GenerationResult ModelLoadConfig TokenLogprob",
+        "pipegen.engines.settings": "ModelLoadConfig",
+        "pipegen.records.results": "Finish GenerationResult TokenLogprob",
         "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",

@@ -59,7 +59,7 @@ class _Deltas:
         """Start a call without the rows that have shown text already: those are never tried again, their answer stands."""
         fresh = [place for place, row in enumerate(wanted.rows) if not self.shown.get(row)]
         self.wanted = replace(wanted, inputs=tuple(wanted.inputs[place] for place in fresh), rows=tuple(wanted.rows[place] for place in fresh))
-        self.followers = [wanted.follow(asked) if wanted.shown and wanted.follow is not None else None for asked in self.wanted.inputs]
+        self.decoders: dict[int, Any] = {}
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
 
@@ -68,16 +68,19 @@ class _Deltas:
         if isinstance(event, RowDone):
             self.slots[event.row] = event.slot
             return
-        follower, row = self.followers[event.row], self.wanted.rows[event.row]
+        row = self.wanted.rows[event.row]
         if isinstance(event, TextMade):
             text = event.text if self.wanted.shown else ""
             if text or event.reasoning:
                 self.shown[row] = self.shown.get(row, "") + text
                 yield Delta(index=row[0], sample=row[1], text=text, reasoning=event.reasoning)
             return
-        if follower is None:
+        follow = self.wanted.follow if self.wanted.shown else None
+        if follow is None:
             return
-        text = "".join(follower.feed(token_id) for token_id in event.token_ids if follower.finish is None)
+        if event.text is None and event.row not in self.decoders:  # the engine does not decode
+            self.decoders[event.row] = follow(self.wanted.inputs[event.row])
+        text = self.decoders[event.row].take(event.token_ids) if event.text is None else event.text
         if text:
             self.shown[row] = self.shown.get(row, "") + text
             yield Delta(index=row[0], sample=row[1], text=text)

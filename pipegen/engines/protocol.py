@@ -46,6 +46,8 @@ class TokensMade:
 
     row: int
     token_ids: tuple[int, ...]
+    text: str | None = None
+    """The text that is final with them; None where the engine does not decode, and who reads the stream does."""
 
 
 @record
@@ -82,6 +84,11 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -143,6 +150,11 @@ class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
 
     def stream(self, inputs: Sequence[ResolvedRequest]) -> Iterator[TextMade | RowDone]:
         """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers, by all that is known of it: its name and who serves it."""
         ...
 
     @property

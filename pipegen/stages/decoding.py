@@ -78,7 +78,7 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     kept = count if ended is None else ended + 1
     finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
     if kept < len(ids):
-        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept])
+        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept], ending=None)
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
     shown = raw.token_ids[:ended]
@@ -88,7 +88,8 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     else:
         text, text_ends = spell(tokenizer, shown, hidden)
     text_ends += text_ends[-1:] or (0,) if ended is not None else ()
-    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop))
+    followed = None if raw.ending is None else text
+    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, followed=followed))
 
 
 def _unforced(raw: Raw, kept: int, limit: int) -> tuple[Finish, str | None]:

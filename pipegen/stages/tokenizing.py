@@ -22,6 +22,7 @@ from typing import cast
 
 from returns.result import Failure, Success
 
+from pipegen.core.border import of_tokenizer
 from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
@@ -129,7 +130,7 @@ def _with_images(
 
 
 def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return (placeholder,) * image.tokens if image.expansion is None else tokenizer.encode(image.expansion)
+    return (placeholder,) * image.tokens if image.expansion is None else of_tokenizer(tokenizer.encode, image.expansion)
 
 
 def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
@@ -152,9 +153,9 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
         words = f"the prompt holds half a surrogate pair at character {refusal.start}"
         return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
     first = rendered.bos if hidden.startswith(rendered.bos) else ""
-    bos = tokenizer.encode(first) if first else ()
+    bos = of_tokenizer(tokenizer.encode, first) if first else ()
     if rendered.control is None:
-        return Success(bos + tokenizer.encode(text[len(first) :]))
+        return Success(bos + of_tokenizer(tokenizer.encode, text[len(first) :]))
     guarded = _guarded_ids(hidden[len(first) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
     return guarded.map(lambda ids: bos + ids)
 
@@ -167,7 +168,7 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     """
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
-        plain = tokenizer.encode(marks.put_back(hidden))
+        plain = of_tokenizer(tokenizer.encode, marks.put_back(hidden))
         known = control.known
         seen = [number for number in plain if number in known]
         written = [control.ids[token] for token in pieces[1::2]]
@@ -216,7 +217,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
     written, known = [control.ids[token] for token in run.tokens if token], control.known
     if run.plain:
-        ids = tokenizer.encode(run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
+        ids = of_tokenizer(tokenizer.encode, run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
         if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):
             return list(ids[1:] if run.tokens[0] else ids)
     out: list[int] = []
@@ -242,7 +243,7 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
     for row, text in enumerate(pieces[0::2]):
         kept = text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
         kept = kept.rstrip(_SPACE) if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0] else kept
-        out += tokenizer.encode_plain(kept, first=first and not row) if kept else ()
+        out += of_tokenizer(tokenizer.encode_plain, kept, first=first and not row) if kept else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
 
@@ -251,10 +252,10 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
 def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
     """Whether the added token takes in the white space before it, and after it, as Phi's do. Found out, since it is no part of its text."""
     alone = (tokenizer.control_tokens[token],)
-    return tokenizer.encode(" \n" + token) == alone, tokenizer.encode(token + " \n") == alone
+    return of_tokenizer(tokenizer.encode, " \n" + token) == alone, of_tokenizer(tokenizer.encode, token + " \n") == alone
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_seen(tokenizer: Tokenizer, token: str) -> bool:
     """Whether the tokenizer sees the token inside a word; some are seen only as whole words."""
-    return tokenizer.control_tokens[token] in tokenizer.encode(f"x{token}x")
+    return tokenizer.control_tokens[token] in of_tokenizer(tokenizer.encode, f"x{token}x")

@@ -86,7 +86,7 @@ def test_pixel_budgets_are_whole_and_positive(name: str, value: Any) -> None:  #
     [
         ("json_schema", "{", "a JSON Schema as a mapping or as JSON text"),
         ("json_schema", "[]", "a JSON Schema as a mapping or as JSON text"),
-        ("json_schema", {"a": float("nan")}, "NaN is no number"),
+        ("json_schema", {"a": float("nan")}, "NaN is not a number"),
         ("json_schema", {"a": object()}, "plain data"),
         ("json_schema", True, "a JSON Schema"),
         ("regex", "", "a string that is not empty"),
@@ -272,6 +272,6 @@ def test_an_option_that_stands_in_a_record_of_its_own_says_in_which(name: str) -
     (group, kind) = next((group, kind) for group, kind in GROUPS.items() if name in {f.name for f in dataclasses.fields(kind)})
     with pytest.raises(UnknownField) as refused:
         GenerationOptions(**{name: None})
-    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it stands in {group}: {group}={kind.__name__}({name}=...)"
-    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It stands in {group}"):
+    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it is a field of {group}: {group}={kind.__name__}({name}=...)"
+    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It is a field of {group}"):
         GenerationOptions(**{f"{name}_": None})

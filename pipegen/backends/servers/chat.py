@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.backends.http.access import Access
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.collect import ChatDelta, ChatOutput, ChatRow, result_of
+from pipegen.backends.servers.collect import ChatOutput, ChatRow, result_of
 from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.sending import Make
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.protocol import TextMade
+from pipegen.engines.settings import ChatServerSettings
 from pipegen.media.image import file_to_send
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImagePart, Message, plain_messages
 from pipegen.records.options import resolve
@@ -38,6 +40,15 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
+    def __init__(self, wire: Wire, access: Access, settings: ChatServerSettings, model: str) -> None:
+        super().__init__(wire, access, settings, model)
+        self.server_limit = settings.server_limit
+
+    @property
+    def identity(self) -> str:
+        """All that is known of the weights: the model's name, and who serves it."""
+        return self.address
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)
@@ -52,22 +63,19 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """The finished result of a row's answer, cut and trimmed."""
         return result_of(answer, route, self.plugins)
 
-    def events(self, position: int, brought: ChatDelta) -> TextMade:
-        return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
-
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
-            return self.followed(asked, deadline, None)
+            return self.followed(0, asked, deadline, None)
         return self.sender.whole(_Whole(self, asked), deadline)
 
-    async def followed(self, asked: ResolvedRequest, deadline: float, tell: Callable[[ChatDelta], None] | None) -> Slot[ChatOutput]:
+    async def followed(self, position: int, asked: ResolvedRequest, deadline: float, tell: Callable[[TextMade], None] | None) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
             made = row.take(piece)
             if tell is not None and (made.text or made.reasoning):
-                tell(made)
+                tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
             return row.cut_short
 
         make = self.make(asked, stream=True)
@@ -186,7 +194,7 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRe
             f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         )
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
-    if engine.sender.settings.server_limit and (said is None or said.max_new_tokens is None):
+    if engine.server_limit and (said is None or said.max_new_tokens is None):
         options = dataclasses.replace(options, max_new_tokens=None)
     chat = options.chat
     if (

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import EXHAUSTED, guard_slot
+from pipegen.core.border import EXHAUSTED, guard_slot, of_tokenizer
 from pipegen.core.errors import BadImage, InvalidRequest
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import Slot, is_ok
@@ -73,6 +73,6 @@ def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_
     """
     if not image_placeholder or not images:
         return image_placeholder or ""
-    ids = {number for image in images if image.expansion is not None for number in tokenizer.encode(image.expansion)}
+    ids = {number for image in images if image.expansion is not None for number in of_tokenizer(tokenizer.encode, image.expansion)}
     tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
     return "\0".join(dict.fromkeys([image_placeholder, *tokens]))
