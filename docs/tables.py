@@ -1,52 +1,37 @@
-"""Write the tables of the documentation, and how pipegen is installed, from the code: `python docs/tables.py`. Tests see that the pages hold them."""
+"""The tables of the documentation, made of the code whenever the pages are built, and how pipegen is installed: `python docs/tables.py` writes that."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
-import pipegen.records.options
 from pipegen.config.chat_fields import field_help, passed_on
-from pipegen.config.keys import ALIASES, KEYS, TYPES
-from pipegen.config.schema import field_words, schema
+from pipegen.config.keys import KEYS, TYPES
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
-from pipegen.records.options import DEFAULTS, GenerationOptions, flat_values
+from pipegen.records.option_records import GROUPS, GenerationOptions
+from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 
 PAGES = Path(__file__).parent
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
-NESTED = {
-    "stop": "StopOptions",
-    "decode": "DecodeOptions",
-    "chat": "ChatTemplateOptions",
-    "preprocess": "VlmPreprocessOptions",
-    "structured": "StructuredOptions",
-}
 
 
 def shown_type(hint: str) -> str:
     """What a field takes, in the words of the reader: without its check and without None."""
-    inner = re.sub(r"^Annotated\[(.*?), \w+(\(.*\))?\]$", r"\1", hint).removesuffix(" | None")
+    inner = re.sub(r"^Annotated\[(.*?), (whole|real|boolean|text|tuple_of|one_of|mapping|_\w+)\b.*\]$", r"\1", hint, flags=re.DOTALL).removesuffix(" | None")
     return re.sub(r"^Literal\[(.*)\]$", lambda found: " or ".join(found.group(1).split(", ")), inner).replace("Mapping[str, Any]", "mapping").replace("|", "or")
 
 
 def options_table() -> str:
     """One row for each option."""
-    defaults, rows = flat_values(DEFAULTS), ["| option | takes | default | |", "| --- | --- | --- | --- |"]
-    groups = [("", GenerationOptions), *((name, getattr(pipegen.records.options, kind)) for name, kind in NESTED.items())]
-    for group, kind in groups:
-        words = field_words(kind)
-        for field in dataclasses.fields(kind):
-            if field.name in NESTED and not group:
-                continue
-            default = defaults[field.name]
-            shown = "" if default is None else f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
-            name = f"{group}.{field.name}" if group else field.name
-            rows.append(f"| `{name}` | {shown_type(str(field.type))} | {shown} | {words[field.name]} |")
+    rows = ["| option | takes | default | |", "| --- | --- | --- | --- |"]
+    for name, entry in OPTIONS.items():
+        kind, default = GROUPS.get(entry.group, GenerationOptions), entry.row.default
+        shown = "" if default is None else f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
+        full = f"{entry.group}.{name}" if entry.group else name
+        rows.append(f"| `{full}` | {shown_type(kind.__annotations__[name])} | {shown} | {entry.help} |")
     return "\n".join(rows)
 
 
@@ -63,8 +48,8 @@ def keys_table() -> str:
     """The keys that a backend takes in a file."""
     rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
     rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
-    rows += [f"| `{name}` | {', '.join(key.constructors)} | {key.words} |" for name, key in KEYS.items()]
-    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items())]
+    rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
+    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items())]
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, dialects in passed_on().items():
         groups.setdefault(dialects, []).append(f"`{name}`")
@@ -73,14 +58,15 @@ def keys_table() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table, "config.md": keys_table}
-SCHEMA = Path(str(resources.files("pipegen.config"))) / "chat.schema.json"
 
 
-def with_table(page: str, table: str) -> str:
-    """The page with what stands between its two markers replaced."""
-    before, rest = page.split("<!-- table -->\n", 1)
-    after = rest.split("<!-- end of table -->", 1)[1]
-    return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs for each page: the page with its table between its two markers."""
+    table = TABLES.get(page.file.src_uri)
+    if table is None:
+        return markdown
+    before, rest = markdown.split("<!-- table -->\n", 1)
+    return f"{before}{table()}\n{rest.split('<!-- end of table -->', 1)[1]}"
 
 
 def with_commands(page: str) -> str:
@@ -91,7 +77,3 @@ def with_commands(page: str) -> str:
 if __name__ == "__main__":
     for path in (PAGES.parent / "README.md", *PAGES.rglob("*.md")):
         path.write_text(with_commands(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, table in TABLES.items():
-        page = PAGES / name
-        page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")
-    SCHEMA.write_text(json.dumps(schema(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import cast
 
 from returns.result import Failure, Result, Success
@@ -22,9 +23,9 @@ from pipegen.core.errors import (
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, flat_values, resolve as resolve_options
 from pipegen.records.requests import GenerationRequest
@@ -43,8 +44,11 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     is refused. Where the model's facts cannot be read, every request fails with the reason, so that a fallback sees it. The pipe owns its engine.
     """
 
+    own: Callable[[GenerationRequest], Slot[ResolvedRequest]]
+    own, reads = (functools.partial(resolve_row, engine=engine), engine) if takes_tokens(engine) else (engine.resolve, None)
+
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
-        job = resolve_row(request, engine) if takes_tokens(engine) else engine.resolve(request)
+        job = own(request)
         if not is_ok(job):
             return job
         count = job.unwrap().options.samples or 1
@@ -56,7 +60,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     rows = each("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        error = _unreadable(engine) if takes_tokens(engine) and any(map(is_ok, batch)) else None
+        error = _unreadable(reads) if reads is not None and any(map(is_ok, batch)) else None
         if error is not None:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
