@@ -37,7 +37,7 @@ def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | No
 
 
 def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
-    """The error where the prompt or an option such as `stop_token_ids` holds an id that the model does not have; None if none does, or its vocabulary is not known.
+    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does not have; None if none does, or the model is unread.
 
     A tokenizer may have more ids than the model's embedding has rows. One such id would end the call for every row.
     """
