@@ -173,6 +173,14 @@ def _choices(value: Any) -> Any:
     return kept
 
 
+def _allowed(value: Any) -> Any:
+    ids = tuple_of(integer(low=0, high=2**31 - 1))(value)
+    if not ids:
+        raise ValueError("at least one token id")
+    return ids
+
+
+with_schema(_allowed, {**schema_of(tuple_of(integer(low=0, high=2**31 - 1))), "minItems": 1})
 with_schema(_schema, {"type": ["object", "string"]})
 with_schema(_choices, {**schema_of(tuple_of(non_empty_string)), "minItems": 1})
 
@@ -268,6 +276,12 @@ class GenerationOptions:
         "Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all.",
         OptionRow(0.0, SERVED, wires="min_p", trial=0.5),
     ] = None
+    allowed_token_ids: Annotated[
+        tuple[int, ...] | None,
+        _allowed,
+        "Generate these tokens only; an end token too, if it is among them. Without it every token may be generated.",
+        OptionRow(None, frozenset({"hf", "vllm", "vllm_server", "vllm_chat"}), wires="allowed_token_ids", trial=(5, 6)),
+    ] = None
     repetition_penalty: Annotated[
         float | None,
         number(above=0),
@@ -342,6 +356,7 @@ class GenerationOptions:
             top_p: float | None = None,
             top_k: int | None = None,
             min_p: float | None = None,
+            allowed_token_ids: Sequence[int] | None = None,
             repetition_penalty: float | None = None,
             presence_penalty: float | None = None,
             frequency_penalty: float | None = None,
