@@ -95,8 +95,8 @@ def test_options_of_the_run_may_be_a_mapping(driver: Callable[..., Any]) -> None
 @every_driver
 @pytest.mark.parametrize("images", ["docs", {"root": "docs"}, True])
 def test_the_policy_of_images_is_a_record(driver: Callable[..., Any], images: Any) -> None:
-    with pytest.raises(TypeError, match=f"images is an ImagePolicy, not {type(images).__name__}"):
-        driver(ROUTE, [], images=images)
+    with pytest.raises(TypeError, match=f"image_policy is an ImagePolicy, not {type(images).__name__}"):
+        driver(ROUTE, [], image_policy=images)
 
 
 @every_driver
