@@ -16,7 +16,7 @@ def config(backend: str, **said: Any) -> pg.ModelLoadConfig:
 
 def test_every_backend_is_named_as_its_function() -> None:
     assert all(callable(getattr(pg.backends, name)) for name in pg.backends.BACKENDS)
-    assert set(pg.backends.BACKENDS) == set(pg.backends.__all__) - {"BACKENDS", "load", "route_of"}
+    assert set(pg.backends.BACKENDS) == set(pg.backends.__all__) - {"BACKENDS", "load"}
 
 
 def test_a_server_is_asked_where_the_configuration_says() -> None:
@@ -24,7 +24,7 @@ def test_a_server_is_asked_where_the_configuration_says() -> None:
     pytest.importorskip("tenacity")
     with FaultyServer() as server:
         said = {"base_url": server.url, "dialect": "vllm", "served_model_name": "toy"}
-        with pg.backends.route_of(config("openai_server", batch_size=3, engine_kwargs=said)) as route:
+        with pg.backends.load(config("openai_server", batch_size=3, engine_kwargs=said)) as route:
             (slot,) = pg.run(route, [{"messages": [{"role": "user", "content": "abc"}]}])
             settings = route.engine.sender.settings  # type: ignore[attr-defined]  # of an online engine
     assert (slot.unwrap().route, slot.unwrap().text) == ("vllm_chat", "cba")
@@ -36,7 +36,7 @@ def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: st
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     pytest.importorskip("transformers")
-    assert pg.backends.route_of(config(backend, variant="vlm", engine_kwargs={"base_url": "http://h:1"})).name == backend
+    assert pg.backends.load(config(backend, variant="vlm", engine_kwargs={"base_url": "http://h:1"})).name == backend
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_server_asked_by_token_ids_takes_what_its_checkpoint_needs(backend: st
 )
 def test_what_a_server_does_not_take_is_refused(backend: str, said: dict[str, Any], words: str) -> None:
     with pytest.raises(pg.InvalidField, match=words) as refusal:
-        pg.backends.route_of(config(backend, **said))
+        pg.backends.load(config(backend, **said))
     assert "sk-secret" not in str(refusal.value)
 
 
