@@ -84,7 +84,7 @@ def test_the_second_engine_takes_over_for_the_errors_that_are_named(when: dict[s
 
 def test_an_error_to_fall_back_for_that_there_is_none_of_is_refused() -> None:
     assert config("hf").fallback_when == ("UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin")
-    with pytest.raises(pg.InvalidField, match="the name of an error.*did you mean 'Timeout'"):
+    with pytest.raises(pg.InvalidField, match=r"the name of an error.*did you mean 'Timeout'"):
         config("hf", fallback_when=("Timeot",))
 
 
