@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import griffe
@@ -24,6 +25,19 @@ def fenced(text: str) -> str:
 
 class Doctests(griffe.Extension):
     """Applied to every object that is loaded."""
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Show a field of a record by its type, with the help that its annotation holds."""
+        if (
+            isinstance(attr.annotation, griffe.ExprSubscript)
+            and str(attr.annotation.left) == "Annotated"
+            and isinstance(attr.annotation.slice, griffe.ExprTuple)
+        ):
+            kind, *extras = attr.annotation.slice.elements
+            words = [ast.literal_eval(extra) for extra in map(str, extras) if extra[:1] in "'\""]
+            attr.annotation = kind
+            if words and attr.docstring is None:
+                attr.docstring = griffe.Docstring(words[0], parent=attr)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

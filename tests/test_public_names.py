@@ -19,6 +19,8 @@ from types import ModuleType
 import pytest
 
 import pipegen
+from pipegen.engines.settings import SETTINGS
+from pipegen.records.engine_list import BACKENDS
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
 NEEDS_TORCH = ("pipegen.backends.hf.", "pipegen.embedded.")
@@ -136,4 +138,8 @@ def test_a_section_of_the_reference_shows_what_it_names() -> None:
 def test_every_function_of_a_package_is_in_the_reference(package: str) -> None:
     public = importlib.import_module(f"pipegen.{package}")
     shown = {path.rpartition(".")[2] for path in sections() if path.startswith(f"pipegen.{package}.")}
-    assert {name for name in public.__all__ if callable(getattr(public, name))} - {"Plugin"} <= shown
+    assert {name for name in public.__all__ if callable(getattr(public, name))} - {"Plugin", *BACKENDS} <= shown
+
+
+def test_the_settings_of_every_engine_are_in_the_reference() -> None:
+    assert {f"{kind.__module__}.{kind.__name__}" for kind in SETTINGS.values()} <= set(sections())
