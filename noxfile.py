@@ -34,6 +34,7 @@ CORE = (
     "core/drive",
     "core/errors",
     "core/fallback",
+    "core/functional",
     "core/joining",
     "core/pipe",
     "core/slots",
