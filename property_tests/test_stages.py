@@ -133,6 +133,25 @@ def test_each_sample_is_judged_as_it_would_be_alone(asked: list[Any], falls_back
         assert all(one.previous is not None and one.previous.text in answers for one in made)
 
 
+def judge_twice(result: pg.GenerationResult) -> pg.GenerationRequest:
+    request = judge(result)
+    return dataclasses.replace(request, options=pg.GenerationOptions(seed=request.options.seed if request.options else 0, samples=1 + len(result.text) % 2))
+
+
+@given(st.lists(sampled, max_size=4), st.integers(0, 4))
+def test_a_pipeline_of_routes_gives_a_request_what_it_gives_it_alone(asked: list[Any], cut: int) -> None:
+    pipe = pg.route(engine()) >> pg.pure("judge", judge_twice) >> pg.route(engine(), name="judge")
+    slots = pg.run(pipe, asked)
+    assert slots == tuple(pg.run(pipe, [request])[0] for request in asked)
+    assert slots == pg.run(pipe, asked[:cut]) + pg.run(pipe, asked[cut:])
+    assert asyncio.run(pg.arun(pipe, asked)) == slots
+    shown = _joined(list(pg.stream(pipe, asked)))
+    for index, slot in enumerate(slots):
+        if pg.is_ok(slot):
+            texts = {(index, sample): one.unwrap().text for sample, one in enumerate(slot.unwrap().completions) if pg.is_ok(one)}
+            assert {place: text for place, text in shown.items() if place[0] == index} == {place: text for place, text in texts.items() if text}
+
+
 def _one(request: Any, sample: int) -> Any:
     seed = derive_seed(request.options.seed, sample)
     return dataclasses.replace(request, options=dataclasses.replace(request.options, seed=seed, samples=1))

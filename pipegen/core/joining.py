@@ -127,14 +127,13 @@ class _Samples:
         self.rows: list[Row] | None = None
         """Of each slot its request and its sample; None while every request has one slot."""
         self.requests: Sequence[Slot[Any] | None] = ()
-        """The requests as they were before they became rows; None where the rows hold answers to later ones."""
+        """Of each request what the last stage that opens was given; None where that was several rows already."""
         self.before: Batch[Any] | None = None
         """Of each slot the answer that its request was made of, once there is one."""
 
     def begin(self, batch: Batch[Any], rule: Sampling, *, expands: bool) -> Batch[Any]:
         """Before a stage that opens: the batch with each request in as many rows as it asks for."""
-        if self.rows is None:
-            self.requests = batch
+        self.requests = batch if self.rows is None else [slots[0] if len(slots) == 1 else None for slots in self._of_each_request(batch)]
         if not expands:
             return batch
         counts = [rule.count(slot) for slot in batch]
@@ -167,16 +166,18 @@ class _Samples:
         if self.before is not None:
             batch = tuple(rule.link(slot, before) for slot, before in zip(batch, self.before, strict=True))
         self.before = None if last else batch
+        if not last or self.rows is None:
+            return batch
+        groups, self.rows = self._of_each_request(batch), None
+        return tuple(rule.gather(group, request) for group, request in zip(groups, self.requests, strict=True))
+
+    def _of_each_request(self, batch: Batch[Any]) -> list[list[Slot[Any]]]:
         if self.rows is None:
-            return batch
-        if not last:
-            self.requests = (None,) * len(self.requests)
-            return batch
+            return [[slot] for slot in batch]
         groups: list[list[Slot[Any]]] = [[] for _ in self.requests]
         for (request, _), slot in zip(self.rows, batch, strict=True):
             groups[request].append(slot)
-        self.rows = None
-        return tuple(rule.gather(group, request) for group, request in zip(groups, self.requests, strict=True))
+        return groups
 
     def placed(self, wanted: Call, turn: _Turn) -> Call:
         """A call of the stage as the whole batch sees it."""
