@@ -14,10 +14,10 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import PreparedImage, Prompt
 
-__all__ = ["LightModel", "OnModel"]
+__all__ = ["ModelMetadata", "OnModel"]
 
 
-class LightModel(Protocol):
+class ModelMetadata(Protocol):
     """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
 
     @property
@@ -58,37 +58,30 @@ class LightModel(Protocol):
 
 
 class OnModel:
-    """The part of an `Engine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
+    """The part of a `TokenEngine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
 
-    _checkpoint: Any
-    """A `LightModel`, or more than that, as each engine declares it."""
+    _checkpoint: ModelMetadata
 
     @property
     def tokenizer(self) -> Tokenizer:
-        told: Tokenizer = self._checkpoint.tokenizer
-        return told
+        return self._checkpoint.tokenizer
 
     @property
     def renderer(self) -> Renderer:
-        told: Renderer = self._checkpoint.renderer
-        return told
+        return self._checkpoint.renderer
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        told: tuple[int, ...] = self._checkpoint.eos_token_ids
-        return told
+        return self._checkpoint.eos_token_ids
 
     @property
     def bos_token(self) -> str | None:
-        told: str | None = self._checkpoint.bos_token
-        return told
+        return self._checkpoint.bos_token
 
     @property
     def image_placeholder(self) -> str | None:
-        told: str | None = self._checkpoint.image_placeholder
-        return told
+        return self._checkpoint.image_placeholder
 
     @property
     def generation_config(self) -> immutabledict[str, Any]:
-        told: immutabledict[str, Any] = self._checkpoint.generation_config
-        return told
+        return self._checkpoint.generation_config

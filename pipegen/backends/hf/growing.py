@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-__all__ = ["GrowingLayer", "GrowingSlidingWindowLayer", "growing"]
+__all__ = ["GrowingLayer", "growing"]
 
 SPARE = 64
 """Columns of room that new tensors have at least; they have a quarter of their columns where that is more."""

@@ -20,13 +20,13 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.memory import max_cached_tokens
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.plan import group_size, order
-from pipegen.backends.hf.rows import HFRow
+from pipegen.backends.hf.rows import HFRow, group_size, order
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.stages.parts.row_decoder import feed_each
 
 __all__ = ["ModelTraits", "Schedule", "Work"]
+
 
 PASS = 8192
 """Prompt tokens that are read in one pass, of several prompts."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipegen.backends.servers.wire import ServerRequest
 
-__all__ = ["BASE", "TOKEN", "most_bytes", "most_bytes_of_stream"]
+__all__ = ["BASE", "most_bytes", "most_bytes_of_stream"]
 
 BASE = 2**24
 """The bytes that any answer may have."""

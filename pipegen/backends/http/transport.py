@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.bounds import BASE
-from pipegen.backends.http.client import Broken, Client, Opened, TooLong, Upload
+from pipegen.backends.http.client import Broken, Client, Events, Opened, TooLong, Upload
 from pipegen.backends.http.deadlines import Block, Deadlines, Late
 from pipegen.backends.http.gate import Gate, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.http.sse import Events
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.settings import ServerSettings

@@ -6,14 +6,14 @@ Each engine is one file of pure functions that build and read its wire records, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from pipegen.backends.servers.wire import AsyncBackend, Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 
 if TYPE_CHECKING:
     from pipegen.drivers.route import Route
 
-__all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
+__all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
 
 
 NEEDED = ("aiohttp", "orjson", "tenacity")
@@ -35,7 +35,6 @@ def token_server(
     and `MissingExtra` (an ImportError), which says what to install.
     """
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
-    from pipegen.backends.checkpoint.metadata import LightModel
     from pipegen.backends.http.access import access_to
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.backends.servers.settings import ServerSettings
@@ -47,7 +46,7 @@ def token_server(
         need(package, "online", "asking a server")
     access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
     checkpoint = Checkpoint(ModelLoadConfig(model=model, backend=wire.name, **(load or {})))
-    return route(ServerEngine(wire, cast(LightModel, checkpoint), access, ServerSettings(**(settings or {})), model))
+    return route(ServerEngine(wire, checkpoint, access, ServerSettings(**(settings or {})), model))
 
 
 def chat_server(

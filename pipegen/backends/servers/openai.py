@@ -14,12 +14,12 @@ from returns.result import Failure, Success
 
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
-from pipegen.backends.servers.choices import pieces, whole
+from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
-from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.wire_names import OPENAI, PLAIN, form_of, wire_options
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.names import shown
@@ -55,12 +55,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
-        "max_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "seed": options.seed,
+        **wire_options(options, "chat", OPENAI if dialect == "plain" else PLAIN),
         "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
@@ -69,8 +64,6 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     if dialect != "plain" and chat is not None:
         more = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
-            "min_p": options.min_p,
-            "repetition_penalty": options.repetition_penalty,
             # Where the end token is ignored, it would only be held back.
             "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
             "stop": list(stops) or None,

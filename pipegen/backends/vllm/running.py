@@ -20,9 +20,8 @@ from typing import Any, NoReturn
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
-from pipegen.backends.vllm.start import check_adapter_settings, check_files, check_version, starting
+from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, engine_arguments, starting
 from pipegen.core.errors import BackendFailed, CallFailed
 
 __all__ = ["Call", "Core", "Running"]

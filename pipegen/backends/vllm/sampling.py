@@ -9,13 +9,13 @@ import functools
 import math
 from typing import Any
 
+from pipegen.backends.wire_names import form_of, wire_options
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = ["logprob_of", "sampling_params", "unsupported"]
 
-GREEDY = 0.0
 MOST_LOGPROBS = 20
 """How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
 
@@ -46,7 +46,7 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     if options.temperature and options.temperature < least:
         words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {least:g} and above")
-    form = next(iter(_form(options)), None)
+    form = next(iter(form_of(options)), None)
     if form is not None and options.min_new_tokens:
         words = f"vllm does not honour min_new_tokens={options.min_new_tokens} with {form}: an answer that is complete before could neither end nor go on"
         return UnsupportedOption(words, option="min_new_tokens")
@@ -56,22 +56,15 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     return None
 
 
-def _form(options: GenerationOptions) -> dict[str, Any]:
-    """What form the answer must have, under the option's name; empty where it is free."""
-    asked = options.structured
-    said = {} if asked is None else {"json_schema": asked.json_schema, "regex": asked.regex, "choice": asked.choice}
-    return {name: value for name, value in said.items() if value is not None}
-
-
 def _structured(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer as an argument of `SamplingParams`; its name and its record's name depend on the version."""
-    form = _form(options)
+    form = form_of(options)
     if not form:
         return {}
     from vllm import sampling_params as module
 
     ((name, value),) = form.items()
-    said = {"json" if name == "json_schema" else name: list(value) if isinstance(value, tuple) else value}
+    said = {"json" if name == "json_schema" else name: value}
     current = getattr(module, "StructuredOutputsParams", None)
     return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
 
@@ -86,16 +79,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
 
     return _params()(
         n=1,
-        temperature=options.temperature or GREEDY,
-        top_p=options.top_p,
-        top_k=options.top_k or 0,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        seed=options.seed,
-        max_tokens=options.max_new_tokens,
-        min_tokens=options.min_new_tokens or 0,
+        **wire_options(options, "vllm"),
         stop=[],
         stop_token_ids=list(ending_ids),
         ignore_eos=True,  # the end tokens are among the ending ids

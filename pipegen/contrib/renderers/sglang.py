@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipegen.backends import wire_names
 from pipegen.backends.servers.sglang import too_long
+from pipegen.backends.wire_names import wire_name
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
@@ -19,11 +21,13 @@ from pipegen.records.fields import nearest
 
 __all__ = ["SGLangBackend"]
 
-RENAMED: Mapping[str, str] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+RENAMED: Mapping[str, str] = {
+    own: theirs for own, theirs in ((wire_name(name, "vllm"), wire_name(name, "sglang")) for name in wire_names.PLAIN) if own != theirs
+}
 SAME = frozenset(
-    {"n", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias"}
+    {"n", "stop", "ignore_eos", "logit_bias"}
+    | {wire_name(name, "sglang") for name in wire_names.PLAIN}
     | {"skip_special_tokens", "spaces_between_special_tokens", "json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"}
-    | set(RENAMED.values())
 )
 OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_trim", "detokenize")
 """Said here for every request, whatever the caller says: the ids are what counts."""
