@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from pipegen.core.backend import Backend
 from pipegen.core.slots import Batch, Slot
 
-__all__ = ["Call", "Row", "Sampling", "Steps", "relayed"]
+__all__ = ["Call", "Row", "Sampling", "Steps"]
 
 B = TypeVar("B")
 
@@ -48,16 +48,3 @@ class Sampling:
     """`gather(rows, request)` is the slot that holds all of them; `request` is None where they are no answers to one and the same request."""
     link: Callable[[Slot[Any], Slot[Any]], Slot[Any]]
     """`link(slot, before)` is the slot with the answer that its request was made of."""
-
-
-def relayed(steps: Steps[B], change: Callable[[Call], Call]) -> Steps[B]:
-    """The same steps, each call changed before it goes on."""
-    try:
-        wanted = next(steps)
-        while True:
-            wanted = steps.send((yield change(wanted)))
-    except StopIteration as done:
-        returned: Batch[B] = done.value
-        return returned
-    finally:
-        steps.close()

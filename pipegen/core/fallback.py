@@ -8,9 +8,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.calls import Call, Steps, relayed
+from pipegen.core.calls import Call, Steps
 from pipegen.core.errors import GenerationError
-from pipegen.core.joining import counted
+from pipegen.core.joining import counted, relayed
 from pipegen.core.pipe import Pipe, Rebinding, union
 from pipegen.core.slots import Batch, Slot, live_rows
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from returns.result import Success
 
-from pipegen.core.calls import Call, Row, Sampling, Steps, relayed
+from pipegen.core.calls import Call, Row, Sampling, Steps
 from pipegen.core.errors import ContractError
 from pipegen.core.slots import Batch, Slot
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
-__all__ = ["Joined", "counted", "row_by_row"]
+__all__ = ["Joined", "counted", "relayed", "row_by_row"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -32,6 +32,19 @@ def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
     if len(slots) != len(batch):
         raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
     return slots
+
+
+def relayed(steps: Steps[B], change: Callable[[Call], Call]) -> Steps[B]:
+    """The same steps, each call changed before it goes on."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send((yield change(wanted)))
+    except StopIteration as done:
+        returned: Batch[B] = done.value
+        return returned
+    finally:
+        steps.close()
 
 
 def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) -> Batch[Any]:
@@ -125,6 +138,8 @@ class _Samples:
         if not expands:
             return batch
         counts = [rule.count(slot) for slot in batch]
+        if all(count == 1 for count in counts):
+            return batch
         return self._spread([[rule.sample(slot, sample, count) for sample in range(count)] for slot, count in zip(batch, counts, strict=True)])
 
     def _spread(self, groups: Sequence[Sequence[Slot[Any]]]) -> Batch[Any]:

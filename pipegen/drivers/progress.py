@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 from returns.result import Success
 
 from pipegen.core.backend import AsyncStreamBackend, Backend
-from pipegen.core.calls import Call, relayed
+from pipegen.core.calls import Call
 from pipegen.core.drive import await_answers
+from pipegen.core.joining import relayed
 from pipegen.core.parallel import read_in_thread
 from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import Slot

@@ -127,12 +127,14 @@ def _key(job: ResolvedRequest) -> Hashable:
 
 
 def _rendered(job: ResolvedRequest, engine: TokenEngine, prepared: Prepared) -> Slot[Rendered]:
+    if not job.request.sources:
+        return render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=engine.image_placeholder or "")
     images = images_of(job, prepared)
     if not is_ok(images):
         return Failure(images.failure())
     written = image_tokens(images.unwrap(), engine.tokenizer, engine.image_placeholder)
     made = render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written)
-    return made.map(lambda one: altered(one, images=images.unwrap())) if images.unwrap() else made
+    return made.map(lambda one: altered(one, images=images.unwrap()))
 
 
 def render_row(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import cast
 
 from returns.result import Failure, Result, Success
@@ -43,8 +44,11 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     is refused. Where the model's facts cannot be read, every request fails with the reason, so that a fallback sees it. The pipe owns its engine.
     """
 
+    own: Callable[[GenerationRequest], Slot[ResolvedRequest]]
+    own, reads = (functools.partial(resolve_row, engine=engine), engine) if takes_tokens(engine) else (engine.resolve, None)
+
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
-        job = resolve_row(request, engine) if takes_tokens(engine) else engine.resolve(request)
+        job = own(request)
         if not is_ok(job):
             return job
         count = job.unwrap().options.samples or 1
@@ -56,7 +60,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     rows = each("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        error = _unreadable(engine) if takes_tokens(engine) and any(map(is_ok, batch)) else None
+        error = _unreadable(reads) if reads is not None and any(map(is_ok, batch)) else None
         if error is not None:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))

@@ -88,10 +88,8 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     It closes samples: after it, the rows of a request are put together. Text that a plugin may trim is not streamed before it is final.
     """
     name = engine.name if route is None else route
-
-    def finished(row: Any) -> Slot[GenerationResult]:
-        return trim_row(row, name, engine.plugins) if takes_tokens(engine) else engine.result(row, name)
-
+    finished: Callable[[Any], Slot[GenerationResult]]
+    finished = partial(trim_row, route_name=name, plugins=engine.plugins) if takes_tokens(engine) else partial(engine.result, route=name)
     return dataclasses.replace(
         each("trim", finished),
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),

@@ -38,6 +38,8 @@ def prepare_images(jobs: Sequence[ResolvedRequest], engine: TokenEngine) -> Prep
     for job in jobs:
         for index, source in enumerate(job.request.sources):
             wanted.setdefault((source, _preprocess(job)), index)
+    if not wanted:
+        return {}
 
     def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
         (source, options), index = item
