@@ -43,6 +43,9 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.jobs.export import finished_rows
+    from pipegen.jobs.journal import JournalError
+    from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.media.folder import images_in
     from pipegen.records import strict_json
     from pipegen.records.fields import InvalidField, UnknownField
@@ -78,6 +81,8 @@ __all__ = [
     "InternalError",
     "InvalidField",
     "InvalidRequest",
+    "Job",
+    "JournalError",
     "MalformedResponse",
     "Message",
     "ModelLoadConfig",
@@ -117,6 +122,7 @@ __all__ = [
     "each",
     "error_to_plain",
     "fallback",
+    "finished_rows",
     "from_plain",
     "grid",
     "identity",
@@ -124,6 +130,8 @@ __all__ = [
     "imap",
     "imap_keyed",
     "is_ok",
+    "job",
+    "job_keyed",
     "plugins",
     "pure",
     "request_from",
@@ -150,6 +158,9 @@ _HOMES = {
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
+        "pipegen.jobs.export": "finished_rows",
+        "pipegen.jobs.journal": "JournalError",
+        "pipegen.jobs.runner": "Job job job_keyed",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",

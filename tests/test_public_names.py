@@ -33,9 +33,8 @@ def test_the_public_names_are_sorted_and_distinct() -> None:
     assert list(pipegen.__all__) == sorted(set(pipegen.__all__))
 
 
-@pytest.mark.parametrize("name", pipegen.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(pipegen, name) is not None
+def test_every_public_name_can_be_imported() -> None:
+    assert [name for name in pipegen.__all__ if getattr(pipegen, name, None) is None] == []
 
 
 def test_what_looks_public_is_public() -> None:
@@ -45,18 +44,23 @@ def test_what_looks_public_is_public() -> None:
     assert visible - {"annotations"} <= set(pipegen.__all__)
 
 
-@pytest.mark.parametrize("name", pipegen.__all__)
-def test_every_public_function_and_class_says_what_it_does(name: str) -> None:
-    value = getattr(pipegen, name)
-    if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
-        assert inspect.getdoc(value)
+def test_every_public_function_and_class_says_what_it_does() -> None:
+    public = {name: getattr(pipegen, name) for name in pipegen.__all__}
+    described = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)}
+    assert len(described) > 60
+    assert [name for name, value in described.items() if not inspect.getdoc(value)] == []
 
 
-@pytest.mark.parametrize("name", light_modules())
-def test_every_name_that_a_module_exports_exists(name: str) -> None:
-    module = importlib.import_module(name)
-    for exported in getattr(module, "__all__", ()):
-        assert hasattr(module, exported)
+def test_every_name_that_a_module_exports_exists() -> None:
+    modules: list[ModuleType] = []
+    for name in light_modules():
+        try:
+            modules.append(importlib.import_module(name))
+        except ModuleNotFoundError as missing:
+            if missing.name not in ("jinja2", "aiohttp", "torch", "transformers", "PIL", "vllm"):
+                raise
+    assert len(modules) > 100
+    assert [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -116,13 +120,16 @@ def is_module(path: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("path", sections())
-def test_a_section_of_the_reference_shows_what_it_names(path: str) -> None:
-    """The page is made without importing, and takes a module where it finds one: so a function that hides a module is named by its own module."""
+def shows_what_it_names(path: str) -> bool:
     shown = pydoc.locate(path)
     module = importlib.import_module(path.rpartition(".")[0]) if shown is None else None  # an attribute of a function that has its module's name
-    assert shown is not None or hasattr(module, path.rpartition(".")[2])
-    assert is_module(path) == inspect.ismodule(shown)
+    return (shown is not None or hasattr(module, path.rpartition(".")[2])) and is_module(path) == inspect.ismodule(shown)
+
+
+def test_a_section_of_the_reference_shows_what_it_names() -> None:
+    """The page is made without importing, and takes a module where it finds one: so a function that hides a module is named by its own module."""
+    assert len(sections()) > 50
+    assert [path for path in sections() if not shows_what_it_names(path)] == []
 
 
 @pytest.mark.parametrize("package", ["backends", "plugins"])

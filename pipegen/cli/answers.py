@@ -112,8 +112,8 @@ async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[An
             group.create_task(_follow(answer, prompt, changed))
     for answer in answers:
         if answer.answered:
-            said = {"role": "assistant", "content": answer.parts()[1]}
-            answer.speaker.history += [{"role": "user", "content": prompt}, said]
+            message = {"role": "assistant", "content": answer.parts()[1]}
+            answer.speaker.history += [{"role": "user", "content": prompt}, message]
     return answers
 
 
@@ -131,8 +131,8 @@ def as_line(answer: Answer, *, brief: bool = True) -> str:
     """The answer as one line of JSON: `agent`, `model`, what `pipegen generate` writes of a result or an error, and the times."""
     if answer.slot is None:
         raise ContractError("an answer is written when it is whole")
-    said = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
-    if said["ok"]:
+    values = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
+    if values["ok"]:
         reasoning, text = answer.parts()
-        said |= {"text": text, "reasoning": reasoning or None}
-    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **said, **answer.facts()})
+        values |= {"text": text, "reasoning": reasoning or None}
+    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **values, **answer.facts()})

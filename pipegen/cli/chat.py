@@ -45,7 +45,7 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
         if dry_run and prompt is not None:
             lines = [dry_line(speaker, prompt) for speaker in speakers]
             _out("\n".join(line for line, _ in lines))
-            return 0 if all(made for _, made in lines) else 1
+            return 0 if all(complete for _, complete in lines) else 1
         with asyncio.Runner() as runner:
             turn = _Turn(chat, speakers, runner, as_json=as_json)
             if prompt is None:

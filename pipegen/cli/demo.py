@@ -170,11 +170,11 @@ def _print(console: Console, outcome: Outcome) -> None:
     from rich.text import Text
 
     case, slot = outcome.case, outcome.slot
-    asked = " ".join([*(f"[{name}]" for name in case.images), printable(case.question).replace("\n", "\\n")])
+    question = " ".join([*(f"[{name}]" for name in case.images), printable(case.question).replace("\n", "\\n")])
     console.print(Text.assemble(("\n" + case.title, "bold"), ("" if outcome.good else "  NOT AS EXPECTED", "bold red")))
     if case.system:
         console.print(Text(f"  system: {case.system}", "dim"))
-    console.print(Text(f"  {asked}", "dim"))
+    console.print(Text(f"  {question}", "dim"))
     if not is_ok(slot):
         error = slot.failure()
         console.print(Text.assemble(("  " + type(error).__name__, "bold red"), f": {printable(error.message)}"))

@@ -27,7 +27,7 @@ def run_diff(first: Path, second: Path, *, as_json: bool) -> int:
         else:
             print(printable(f"{name}: {difference.stage}: {difference.first} | {difference.second}"))
     counts = summary(compared)
-    say(", ".join(f"{count} {words}" if words in ("requests", "equal") else f"{count} part at {words}" for words, count in counts.items()))
+    say(", ".join(f"{count} {stage}" if stage in ("requests", "equal") else f"{count} part at {stage}" for stage, count in counts.items()))
     return 0 if counts["equal"] == counts["requests"] else 1
 
 
@@ -41,7 +41,7 @@ def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
                 if not isinstance(values, dict) or not isinstance(values.get("id"), (str, int)):
                     refuse(f"{file} line {line.number}: takes a result with an id, as pipegen generate writes it", flag)
                 if str(values["id"]) in slots:
-                    refuse(f"{file} line {line.number}: the id {values['id']!r} stands there twice", flag)
+                    refuse(f"{file} line {line.number}: the id {values['id']!r} occurs twice", flag)
                 slots[str(values["id"])] = from_plain(values)
     except OSError as refusal:
         refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)

@@ -20,33 +20,32 @@ from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
-__all__ = ["Item", "Place", "from_folder", "from_lines", "told"]
+__all__ = ["Item", "Origin", "from_folder", "from_lines", "with_system"]
 
 
-class Place(NamedTuple):
-    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or images).
-
-    `batch` is the endpoint that a line of a batch file names: its answer has that form too.
-    """
+class Origin(NamedTuple):
+    """Where a request comes from, and so where its answer goes."""
 
     id: LineId
     read: int
+    """How much of the input is read with this request: bytes, or images."""
     sidecar: Path | None = None
     batch: str | None = None
+    """The endpoint that a line of a batch file names; the answer has that form too."""
 
 
 class Item(NamedTuple):
-    """One request to be, and its place."""
+    """A request and its origin."""
 
     slot: Slot[GenerationRequest]
-    place: Place
+    origin: Origin
 
 
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
     """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative image paths start at `folder` (None: as the policy has it)."""
     for line in lines_of(stream):
         read = guard(partial(_item, line, folder), partial(_unread, line))
-        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Place(str(line.number), line.end))
+        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Origin(str(line.number), line.end))
 
 
 def _unread(line: Line, raised: Raised) -> InvalidRequest:
@@ -60,7 +59,7 @@ def _item(line: Line, folder: Path | None) -> Item:
 
 def _from_line(line: Line) -> Item:
     name, slot = request_from_line(line)
-    return Item(slot, Place(name, line.end))
+    return Item(slot, Origin(name, line.end))
 
 
 def _from_batch(line: Line) -> Item | None:
@@ -71,7 +70,7 @@ def _from_batch(line: Line) -> Item | None:
     values = read.unwrap()
     slot = request_from_batch(values, f"line {line.number}")
     name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
-    return Item(slot, Place(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
+    return Item(slot, Origin(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
 
 
 def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
@@ -80,15 +79,15 @@ def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
     return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
 
 
-def told(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
+def with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
     """The request with a system message before its messages, unless it has one of its own.
 
-    >>> told(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
+    >>> with_system(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
     'Be brief.'
     """
     if request.messages is None:
-        words = "the chat file has a system_message, which goes before messages, and this request holds none"
-        return Failure(InvalidRequest(words, hint="write the prompt as messages, or take system_message out of the chat file"))
+        message = "the chat file has a system_message, which goes before messages, and this request holds none"
+        return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
     if request.messages[0].role in ("system", "developer"):
         return Success(request)
     return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
@@ -111,7 +110,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
                 request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
             elif not overwrite and os.path.lexists(beside):
                 request = Failure(InvalidRequest(f"the sidecar {beside.name} exists already", hint="--overwrite replaces it"))
-        yield Item(request, Place(image.relative_to(folder).as_posix(), number, beside))
+        yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside))
 
 
 def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:

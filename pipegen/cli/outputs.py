@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from unicodedata import category
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
+from pipegen.jobs.journal import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.results import GenerationResult
 
@@ -38,9 +40,9 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def line_of(slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> bytes:
+def line_of(slot: Slot[GenerationResult], origin: Origin, model: str, *, brief: bool) -> bytes:
     """One line, in the form that the request had."""
-    line = to_plain(slot, place.id, brief=brief) if place.batch is None else batch_line(slot, str(place.id), model, place.batch)
+    line = to_plain(slot, origin.id, brief=brief) if origin.batch is None else batch_line(slot, str(origin.id), model, origin.batch)
     return strict_json.dump(line).encode() + b"\n"
 
 
@@ -52,13 +54,14 @@ def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, bri
     if not is_ok(slot):
         return slot
     body = slot.unwrap().text if file.suffix == ".txt" else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
-    try:
-        with file.open("wb" if overwrite else "xb") as stream:
-            stream.write(body.encode())
-    except FileExistsError:
+    if not overwrite and os.path.lexists(file):
         return Failure(InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it"))
-    except OSError as refusal:
-        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {refusal.strerror}", hint="make room, or let the folder be written to"))
+    try:
+        with new_file(file) as stream:
+            stream.write(body.encode())
+    except (JournalError, OSError) as refusal:
+        why = refusal.strerror if isinstance(refusal, OSError) else str(refusal).rpartition(": ")[2]
+        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {why}", hint="make room, or let the folder be written to"))
     return slot
 
 
@@ -69,6 +72,8 @@ class Tally:
     succeeded: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reused: int = 0
+    """How many were finished before."""
     fell_back: int = 0
     """How many succeeded on another route than the first."""
     lost_samples: int = 0
@@ -89,8 +94,9 @@ class Tally:
         """How many failed by a bug of pipegen's."""
         return self.errors[InternalError.__name__]
 
-    def count(self, slot: Slot[GenerationResult], name: LineId) -> None:
+    def count(self, slot: Slot[GenerationResult], name: LineId, *, reused: bool = False) -> None:
         """Count one request."""
+        self.reused += reused
         if is_ok(slot):
             result = slot.unwrap()
             self.succeeded += 1
@@ -122,6 +128,7 @@ class Tally:
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
+        outcome += f"; {self.reused} finished before" if self.reused else ""
         if self.lost_samples:
             outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that came through"
         if self.unanswered:

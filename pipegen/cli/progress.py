@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
 from pipegen.drivers.progress import Progress
 from pipegen.engines.names import shown
@@ -26,7 +26,7 @@ def is_shown(wanted: bool) -> bool:
 def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
     """A bar over `total` units (bytes, images; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
     if not is_shown(shown):
-        yield lambda done, words: None
+        yield lambda done, text: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -34,10 +34,10 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
     columns = [SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=total)
-        yield lambda done, words: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=words)
+        yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
 
 
-def tells(moved: Moved, tally: Tally, under_way: Sequence[Place], window: int) -> Callable[[Progress], None]:
+def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
     """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones.
 
     The first `window` of those under way are at the engine; others are prepared meanwhile.
@@ -45,7 +45,7 @@ def tells(moved: Moved, tally: Tally, under_way: Sequence[Place], window: int) -
 
     def tell(now: Progress) -> None:
         done = now.done * min(window, len(under_way)) // now.rows
-        words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
-        moved(under_way[done - 1].read if done else None, words)
+        line = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
+        moved(under_way[done - 1].read if done else None, line)
 
     return tell

@@ -32,10 +32,10 @@ def under(answer: Answer) -> str:
         return f"failed after {facts['seconds']:.1f} s · {shown(answer.speaker.agent.backend.type)}"
     result = answer.slot.unwrap()
     count = result.completion_tokens
-    words = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
-    words += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
-    words += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
-    return " · ".join([*words, shown(answer.speaker.agent.backend.type)])
+    facts_shown = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
+    facts_shown += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
+    facts_shown += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
+    return " · ".join([*facts_shown, shown(answer.speaker.agent.backend.type)])
 
 
 def name_of(agent: Agent) -> str:

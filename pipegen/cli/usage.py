@@ -82,13 +82,13 @@ def refuse(message: str, *flags: str) -> NoReturn:
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
     """The options of the whole run: flags win over the file, and the file over those of a chat file."""
-    said = options_of_flags(flags) if flags else None
+    options = options_of_flags(flags) if flags else None
     try:
-        said = said if file is None else merge(said, read_options(file))
+        options = options if file is None else merge(options, read_options(file))
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
     try:
-        return merge(said, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else said
+        return merge(options, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else options
     except InvalidField as refusal:
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
@@ -97,9 +97,9 @@ def load_of(
     config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, there: dict[str, Any], local: dict[str, Any]
 ) -> Load:
     """What the flags say to run on: a model of a chat file, a server (`there`), or a model in this process (`local`)."""
-    said = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
+    settings = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
     if config is not None:
-        for name, value in said.items():
+        for name, value in settings.items():
             if value is not None and value is not False and value != "auto":
                 refuse("goes with --model: the chat file says it, or leaves it out", flag_of(name))
         return _agent_of(config, agent, fallback)
@@ -129,29 +129,29 @@ def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
     return Server(agent.backend, fallback, agent.system_message, "--config")
 
 
-def load_config_of(**said: Any) -> ModelLoadConfig:
+def load_config_of(**settings: Any) -> ModelLoadConfig:
     """The model's load settings. Each is tried alone first, so that the refusal names its flag."""
-    for name, value in said.items():
+    for name, value in settings.items():
         try:
             ModelLoadConfig(**{"model": "embedded", name: value})
         except InvalidField as refusal:
             refuse(str(refusal), "--fallback" if name == "fallback_backend" else flag_of(name))
-    return ModelLoadConfig(**said)
+    return ModelLoadConfig(**settings)
 
 
-def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Server:
+def server_of(backend: str, model: str, fallback: str | None, **settings: Any) -> Server:
     """The server that flags describe; those that say nothing are None, or have their defaults."""
-    values = {name: value for name, value in said.items() if value is not None and value is not False and value != "auto"}
+    values = {name: value for name, value in settings.items() if value is not None and value is not False and value != "auto"}
     for name in ("base_url", *values):
         flag = flag_of(name)
         try:
-            backend_from({"type": backend, "model": model, "base_url": said.get("base_url"), name: said.get(name)}, Place(flag))
+            backend_from({"type": backend, "model": model, "base_url": settings.get("base_url"), name: settings.get(name)}, Place(flag))
         except InvalidField as refusal:
             refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
-    made = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
-    if made.constructor == "openai_server":  # the help of --max-new-tokens names the default that holds without a file
-        made = dataclasses.replace(made, settings={**made.settings, "server_limit": False})
-    return Server(made, fallback)
+    described = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
+    if described.constructor == "openai_server":  # the help of --max-new-tokens names the default that holds without a file
+        described = dataclasses.replace(described, settings={**described.settings, "server_limit": False})
+    return Server(described, fallback)
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
@@ -168,14 +168,14 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
 
 def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
     """What a request may ask for, from flags such as `--limit max_samples=5000`."""
-    said: dict[str, int] = {}
+    values: dict[str, int] = {}
     for limit in limits:
         name, _, number = limit.partition("=")
         if not number.isdecimal() or name == "allow_templates":
             refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
-        said[name] = int(number)
+        values[name] = int(number)
     try:
-        return RequestPolicy(allow_templates=allow_templates, **said)
+        return RequestPolicy(allow_templates=allow_templates, **values)
     except InvalidField as refusal:
         refuse(str(refusal), "--limit")
 

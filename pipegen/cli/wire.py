@@ -24,9 +24,9 @@ def dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
     if not hasattr(engine, "prepare"):
         options = {name: value for name, value in flat_values(agent.backend.options).items() if value is not None}
         return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
-    made = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
-    if not is_ok(made):
-        return strict_json.dump({"agent": agent.id, "error": error_to_plain(made.failure())}), False
-    request = made.unwrap()
+    slot = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
+    if not is_ok(slot):
+        return strict_json.dump({"agent": agent.id, "error": error_to_plain(slot.failure())}), False
+    request = slot.unwrap()
     url = engine.sender.access.url(request.path)
     return strict_json.dump({"agent": agent.id, "method": request.method, "url": url, "body": request.body}), True

@@ -86,6 +86,11 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
+    def identity(self) -> str:
+        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
@@ -145,6 +150,11 @@ class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
 
     def stream(self, inputs: Sequence[ResolvedRequest]) -> Iterator[TextMade | RowDone]:
         """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
         ...
 
     @property

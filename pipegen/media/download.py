@@ -39,15 +39,15 @@ def download(url: str, policy: ImagePolicy) -> bytes:
     Raises `SourceRejected` for anything but a complete answer with status 200 from an allowed address.
     """
     deadline = time.monotonic() + policy.timeout
-    place = url
+    location = url
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            body, place = _get(place, policy, deadline)
+            body, location = _get(location, policy, deadline)
         except (OSError, http.client.HTTPException, ValueError) as raised:
             # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond IDNA (UnicodeError). Their words may hold the URL.
-            said = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
-            why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else said
-            raise SourceRejected(f"{shown(place)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
+            reason = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
+            why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else reason
+            raise SourceRejected(f"{shown(location)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
         if body is not None:
             return body
     raise SourceRejected(f"{shown(url)} redirects more than {MAX_REDIRECTS} times")

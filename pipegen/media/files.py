@@ -94,5 +94,5 @@ def _tiff(data: bytes) -> Counted:
     """The tags of the first directory."""
     order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
     wide = int.from_bytes(data[2:4], order) == _BIG_TIFF
-    place = int.from_bytes(data[8:16] if wide else data[4:8], order)
-    return Counted(min(int.from_bytes(data[place : place + (8 if wide else 2)], order), MOST_PARTS + 1))
+    start = int.from_bytes(data[8:16] if wide else data[4:8], order)
+    return Counted(min(int.from_bytes(data[start : start + (8 if wide else 2)], order), MOST_PARTS + 1))

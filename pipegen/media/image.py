@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_image", "prepare"]
+__all__ = ["FORMATS", "FileToSend", "ImageSpec", "as_pil", "digest", "file_to_send", "open_image", "prepare"]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """The file formats that are read, as Pillow names them. Those that run an interpreter (EPS, PDF) or embed other files are left out."""
@@ -96,7 +96,7 @@ def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.I
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
-    'image 0 (10 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
     return _opened(data, policy, index).map(lambda opened: opened.image)
 
@@ -253,8 +253,8 @@ def prepare(data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: 
     tokens or an area outside the bounds that were asked; with `UnsupportedOption` for a budget that a `native` processor cannot honour.
     """
     if spec.kind == "native":
-        asked = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
-        for name in (name for name, said in asked.items() if said):
+        given = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
+        for name in (name for name, is_given in given.items() if is_given):
             return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has sizes of its own", option=name))
     return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
 
@@ -294,3 +294,10 @@ def _misfit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOpti
         message = f"image {index} has {width * height} pixels, outside the asked {low} to {high}, and do_resize=False keeps its size"
         return BadImage(index, message=message, hint="leave do_resize=True, or ask for other bounds")
     return None
+
+
+def as_pil(image: PreparedImage) -> Image.Image:
+    """The pixels as a Pillow image."""
+    from PIL import Image
+
+    return Image.frombytes("RGB", (image.width, image.height), image.rgb)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipegen.records.fields import InvalidField, one_of, record, whole
+from pipegen.records.fields import InvalidField, integer, one_of, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,16 +39,16 @@ class ImageSpec:
     """
 
     kind: Annotated[Literal["grid", "native"], one_of("grid", "native")] = "native"
-    patch_size: Annotated[int, whole(low=1)] = 1
+    patch_size: Annotated[int, integer(low=1)] = 1
     """Side of one patch, in pixels."""
-    merge_size: Annotated[int, whole(low=1)] = 1
+    merge_size: Annotated[int, integer(low=1)] = 1
     """Patches along each side of one token."""
-    temporal_patch_size: Annotated[int, whole(low=1)] = 1
+    temporal_patch_size: Annotated[int, integer(low=1)] = 1
     """Frames of one patch; a still image is repeated to fill them, and its grid is 1 in time."""
-    min_pixels: Annotated[int, whole(low=1)] = 1
-    max_pixels: Annotated[int, whole(low=1)] = 2**62
+    min_pixels: Annotated[int, integer(low=1)] = 1
+    max_pixels: Annotated[int, integer(low=1)] = 2**62
     """The checkpoint's own budget: areas in pixels."""
-    resample: Annotated[int, whole(low=0, high=5)] = BICUBIC
+    resample: Annotated[int, integer(low=0, high=5)] = BICUBIC
     """The processor's filter, as Pillow numbers them."""
 
     def check_all(self) -> None:

@@ -137,13 +137,13 @@ def _unquoted(text: str) -> bytes:
     """
     if "%" not in text:
         return text.encode()
-    made, start = bytearray(), 0
+    data, start = bytearray(), 0
     while start < len(text):
         end = start + _PIECE
         end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)  # an escape stays whole
-        made += unquote_to_bytes(text[start:end])
+        data += unquote_to_bytes(text[start:end])
         start = end
-    return bytes(made)
+    return bytes(data)
 
 
 def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:

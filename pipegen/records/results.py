@@ -1,4 +1,4 @@
-"""The records that travel through a pipeline, from the request to the result.
+"""The records of a pipeline, from the resolved request to the result.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> GenerationResult(text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())).finish.value
@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
-from pipegen.records.fields import boolean, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.records.fields import boolean, integer, non_empty_string, one_of, path, record, schema_of, with_schema
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -69,9 +69,9 @@ class PreparedImage:
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
-    """How many tokens of the prompt its features take the place of."""
+    """How many tokens of the prompt the image takes."""
     expansion: str | None = None
-    """What stands in the prompt for its placeholder, where that is more than so many copies of it: frames, marks of tiles, line ends."""
+    """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile marks, line ends."""
 
     def __repr__(self) -> str:
         return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
@@ -101,13 +101,13 @@ class Prompt:
 
 @record
 class Encoded:
-    """A prompt and the effective options: what an engine is called with."""
+    """A prompt and the effective options: the input of an engine."""
 
     request: GenerationRequest
     options: GenerationOptions
     prompt: Prompt
     clipped_from: int | None = None
-    """The `max_new_tokens` that was asked, where `on_overflow="clip"` lowered it."""
+    """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
 
 
 @record
@@ -117,14 +117,13 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at that position with theirs, best first, where asked."""
+    """The likeliest tokens at that position with their log probabilities, best first, if requested."""
     margin: float | None = None
-    """How much likelier the likeliest token at that position is than the second, whichever was taken: the difference of their log probabilities, at least 0.
-    None where the engine does not give two."""
+    """The difference between the two greatest log probabilities at that position, whichever token was generated; None if the engine does not give two."""
 
 
 def margin_of(logprobs: Iterable[float]) -> float | None:
-    """The difference between the greatest and the second of the model's log probabilities at one position; None where it is not known.
+    """The difference between the two greatest log probabilities at one position; None if unknown.
 
     >>> margin_of([-2.0, -0.5, -0.75]), margin_of([-0.5]), margin_of([-0.5, float("-inf")])
     (0.25, None, None)
@@ -134,7 +133,7 @@ def margin_of(logprobs: Iterable[float]) -> float | None:
 
 
 def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
-    """The smallest margin of these tokens; None where there are none, or where one of theirs is not known.
+    """The smallest margin of these tokens; None if there are none or one is unknown.
 
     >>> closest_choice([TokenLogprob(token_id=1, logprob=-0.5, margin=0.25), TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0)))])
     0.25
@@ -158,9 +157,9 @@ class Ending:
 
 @record
 class Raw:
-    """What an engine gives back for one row: the generated ids, the ending one included. The text is made from them by shared stages.
+    """What an engine returns for one row: the generated ids, the ending one included.
 
-    `aborted` says that the engine gave up on the row; `halted` that an engine-side plugin of that name ended it.
+    `aborted`: the engine gave up on the row. `halted`: the name of the engine-side plugin that ended it.
     """
 
     encoded: Encoded
@@ -209,19 +208,18 @@ class GenerationResult:
     completion_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
     margin: float | None = None
-    """Where `logprobs` are asked, how close the closest choice was: the smallest `TokenLogprob.margin` of `token_ids`. A near tie (about 0.01 in float32, 0.1
-    in bfloat16, or less) may come out otherwise in another batch, on another engine or device. It is the model's own, before temperature, penalties, filters,
-    forms and seeds, so of a sampled row it tells how sure the model was, not how close the draw was. None where it is not known for every token."""
+    """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A near tie (0.01 in float32, 0.1 in bfloat16, or less) may
+    come out differently in another batch, engine or device. It is measured before temperature, penalties, filters and seeds."""
     route: str = ""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
     reasoning: str | None = None
-    """What the model thought before it answered, where a server tells it apart from the text."""
+    """What the model thought before it answered, if a server returns it separately."""
     thinking_unfinished: bool = False
-    """The length ran out while the model was still thinking: there is no answer. More `max_new_tokens` leave room for one."""
+    """The length limit ended the row while the model was still thinking: there is no answer. Raise `max_new_tokens`."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
+    """The tool calls that a chat server found in the answer, in the OpenAI form."""
     image_grid_thw: tuple[Grid | None, ...] = ()
     image_digests: tuple[str, ...] = ()
     options: GenerationOptions
@@ -230,16 +228,15 @@ class GenerationResult:
     previous: GenerationResult | None = None
     """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
     samples: tuple[GenerationResult, ...] = ()
-    """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+    """The completions, in order, if `samples` was more than 1; the other fields are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
-    """Of those completions that failed while others came through: which they are, counted from 0, and why."""
+    """The completions that failed while others succeeded: their index, and the error."""
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as an assistant's message, to append to the conversation's messages.
+        """The answer as an assistant's message, to append to the conversation.
 
-        Its words stay text there, whatever control tokens they spell, unless `ChatTemplateOptions.trust` says otherwise. What the model thought and the
-        tools that it called have their own entries, where the engine tells them apart.
+        Control tokens in its text stay text, unless `ChatTemplateOptions.trust` includes the assistant.
         """
         more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
         message = Message(role="assistant", content=self.text, extras={name: value for name, value in more.items() if value})
@@ -247,10 +244,10 @@ class GenerationResult:
 
     @property
     def completions(self) -> Batch[GenerationResult]:
-        """A slot for each completion that was asked for, in order: one where `samples` was 1."""
-        failed, made = dict(self.failed_samples), iter(self.samples or (self,))
+        """A slot for each requested completion, in order."""
+        failed, results = dict(self.failed_samples), iter(self.samples or (self,))
         count = len(self.samples or (self,)) + len(failed)
-        return tuple(Failure(failed[sample]) if sample in failed else Success(next(made)) for sample in range(count))
+        return tuple(Failure(failed[sample]) if sample in failed else Success(next(results)) for sample in range(count))
 
 
 _DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
@@ -270,24 +267,24 @@ class ModelLoadConfig:
 
     model: Annotated[str, path]
     """A local folder, a hub name, or `embedded`."""
-    backend: Annotated[str, text] = "hf"
+    backend: Annotated[str, non_empty_string] = "hf"
     """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
-    fallback_backend: Annotated[str | None, text] = None
+    fallback_backend: Annotated[str | None, non_empty_string] = None
     """The engine for images that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
-    device: Annotated[str | None, text] = None
-    device_map: Annotated[str | None, text] = None
-    attn_implementation: Annotated[str | None, text] = None
+    device: Annotated[str | None, non_empty_string] = None
+    device_map: Annotated[str | None, non_empty_string] = None
+    attn_implementation: Annotated[str | None, non_empty_string] = None
     trust_remote_code: Annotated[bool, boolean] = False
-    revision: Annotated[str | None, text] = None
+    revision: Annotated[str | None, non_empty_string] = None
     adapter: Annotated[str | None, path] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int | None, whole(low=1)] = None
+    batch_size: Annotated[int | None, integer(low=1)] = None
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     compile: Annotated[bool, boolean] = False
     """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
-    image_memory_bytes: Annotated[int | None, whole(low=0)] = None
+    image_memory_bytes: Annotated[int | None, integer(low=0)] = None
     """Memory for images that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""

@@ -13,7 +13,7 @@ from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.protocol import TokenEngine
 from pipegen.records.results import Encoded
 
-__all__ = ["check_fit", "check_ids", "fit", "room"]
+__all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
 
 
 def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
@@ -25,10 +25,10 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     return dataclasses.replace(each("fit", fitted, keeps_text=True), rebind=lambda new: fit(new.engine(engine)))
 
 
-def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
+def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     """How many tokens can be generated after a prompt of that length; None where the engine names no limit.
 
-    >>> room(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
+    >>> remaining_tokens(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
     2
     """
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
@@ -66,7 +66,7 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     asked = encoded.options.max_prompt_tokens
     if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
-    left = room(prompt_tokens, capabilities)
+    left = remaining_tokens(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     if left is None or wanted <= left:
         return Success(encoded)

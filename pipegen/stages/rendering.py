@@ -36,15 +36,15 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok, live
 from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.fields import InvalidField, altered, record, thaw
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
+from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
-from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
+from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, written_by
 
 __all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
 
@@ -203,7 +203,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     whole = composes(source, control.ids)
     guarded = control.letters if whole else control.edges
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
-    words = foreign(said, trust)
+    words = foreign_strings(said, trust)
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded if character in joined}
 
@@ -214,10 +214,10 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
 
     if not present:
         return write(said).map(lambda text: rendered(text, Marks()))
-    found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
+    found = _look_alike(foreign_strings(said, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(said, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
     mark = _marker(write, said, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
@@ -257,7 +257,7 @@ def _marker(
         if not is_ok(text):
             return True
         hidden = text.unwrap()
-        spellings = {text.strip() for _, text in foreign(said, trust) if text.lower() == word}
+        spellings = {text.strip() for _, text in foreign_strings(said, trust) if text.lower() == word}
         shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
         return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
 

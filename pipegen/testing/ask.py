@@ -40,10 +40,10 @@ PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a sto
 LENGTH = 24
 
 
-def expect(holds: bool, words: str) -> None:
+def expect(holds: bool, message: str) -> None:
     """Raise `AssertionError` with these words unless it holds."""
     if not holds:
-        raise AssertionError(words)
+        raise AssertionError(message)
 
 
 def chat(text: str, options: GenerationOptions | None = None) -> GenerationRequest:

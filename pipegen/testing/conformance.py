@@ -95,7 +95,7 @@ def effective_options_sent_again_give_the_same(route: Route) -> None:
 def rows_do_not_depend_on_their_batch(route: Route) -> None:
     """B2, B7, A17: greedy rows give the same alone and among others, whatever their lengths and limits."""
     options = [greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
-    requests = [chat(text, said) for text, said in zip(PROMPTS, options, strict=True)]
+    requests = [chat(text, own) for text, own in zip(PROMPTS, options, strict=True)]
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
         expect(same(row, answers(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
@@ -133,9 +133,9 @@ def seeds_make_rows_repeatable(route: Route) -> None:
 
 
 def _complete(result: GenerationResult) -> None:
-    told = [entry.token_id for entry in result.logprobs or ()]
-    expect(len(told) == result.completion_tokens, f"logprobs: {len(told)} of them for {result.completion_tokens} generated tokens")
-    expect(not result.token_ids or told == list(result.token_ids), "logprobs: one for each generated token, in order")
+    token_ids = [entry.token_id for entry in result.logprobs or ()]
+    expect(len(token_ids) == result.completion_tokens, f"logprobs: {len(token_ids)} of them for {result.completion_tokens} generated tokens")
+    expect(not result.token_ids or token_ids == list(result.token_ids), "logprobs: one for each generated token, in order")
 
 
 def logprobs_are_the_models_own(route: Route) -> None:
@@ -235,15 +235,15 @@ def _json_of(text: str) -> Any:
 
 def answers_have_the_form_that_was_asked(route: Route) -> None:
     """One of the choices, a match of the regular expression, JSON of the schema."""
-    words = ("yes", "no way")
+    choices = ("yes", "no way")
     forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
-        ("choice", words, lambda text: text in words),
+        ("choice", choices, lambda text: text in choices),
         ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
-        ("json_schema", {"enum": words}, lambda text: _json_of(text) in words),
+        ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
     for name, form, holds in forms:
-        said: dict[str, Any] = {name: form}
-        options = greedy(structured=StructuredOptions(**said))
+        structured: dict[str, Any] = {name: form}
+        options = greedy(structured=StructuredOptions(**structured))
         if not honours(route, name):
             refuses(route, options, name)
             continue

@@ -137,8 +137,8 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
     """`strip_whitespace` takes it from both ends of the text, after the cut."""
     ignores: bool | None = True if honours(route, "ignore_eos") else None
     for text, free in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy(stop=StopOptions(ignore_eos=ignores)))), strict=True):
-        for place in range(1, len(free.text) - 1):
-            stop = free.text[place + 1 : place + 4]
+        for index in range(1, len(free.text) - 1):
+            stop = free.text[index + 1 : index + 4]
             wanted = cut(free.text, (stop,)).text
             if wanted != wanted.strip() and wanted.strip():
                 options = greedy(stop=StopOptions(stop=(stop,), ignore_eos=ignores), decode=DecodeOptions(strip_whitespace=True))
@@ -152,9 +152,9 @@ def the_engine_itself_halts(route: Route) -> None:
     if not honours(route, "token_ids"):
         return
     request, free = longest(route)
-    ignore, room = runs_on(free), 4 * LENGTH
-    most = len(made(route, request, greedy(max_new_tokens=room, stop=StopOptions(ignore_eos=ignore))).token_ids)
-    expect(most <= room, f"max_new_tokens: the engine generates {most} tokens, and {room} were asked for")
+    ignore, length = runs_on(free), 4 * LENGTH
+    most = len(made(route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    expect(most <= length, f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for")
     few = len(made(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
     expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
     token = free.token_ids[len(free.token_ids) // 2]
@@ -164,7 +164,7 @@ def the_engine_itself_halts(route: Route) -> None:
     )
     for name, stops in ways:
         if honours(route, name) and most > LENGTH:
-            count = len(made(route, request, greedy(max_new_tokens=room, stop=stops)).token_ids)
+            count = len(made(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids)
             expect(count < most, f"{name}: the engine does not halt at the stop, and generates {count} tokens")
 
 

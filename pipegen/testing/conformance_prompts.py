@@ -74,8 +74,8 @@ def a_final_message_is_continued(route: Route) -> None:
     if honours(route, "token_ids"):
         expect((kept.prompt_text or "").endswith("One, two"), f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}")
     else:
-        words = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
-        expect(kept.prompt_tokens < closed.prompt_tokens, words)
+        message = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
+        expect(kept.prompt_tokens < closed.prompt_tokens, message)
 
 
 def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
@@ -84,7 +84,7 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         return
     token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
     ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
-    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=said)))[0] for said in ways)
+    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=rule)))[0] for rule in ways)
     expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
     expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
@@ -112,8 +112,8 @@ def answers_depend_on_the_images(route: Route) -> None:
     if not honours(route, "images"):  # some servers say so only when they are asked
         return
     results = answers(slots)
-    said = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
-    expect(len(said) > 1, f"images: {len(images)} different images get the same answer")
+    distinct = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
+    expect(len(distinct) > 1, f"images: {len(images)} different images get the same answer")
 
 
 def images_keep_to_the_budget(route: Route) -> None:
@@ -157,23 +157,23 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
     long = TextGenerationRequest(prompt_token_ids=(short * limit)[: limit - LENGTH])
     stops = StopOptions(ignore_eos=True) if honours(route, "ignore_eos") else None
     slot = run(route, [long], greedy(max_new_tokens=LENGTH + 5, on_overflow="clip", stop=stops))[0]
-    words = f"a prompt that leaves room for {LENGTH} of {LENGTH + 5} tokens"
-    expect(is_ok(slot), f"on_overflow: {words} is clipped, not {slot} (a short one has {len(short)} tokens)")
+    message = f"a prompt that leaves room for {LENGTH} of {LENGTH + 5} tokens"
+    expect(is_ok(slot), f"on_overflow: {message} is clipped, not {slot} (a short one has {len(short)} tokens)")
     result = slot.unwrap()
     seen = (result.clipped_from, result.options.max_new_tokens)
-    expect(seen == (LENGTH + 5, LENGTH), f"on_overflow: of {words} the result says (clipped from, to) {seen}")
+    expect(seen == (LENGTH + 5, LENGTH), f"on_overflow: of {message} the result says (clipped from, to) {seen}")
     full = (result.finish, result.completion_tokens) == (Finish.LENGTH, LENGTH)
-    expect(full or stops is None, f"context_length: {words} gets {result.completion_tokens} of them, and ends as {result.finish}")
+    expect(full or stops is None, f"context_length: {message} gets {result.completion_tokens} of them, and ends as {result.finish}")
 
 
 def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
     """`use_generation_config=True` takes from the engine's `generation_config` what nobody said."""
     if not honours(route, "token_ids"):
         return
-    asked = GenerationOptions(use_generation_config=True, max_new_tokens=1)
-    slot = run(route, [chat("Hi")], asked)[0]
+    options = GenerationOptions(use_generation_config=True, max_new_tokens=1)
+    slot = run(route, [chat("Hi")], options)[0]
     if is_ok(slot):
-        wanted = resolve(asked, checkpoint=route.engine.generation_config)
+        wanted = resolve(options, checkpoint=route.engine.generation_config)
         expect(_chosen(slot.unwrap()) == _chosen(wanted), "use_generation_config: the result's options are not those of the checkpoint")
 
 

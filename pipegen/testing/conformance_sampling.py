@@ -52,15 +52,15 @@ def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[Generati
 def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
     """How many of the drawn answers are the greedy ones."""
     wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
-    return sum(_said(result) == said for result, said in zip(drawn, wanted, strict=True))
+    return sum(_said(result) == expected for result, expected in zip(drawn, wanted, strict=True))
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
     """For how much of the greedy answers the drawn ones go with them, from 0 to 1: up to where each parts, which may be a near tie."""
     wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
     pairs = list(zip(wanted, map(_said, drawn), strict=True))
-    shared = sum(1 for said, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, other, strict=False)))
-    return shared / max(1, sum(len(said) for said in wanted))
+    shared = sum(1 for one, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return shared / max(1, sum(len(one) for one in wanted))
 
 
 def temperature_is_honoured(route: Route) -> None:
@@ -71,8 +71,8 @@ def temperature_is_honoured(route: Route) -> None:
     drawn = _drawn(route)
     expect(_as_greedy(route, drawn) < rows, f"temperature: all {rows} answers at temperature {HOT} are the greedy ones, so nothing is sampled")
     hot, cold = _followed(route, drawn), _followed(route, _drawn(route, COLD))
-    words = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
-    expect(cold > max(hot, 0.5), words)
+    message = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
+    expect(cold > max(hot, 0.5), message)
 
 
 def filters_leave_the_likeliest_token(route: Route) -> None:
@@ -92,7 +92,7 @@ def seeds_draw_apart(route: Route) -> None:
         return
     drawn = [_said(result) for result in _drawn(route)]
     rows = [set(drawn[start : start + len(SEEDS)]) for start in range(0, len(drawn), len(SEEDS))]
-    expect(any(len(said) > 1 for said in rows), f"seed: the seeds {SEEDS} all give the same answers")
+    expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
 
 
 def samples_are_drawn_apart(route: Route) -> None:

@@ -86,6 +86,7 @@ class FakeEngine:
         fault: BaseException | None = None,
         answers: int | None = None,
     ) -> None:
+        self.identity = f"fake {name}"
         self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
@@ -100,10 +101,10 @@ class FakeEngine:
         self.closed = 0
 
     def _made(self, encoded: Encoded) -> Slot[Raw]:
-        made = self.script if isinstance(self.script, str) else self.script(encoded)
-        if isinstance(made, GenerationError):
-            return Failure(made)
-        ids = (self.tokenizer.encode(made) if isinstance(made, str) else tuple(made))[: encoded.options.max_new_tokens]
+        output = self.script if isinstance(self.script, str) else self.script(encoded)
+        if isinstance(output, GenerationError):
+            return Failure(output)
+        ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[: encoded.options.max_new_tokens]
         if not self.server_side_stops:
             return Success(Raw(encoded=encoded, token_ids=ids))
         row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
@@ -117,8 +118,8 @@ class FakeEngine:
         self.calls.append(tuple(inputs))
         if self.fault is not None:
             raise self.fault
-        made = [self._made(encoded) for encoded in inputs]
-        return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
+        slots = [self._made(encoded) for encoded in inputs]
+        return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """The same rows, a token of each in turn; a `CallFailed` fault comes after the first token of each."""

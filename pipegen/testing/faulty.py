@@ -174,8 +174,8 @@ class FaultyServer:
             return True
         params = body.get("sampling_params", body)
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16
-        made = list(self.reply(prompt))
-        ids, finish = (made[:most], "length") if len(made) > most else (made, "stop")
+        reply = list(self.reply(prompt))
+        ids, finish = (reply[:most], "length") if len(reply) > most else (reply, "stop")
         if fault in HOSTILE:
             last = None if fault == "flood" else finish
             events = [_event(path, ids[:count], last if count == len(ids) else None) for count in range(1, len(ids) + 1)]

@@ -61,8 +61,8 @@ async def respond(fault: str, events: Sequence[Any], whole: Any, writer: asyncio
 
     right = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] if stream else [json.dumps(whole).encode()]
     if fault in SHAPES:
-        made = [SHAPES[fault](event) for event in events] if stream else [SHAPES[fault](whole if isinstance(whole, dict) else {})]
-        for answer in made:
+        answers = [SHAPES[fault](event) for event in events] if stream else [SHAPES[fault](whole if isinstance(whole, dict) else {})]
+        for answer in answers:
             await send(b"data: " + _json(answer) + b"\n\n" if stream else _json(answer))
         await send(b"data: [DONE]\n\n" if stream else b" ")
         writer.write(b"" if stream else b"0\r\n\r\n")
@@ -90,9 +90,9 @@ def _json(answer: Any) -> bytes:
     while isinstance(answer, list) and len(answer) == 1:
         answer, levels = answer[0], levels + 1  # as `_deep` makes them
     if isinstance(answer, dict):
-        made = b"{" + b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in answer.items()) + b"}"
+        data = b"{" + b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in answer.items()) + b"}"
     elif isinstance(answer, list):
-        made = b"[" + b",".join(map(_json, answer)) + b"]"
+        data = b"[" + b",".join(map(_json, answer)) + b"]"
     else:
-        made = json.dumps(answer).encode()
-    return b"[" * levels + made + b"]" * levels
+        data = json.dumps(answer).encode()
+    return b"[" * levels + data + b"]" * levels

@@ -4,7 +4,7 @@ The good ones show four corners of known colours, so that a turned or mirrored o
 
 >>> from pipegen.records.requests import ImagePolicy
 >>> from pipegen.media.image import open_image
->>> corners(open_image(image("JPEG", orientation=6), ImagePolicy()).unwrap())
+>>> corners(open_image(image_file("JPEG", orientation=6), ImagePolicy()).unwrap())
 ('red', 'green', 'blue', 'white')
 """
 
@@ -44,8 +44,8 @@ def corners(image: Image.Image) -> tuple[str, ...]:
     """The names of the colours nearest to an image's corners: top left, top right, bottom left, bottom right."""
     width, height = image.size
     names = []
-    for place in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
-        seen: Any = image.getpixel(place)
+    for corner in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
+        seen: Any = image.getpixel(corner)
         names.append(min(COLOURS, key=lambda name: sum((a - b) ** 2 for a, b in zip(COLOURS[name], seen, strict=True))))
     return tuple(names)
 
@@ -130,8 +130,8 @@ def mangled() -> SearchStrategy[bytes]:
     edit = st.tuples(st.one_of(st.integers(0, 120), st.integers(0, 5000)), st.sampled_from(("change", "drop", "add")), st.binary(min_size=1, max_size=4))
 
     def edited(data: bytes, edits: list[tuple[int, str, bytes]]) -> bytes:
-        for place, kind, new in edits:
-            at = place % max(1, len(data))
+        for index, kind, new in edits:
+            at = index % max(1, len(data))
             data = data[:at] + (b"" if kind == "drop" else new) + data[at + (0 if kind == "add" else len(new)) :]
         return data
 

@@ -57,19 +57,19 @@ def check_watch(plugin: Plugin, text: str) -> None:
     whole = _halt(plugin, [text])
     for size in (1, 2, 3, 7, 50):
         seen = _halt(plugin, _pieces(text, size))
-        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
-        _expect(seen == whole, words)
+        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
+        _expect(seen == whole, message)
     states = [plugin.start()]
     other = plugin.start()
     end = len(text) if whole is None else whole
     for char, reverse in zip(text[:end], text[::-1], strict=False):
         other, _ = _fed(plugin, other, reverse)
         states.append(_fed(plugin, states[-1], char)[0])
-    for place, state in enumerate(states[:end]):  # each state is old by now: later ones were made from it
-        seen = _halt(plugin, [text[place:]], state)
-        seen = None if seen is None else place + seen
-        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
-        _expect(seen == whole, f"{words}: feed must not change the state that it is given, nor share it between rows")
+    for index, state in enumerate(states[:end]):  # each state is old by now: later ones were made from it
+        seen = _halt(plugin, [text[index:]], state)
+        seen = None if seen is None else index + seen
+        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
+        _expect(seen == whole, f"{message}: feed must not change the state that it is given, nor share it between rows")
 
 
 def check_trim(plugin: Plugin, text: str) -> None:
@@ -118,10 +118,10 @@ def _fed(plugin: Plugin, state: Any, piece: str) -> tuple[Any, int | None]:
     return answer  # type: ignore[no-any-return]
 
 
-def _after(place: int | None) -> str:
-    return "not at all" if place is None else f"after {place} characters"
+def _after(length: int | None) -> str:
+    return "not at all" if length is None else f"after {length} characters"
 
 
-def _expect(holds: bool, words: str) -> None:
+def _expect(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(words)
+        raise AssertionError(message)

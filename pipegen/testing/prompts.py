@@ -124,8 +124,8 @@ def chatml_tokenizer() -> Any:
 
     rust = Tokenizer(models.BPE())
     rust.normalizer = normalizers.NFC()
-    words = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated")
-    rust.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    pieces = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated")
+    rust.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     rust.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     rust.train_from_iterator(_lines(), trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
@@ -150,8 +150,8 @@ def instruct_tokenizer(prefix: Literal["first", "always", "normalizer"] = "first
         rust.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
         strip = []
     rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    held = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=520, initial_alphabet=[*string.printable.strip(), "▁"], special_tokens=held, show_progress=False)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=520, initial_alphabet=[*string.printable.strip(), "▁"], special_tokens=special, show_progress=False)
     rust.train_from_iterator(_lines(), trainer)
     rust = _without_added(rust)
     rust.add_special_tokens(added_tokens(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), special=True))

@@ -45,8 +45,8 @@ class ToyTokenizer:
         first_special = 256 + len(pieces)
         self._tokens = tuple(tokens)
         self._ids = {token: position for position, token in enumerate(tokens[:first_special])}
-        self._special = {token: first_special + place for place, token in enumerate(special)}
-        self._control = {token: first_special + place for place, token in enumerate((*special, *added))}
+        self._special = {token: first_special + index for index, token in enumerate(special)}
+        self._control = {token: first_special + index for index, token in enumerate((*special, *added))}
         self._pieces = re.compile(b"|".join([*_longest_first(pieces), b"."]), re.DOTALL)
         self._controls = re.compile("|".join(_longest_first(self._control)) or r"(?!)")
 

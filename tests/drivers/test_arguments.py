@@ -210,7 +210,7 @@ def test_what_is_no_plain_slot_is_refused(values: Any) -> None:
 
 def test_slots_are_made_plain_and_not_their_results() -> None:
     result = pg.run(ROUTE, [{"prompt": "Hi"}])[0].unwrap()
-    with pytest.raises(TypeError, match="a slot is made plain, not GenerationResult: Success"):
+    with pytest.raises(TypeError, match="to_plain takes a slot, not GenerationResult: Success"):
         pg.to_plain(result)  # type: ignore[arg-type]
 
 

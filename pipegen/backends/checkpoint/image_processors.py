@@ -18,12 +18,11 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.media.image import as_pil
 from pipegen.media.sizes import ImageSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from PIL import Image
 
     from pipegen.core.slots import Slot
     from pipegen.records.results import PreparedImage
@@ -41,14 +40,13 @@ __all__ = [
     "IMAGE_MARKS",
     "ImageInputs",
     "LOADING",
-    "as_pil",
     "expand",
-    "foreign",
     "grid_only",
     "load_processor",
     "native_inputs",
     "pixel_inputs",
     "spec_from",
+    "translate_errors",
 ]
 
 
@@ -66,10 +64,10 @@ class CannotProcess(ValueError):
 
 
 @contextlib.contextmanager
-def foreign(*kinds: type[Exception]) -> Iterator[None]:
+def translate_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Around a call of another project's code alone: these exceptions of it become `CannotProcess`; any other, and those of pipegen's own code, come through.
 
-    >>> with foreign(KeyError):
+    >>> with translate_errors(KeyError):
     ...     {}["size"]
     Traceback (most recent call last):
     ...
@@ -151,13 +149,6 @@ def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]
     return prepared.bind(taken)
 
 
-def as_pil(image: PreparedImage) -> Image.Image:
-    """The pixels as a Pillow image."""
-    from PIL import Image
-
-    return Image.frombytes("RGB", (image.width, image.height), image.rgb)
-
-
 IMAGE_MARKS = ("mm_token_type_ids", "token_type_ids")
 """What models call the input that is 1 where a token is a piece of an image, and 0 elsewhere."""
 SIZES = 1024
@@ -185,13 +176,13 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     image, text, whole = (_untyped(kind) for kind in (AutoImageProcessor, AutoTokenizer, AutoProcessor))
     named, remote = _named(source, revision)
     if remote and trust_remote_code:
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             return whole.from_pretrained(source, backend="pil", **where)
     kind = _kind(named, model_type)
     parts = {"tokenizer": text, "image_processor": image}
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     bare = _for_images(kind)
-    with foreign(*LOADING):
+    with translate_errors(*LOADING):
         made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
         settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
         processor = bare.from_args_and_dict(made, settings)
@@ -210,7 +201,7 @@ def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
     from transformers.utils.hub import cached_file
 
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         said = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
         if said.get("processor_class") or "AutoProcessor" in said.get("auto_map", {}):
@@ -224,7 +215,7 @@ def _kind(named: str | None, model_type: str) -> Any:
 
     auto = _untyped(processing_auto)
     name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
-    with foreign(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
+    with translate_errors(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
         kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
         usable = kind is not None and hasattr(kind, "get_attributes")
     if not usable:
@@ -244,7 +235,7 @@ def _for_images(kind: Any) -> Any:
 def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
     """What the processor makes of a text that is nothing but the places of these images. Raises `CannotProcess` where it cannot."""
     text, pil_images = [processor.image_token * len(images)], [as_pil(image) for image in images]
-    with foreign(*_CALLING):
+    with translate_errors(*_CALLING):
         made = processor(text=text, images=pil_images, add_special_tokens=False, **more)
     return dict(made)
 

@@ -21,6 +21,12 @@ class ModelMetadata(Protocol):
     """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
 
     @property
+    def identity(self) -> str: ...
+
+    @property
+    def has_weights(self) -> bool: ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
@@ -61,6 +67,10 @@ class OnModel:
     """The part of a `TokenEngine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
 
     _checkpoint: ModelMetadata
+
+    @property
+    def identity(self) -> str:
+        return self._checkpoint.identity
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -265,6 +265,11 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
+    @property
+    def identity(self) -> str:
+        """All that is known of the weights: the model's name, and who serves it."""
+        return self.address
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)

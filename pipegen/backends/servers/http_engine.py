@@ -42,6 +42,11 @@ class HttpEngine(ABC, Generic[A, R]):
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self._capable_by)
 
+    @property
+    def address(self) -> str:
+        """Which model is asked, and where."""
+        return f"{self.sender.named} at {self.sender.access.root}"
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
 

@@ -56,6 +56,12 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         self._checkpoint: ModelMetadata = checkpoint
         self._ends = LastCallCache(self._ends_of)
 
+    @property
+    def identity(self) -> str:
+        """That of the checkpoint here; of a server whose weights are not here, its address and the model's name there too."""
+        own = self._checkpoint.identity
+        return own if self._checkpoint.has_weights else f"{own} {self.address}"
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
         if not reason and "generate" in facts.lacks:

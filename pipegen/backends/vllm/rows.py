@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipegen.backends.checkpoint.image_processors import as_pil
 from pipegen.backends.rows import EngineRow, other_prompt
 from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
@@ -13,6 +12,7 @@ from pipegen.core.errors import MalformedResponse
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
+from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Prompt
 from pipegen.stages.parts.row_decoder import ending_ids
 

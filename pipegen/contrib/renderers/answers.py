@@ -23,9 +23,9 @@ SENTINEL = -9999.0
 """What servers write for minus infinity, and where a logprob is missing: it proves nothing."""
 
 
-def malformed(words: str) -> MalformedGenerateResponseError:
+def malformed(message: str) -> MalformedGenerateResponseError:
     """The exception, to be raised."""
-    return MalformedGenerateResponseError(f"Engine response {words}.")
+    return MalformedGenerateResponseError(f"Engine response {message}.")
 
 
 def loaded(raw: bytes) -> Any:
@@ -36,25 +36,25 @@ def loaded(raw: bytes) -> Any:
         raise malformed(f"({len(raw)} bytes) must be JSON: {refusal}") from None
 
 
-def ids(value: Any, place: str) -> list[int]:
+def ids(value: Any, name: str) -> list[int]:
     """A list of token ids."""
     if not isinstance(value, list) or any(type(number) is not int or number < 0 for number in value):
-        raise malformed(f"{place} must be a list of token ids")
+        raise malformed(f"{name} must be a list of token ids")
     return value
 
 
-def number(value: Any, place: str) -> float:
+def number(value: Any, name: str) -> float:
     """A logprob: finite, and not the sentinel. 0.0 is one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise malformed(f"{place} must be a number")
+        raise malformed(f"{name} must be a number")
     try:
         logprob = float(value)
     except OverflowError:
-        raise malformed(f"{place} must be finite") from None
+        raise malformed(f"{name} must be finite") from None
     if not math.isfinite(logprob):
-        raise malformed(f"{place} must be finite")
+        raise malformed(f"{name} must be finite")
     if logprob <= SENTINEL:
-        raise malformed(f"{place} does not contain sampling evidence")
+        raise malformed(f"{name} does not contain sampling evidence")
     return logprob
 
 

@@ -102,16 +102,16 @@ async def ask(backend: RendererBackend | KeywordBackend, client: Any, prompt: To
     taken = inspect.signature(function).parameters.values()
     any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
     if "token_ids" in {one.name for one in taken} or any_name:
-        said = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
-        said |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
+        arguments = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
+        arguments |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
         if not any_name:
-            said = {one.name: said[one.name] for one in taken if one.name in said}
-        made = await function(**said)
+            arguments = {one.name: arguments[one.name] for one in taken if one.name in arguments}
+        result = await function(**arguments)
     else:
-        made = await function(client, prompt)
-    if not isinstance(made, Generated):
-        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(made).__name__}")
-    return made
+        result = await function(client, prompt)
+    if not isinstance(result, Generated):
+        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(result).__name__}")
+    return result
 
 
 def root_of(client: Any) -> str:

@@ -76,17 +76,17 @@ async def generate(
         extra_headers=extra_headers,
     )
     try:
-        made = await ask(backend, client, prompt)
+        answer = await ask(backend, client, prompt)
     except (PromptTooLongError, MalformedGenerateResponseError):
         raise
     except Exception as refusal:  # of any library: the backend knows its own
         if not backend.is_overflow_error(refusal):
             raise
-        words = words_of(refusal)
-        said = vllm.too_long(words) or sglang.too_long(words) or (len(token_ids), max_prompt_len or 0)
-        raise PromptTooLongError(prompt_len=said[0], max_prompt_len=said[1]) from refusal
-    ran = made.prompt_ids or token_ids
-    results = [await off_loop(_result, completion, made, ran, renderer, tools) for completion in made.completions]
+        message = words_of(refusal)
+        lengths = vllm.too_long(message) or sglang.too_long(message) or (len(token_ids), max_prompt_len or 0)
+        raise PromptTooLongError(prompt_len=lengths[0], max_prompt_len=lengths[1]) from refusal
+    ran = answer.prompt_ids or token_ids
+    results = [await off_loop(_result, completion, answer, ran, renderer, tools) for completion in answer.completions]
     shared = {
         "renderer_prompt_ids": token_ids if prompt.content_parts else None,
         "multi_modal_data": multi_modal_data,
@@ -96,16 +96,16 @@ async def generate(
     return results[0] if len(results) == 1 else {**results[0], "completions": results}
 
 
-def _result(completion: Completion, made: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
+def _result(completion: Completion, answer: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
     parsed = renderer.parse_response(list(completion.token_ids), prompt_ids=list(ran), tools=tools)
     finish = completion.finish_reason
     if finish == "stop" and any(call.status == "ok" for call in parsed.tool_calls):
         finish = "tool_calls"  # as a chat server says it, so that a loop over tools goes on
     return {
-        "request_id": made.request_id,
-        "usage": made.usage,
+        "request_id": answer.request_id,
+        "usage": answer.usage,
         "prompt_ids": list(ran),
-        "mm_placeholders": made.mm_placeholders,
+        "mm_placeholders": answer.mm_placeholders,
         "completion_ids": list(completion.token_ids),
         "completion_logprobs": list(completion.logprobs),
         "content": parsed.content,
@@ -126,7 +126,7 @@ def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
     """
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
-    return [made for part in parts if (made := _content_part(part)) is not None]
+    return [found for part in parts if (found := _content_part(part)) is not None]
 
 
 def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:

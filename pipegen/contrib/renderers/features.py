@@ -35,7 +35,7 @@ def features_of(media: Any) -> dict[str, Any]:
         raise ValueError(f"the renderer gave {len(items)} images, {len(hashes)} hashes and {len(places)} places: one of each is needed")
     return {
         "mm_hashes": {"image": hashes},
-        "mm_placeholders": {"image": [{"offset": place.offset, "length": place.length} for place in places]},
+        "mm_placeholders": {"image": [{"offset": span.offset, "length": span.length} for span in places]},
         "kwargs_data": {"image": _encoded(items)} if items else None,
     }
 
@@ -49,16 +49,16 @@ def _encoded(items: Sequence[Item]) -> list[str]:
         inputs: Any = importlib.import_module("vllm.multimodal.inputs")
         encode = _encoder()
     except ImportError as missing:
-        words = "images that the renderer prepared are encoded by vLLM's own classes: install vllm here, or pass process_multimodal=False"
-        raise RuntimeError(words) from missing
+        message = "images that the renderer prepared are encoded by vLLM's own classes: install vllm here, or pass process_multimodal=False"
+        raise RuntimeError(message) from missing
     values, fields = family(items, torch, inputs.MultiModalFieldConfig)
     return [encode(item) for item in inputs.MultiModalKwargsItems.from_hf_inputs(values, fields)["image"]]
 
 
 def _encoder() -> Callable[[Any], str]:
-    for place in _SERDE[:-1]:
+    for module in _SERDE[:-1]:
         try:
-            encode: Callable[[Any], str] = importlib.import_module(place).encode_mm_kwargs_item
+            encode: Callable[[Any], str] = importlib.import_module(module).encode_mm_kwargs_item
         except ImportError:
             continue
         return encode

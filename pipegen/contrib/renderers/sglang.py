@@ -71,7 +71,7 @@ def _vocab_size(renderer: Any) -> int | None:
     return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
-def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
+def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
     """vLLM's sampling parameters in SGLang's words; what is not said means what it means to vLLM.
 
     Raises `ValueError`, with the nearest name, for one that SGLang has no word for.
@@ -80,7 +80,7 @@ def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> d
     {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
     """
     params: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in given.items():
         if value is None or name in OURS:
             continue
         if name not in RENAMED and name not in SAME:
@@ -114,15 +114,15 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
         if any(part["type"] != "image_url" for part in images):
             raise ValueError("SGLang takes images here, and no audio or video")
         body |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
-    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in said.items() if value is not None}
+    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
     """The ids with one placeholder for each image, as SGLang expands them itself, and the images out of the messages."""
     from pipegen.contrib.renderers.client import content_parts
 
-    ranges = sorted((place.offset, place.length) for places in prompt.multi_modal_data.mm_placeholders.values() for place in places)
+    ranges = sorted((span.offset, span.length) for places in prompt.multi_modal_data.mm_placeholders.values() for span in places)
     images = content_parts(prompt.messages)
     if len(images) != len(ranges):
         raise ValueError(f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs each image's own data")
@@ -138,10 +138,10 @@ def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     """The answer, checked: one object, or a list of as many as were asked."""
-    asked = prompt.sampling_params.get("n") or 1
-    rows = [answer] if asked == 1 and isinstance(answer, Mapping) else answer
-    if not isinstance(rows, list) or len(rows) != asked or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
-        raise malformed(f"must hold {asked} completions, each with meta_info")
+    count = prompt.sampling_params.get("n") or 1
+    rows = [answer] if count == 1 and isinstance(answer, Mapping) else answer
+    if not isinstance(rows, list) or len(rows) != count or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
+        raise malformed(f"must hold {count} completions, each with meta_info")
     first = rows[0]
     prompt_ids = first.get("prompt_token_ids")
     if "prompt_token_ids" not in first and (prompt.content_parts or prompt.multi_modal_data is not None):
@@ -158,33 +158,34 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
 def _usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The counts in the words of the OpenAI API."""
     infos = [row["meta_info"] for row in rows]
-    prompt, made, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
+    prompt, completion, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **details}
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:
     info = row["meta_info"]
     token_ids = ids(row.get("output_ids"), "output_ids")
     finish = info.get("finish_reason")
-    said = info.get("output_token_logprobs")
-    if not isinstance(said, list):
+    logprobs = info.get("output_token_logprobs")
+    if not isinstance(logprobs, list):
         raise malformed("meta_info.output_token_logprobs must be a list")
-    if len(said) != len(token_ids):
-        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(said)})")
+    if len(logprobs) != len(token_ids):
+        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(logprobs)})")
     return Completion(
         token_ids=token_ids,
         logprobs=[
-            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]") for index, (entry, token_id) in enumerate(zip(said, token_ids, strict=True))
+            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]")
+            for index, (entry, token_id) in enumerate(zip(logprobs, token_ids, strict=True))
         ],
         finish_reason=finish.get("type") if isinstance(finish, Mapping) else finish,
         routed_experts=experts(info.get("routed_experts")),
     )
 
 
-def _logprob(entry: Any, token_id: int, place: str) -> float:
+def _logprob(entry: Any, token_id: int, name: str) -> float:
     if not isinstance(entry, list) or len(entry) < 2:
-        raise malformed(f"{place} must be a list of logprob and token id")
+        raise malformed(f"{name} must be a list of logprob and token id")
     if type(entry[1]) is not int or entry[1] != token_id:
-        raise malformed(f"{place}[1] must be {token_id}")
-    return number(entry[0], f"{place}[0]")
+        raise malformed(f"{name}[1] must be {token_id}")
+    return number(entry[0], f"{name}[0]")

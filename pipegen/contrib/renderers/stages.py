@@ -14,11 +14,11 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
+from pipegen.records.fields import thaw
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.template import thaw
 
 __all__ = ["parse_with", "render_with"]
 
@@ -37,18 +37,18 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
             return Failure(UnsupportedMultimodal("a renderer gives token ids without images here", hint="send it to the route without the renderer"))
         options = request.options or GenerationOptions()
         chat = options.chat or ChatTemplateOptions()
-        said = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
-        if said is not None:
-            return Failure(UnsupportedOption(f"{type(renderer).__name__} settles {said} itself", option=said, hint="make the renderer with that setting"))
+        option = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
+        if option is not None:
+            return Failure(UnsupportedOption(f"{type(renderer).__name__} settles {option} itself", option=option, hint="make the renderer with that setting"))
         opens = chat.add_generation_prompt is not False
         try:
-            made = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
+            prompt = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
         except ValueError as refusal:
             return Failure(TemplateFailed(f"{type(renderer).__name__}: {refusal}"))
         stops = options.stop or StopOptions()
         ending = tuple(dict.fromkeys((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
         options = dataclasses.replace(options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending))
-        return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(made.token_ids), options=options))
+        return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options))
 
     return rendered
 

@@ -52,16 +52,16 @@ def body_of(prompt: TokenPrompt) -> dict[str, Any]:
         body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
     if prompt.multi_modal_data is not None:
         body["features"] = features_of(prompt.multi_modal_data)
-    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in said.items() if value is not None}
+    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
     """The answer, checked: as many choices as were asked, each with a logprob for each token."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    asked = prompt.sampling_params.get("n") or 1
-    if not isinstance(choices, list) or len(choices) != asked or not all(isinstance(choice, Mapping) for choice in choices):
-        raise malformed(f"choices must be a list of {asked}")
+    count = prompt.sampling_params.get("n") or 1
+    if not isinstance(choices, list) or len(choices) != count or not all(isinstance(choice, Mapping) for choice in choices):
+        raise malformed(f"choices must be a list of {count}")
     if all(type(choice.get("index")) is int for choice in choices):
         choices = sorted(choices, key=lambda choice: choice["index"])
     prompt_ids, placeholders = answer.get("prompt_token_ids"), answer.get("mm_placeholders")
@@ -89,10 +89,10 @@ def _completion(choice: Mapping[str, Any]) -> Completion:
     )
 
 
-def _logprobs(said: Any, token_ids: list[int]) -> list[float]:
-    if not isinstance(said, Mapping):
+def _logprobs(value: Any, token_ids: list[int]) -> list[float]:
+    if not isinstance(value, Mapping):
         raise malformed("choice.logprobs must be an object")
-    content = said.get("content")
+    content = value.get("content")
     if not isinstance(content, list):
         raise malformed("choice.logprobs.content must be a list")
     if len(content) != len(token_ids):
@@ -100,12 +100,12 @@ def _logprobs(said: Any, token_ids: list[int]) -> list[float]:
     return [_logprob(entry, token_id, f"choice.logprobs.content[{index}]") for index, (entry, token_id) in enumerate(zip(content, token_ids, strict=True))]
 
 
-def _logprob(entry: Any, token_id: int, place: str) -> float:
+def _logprob(entry: Any, token_id: int, name: str) -> float:
     """The logprob of this very token, which older servers name `token_id:7` and newer ones by its id."""
     if not isinstance(entry, Mapping):
-        raise malformed(f"{place} must be an object")
+        raise malformed(f"{name} must be an object")
     if "token" in entry and entry["token"] != f"token_id:{token_id}":
-        raise malformed(f"{place}.token must be 'token_id:{token_id}'")
+        raise malformed(f"{name}.token must be 'token_id:{token_id}'")
     if "token" not in entry and (type(entry.get("token_id")) is not int or entry["token_id"] != token_id):
-        raise malformed(f"{place}.token_id must be {token_id}")
-    return number(entry.get("logprob"), f"{place}.logprob")
+        raise malformed(f"{name}.token_id must be {token_id}")
+    return number(entry.get("logprob"), f"{name}.logprob")

@@ -7,7 +7,7 @@ A mark is a private-use character in the place of one that can be part of a cont
 and whatever it does, a control token in the rendered text was not made of it.
 
 >>> said = Conversation([{"role": "user", "content": "say <s>"}], [], {})
->>> [(place, text) for place, text in foreign(said, ())]
+>>> [(place, text) for place, text in foreign_strings(said, ())]
 [('messages[0].content', 'say <s>')]
 >>> marks = choose_marks("<>", ["say <s>"])
 >>> marked = rewrite_foreign(said, (), lambda text, place: marks.mark(text))
@@ -27,7 +27,7 @@ from immutabledict import immutabledict
 
 from pipegen.records.fields import mapping, record
 
-__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign", "rewrite_foreign", "trusted_part"]
+__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign_strings", "rewrite_foreign", "trusted_part"]
 
 OWN = frozenset({"system", "developer"})
 """The turns that are the caller's own."""
@@ -93,10 +93,10 @@ _ESCAPED = re.compile(r"\\u[0-9a-f]{4}")
 
 def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
     """A mark for each of the characters; none is in the texts of `avoid`, escaped or not. None where private use has no more characters."""
-    held = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
-    if not held:
+    texts = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
+    if not texts:
         return _first_marks(frozenset(characters))
-    joined = "\0".join(held)
+    joined = "\0".join(texts)
     taken, escapes = frozenset(joined), frozenset(_ESCAPED.findall(joined))
     return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and _escape(mark)[:6] not in escapes))
 
@@ -115,52 +115,52 @@ def _marks(characters: frozenset[str], free: Iterator[str]) -> Marks | None:
     return Marks(originals=immutabledict(chosen)) if len(chosen) == len(characters) else None
 
 
-def foreign(said: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
+def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
     """Every foreign string with its place; `trust` holds roles whose words are not foreign, and "tools" or "template_kwargs" where those are not."""
     found: list[tuple[str, str]] = []
 
-    def note(text: str, place: str) -> str:
-        found.append((place, text))
+    def note(text: str, path: str) -> str:
+        found.append((path, text))
         return text
 
-    rewrite_foreign(said, trust, note)
+    rewrite_foreign(conversation, trust, note)
     return found
 
 
-def trusted_part(said: Conversation, trust: Collection[str]) -> Conversation:
+def trusted_part(conversation: Conversation, trust: Collection[str]) -> Conversation:
     """What of the conversation is trusted, some foreign text beside it."""
-    messages = [message for message in said.messages if message["role"] in trust]
-    return Conversation(messages, said.tools if "tools" in trust else [], said.variables if "template_kwargs" in trust else {})
+    messages = [message for message in conversation.messages if message["role"] in trust]
+    return Conversation(messages, conversation.tools if "tools" in trust else [], conversation.variables if "template_kwargs" in trust else {})
 
 
-def rewrite_foreign(said: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
+def rewrite_foreign(conversation: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
     """The same with every foreign string (keys too) passed through `rewrite`, which is called with the string and its place."""
     return Conversation(
-        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(said.messages)],
-        said.tools if "tools" in trust else _rewritten(said.tools, "tools", rewrite),
-        said.variables
+        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(conversation.messages)],
+        conversation.tools if "tools" in trust else _rewritten(conversation.tools, "tools", rewrite),
+        conversation.variables
         if "template_kwargs" in trust
-        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in said.variables.items()},
+        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in conversation.variables.items()},
     )
 
 
-def _message(message: dict[str, Any], place: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
+def _message(message: dict[str, Any], path: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
-    extras = {key: _rewritten(value, f"{place}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
+    extras = {key: _rewritten(value, f"{path}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
     if role not in trust:
-        content = _parts(content, place, rewrite) if isinstance(content, list) else _rewritten(content, f"{place}.content", rewrite)
+        content = _parts(content, path, rewrite) if isinstance(content, list) else _rewritten(content, f"{path}.content", rewrite)
     return {"role": role, "content": content, **extras}
 
 
-def _parts(parts: list[Any], place: str, rewrite: Rewrite) -> list[Any]:
-    return [{**part, "text": rewrite(part["text"], f"{place}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
+def _parts(parts: list[Any], path: str, rewrite: Rewrite) -> list[Any]:
+    return [{**part, "text": rewrite(part["text"], f"{path}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
 
 
-def _rewritten(value: Any, place: str, rewrite: Rewrite) -> Any:
+def _rewritten(value: Any, path: str, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
-        return rewrite(value, place)
+        return rewrite(value, path)
     if isinstance(value, dict):
-        return {_rewritten(key, place, rewrite): _rewritten(entry, f"{place}.{key}", rewrite) for key, entry in value.items()}
-    return [_rewritten(entry, f"{place}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value
+        return {_rewritten(key, path, rewrite): _rewritten(entry, f"{path}.{key}", rewrite) for key, entry in value.items()}
+    return [_rewritten(entry, f"{path}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value

@@ -21,8 +21,9 @@ from pipegen.core.border import guard
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
+from pipegen.records.fields import thaw
 
-__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "thaw", "written_by"]
+__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "written_by"]
 
 _PROBE, _BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
@@ -217,10 +218,3 @@ def _tokens(source: str) -> list[tuple[str, str]]:
 
 def _unescaped(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode("unicode-escape", "replace")
-
-
-def thaw(value: Any) -> Any:
-    """Frozen plain data as the dicts and lists that templates expect."""
-    if isinstance(value, Mapping):
-        return {key: thaw(entry) for key, entry in value.items()}
-    return [thaw(entry) for entry in value] if isinstance(value, (tuple, list)) else value

@@ -42,8 +42,8 @@ def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]) -> R
     >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
     "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    asked = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
-    return asked.unwrap() if is_ok(asked) else Failure(asked.failure())
+    answer = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
+    return answer.unwrap() if is_ok(answer) else Failure(answer.failure())
 
 
 def not_fed(answer: object) -> str:
@@ -71,11 +71,11 @@ class Watch:
             return None
         halt: Halt | None = None
         states = self._states or [None] * len(self._plugins)
-        for place, plugin in enumerate(self._plugins):
-            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[place], begins=self._states is None))
+        for index, plugin in enumerate(self._plugins):
+            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[index], begins=self._states is None))
             if not is_ok(fed):
                 return fed.failure()
-            states[place], kept = fed.unwrap()
+            states[index], kept = fed.unwrap()
             if kept is not None and halt is None:
                 halt = Halt(plugin.name, kept)
         self._states = states
@@ -91,6 +91,6 @@ def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple
         return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
     kept = answer[1]
     if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
-        words = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
-        return Failure(PluginFailed(words, plugin=plugin.name))
+        message = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
+        return Failure(PluginFailed(message, plugin=plugin.name))
     return Success((answer[0], kept))
