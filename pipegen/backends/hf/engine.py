@@ -62,7 +62,7 @@ class HFEngine(CheckpointEngine):
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
-        self._found = ModelTraits()
+        self._traits = ModelTraits()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -83,7 +83,7 @@ class HFEngine(CheckpointEngine):
     @property
     def work(self) -> Work:
         """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
-        return dataclasses.replace(self._found.work)
+        return dataclasses.replace(self._traits.work)
 
     def close(self) -> None:
         self._weights.close()
@@ -114,7 +114,7 @@ class HFEngine(CheckpointEngine):
             return
         check_process()
         model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
-        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._found, self._weights.compiled)
+        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._traits, self._weights.compiled)
         while not schedule.finished:
             advanced = self._step(schedule)
             yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
