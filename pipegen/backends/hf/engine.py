@@ -16,8 +16,7 @@ from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
-from pipegen.backends.hf.load import Weights, advice, check_settings
-from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work

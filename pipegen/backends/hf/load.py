@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -16,13 +17,12 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
-from pipegen.backends.hf.memory import is_out_of_memory, release
 from pipegen.engines.extras import need
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import ModelLoadConfig
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "advice", "check_settings", "load_model", "pick_device", "use_own_factors"]
+__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "release", "use_own_factors"]
 
 
 _hf: Any = transformers  # its own annotations are partial
@@ -227,3 +227,36 @@ def _by_row(forward: Callable[..., Any], limit: int) -> Callable[..., Any]:
         return tuple(torch.cat(both)[back] for both in zip(*parts, strict=True))
 
     return by_row
+
+
+_WORDS = ("out of memory", "not enough memory", "can't allocate memory")
+"""How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device or the machine had no memory left.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"))
+    True
+    >>> is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    False
+    """
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _WORDS)
+
+
+def is_device_failure(error: RuntimeError) -> bool:
+    """Whether an accelerator failed; older versions of torch say it in words only.
+
+    >>> is_device_failure(RuntimeError("CUDA error: device-side assert triggered")), is_device_failure(RuntimeError("shapes cannot be multiplied"))
+    (True, False)
+    """
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+
+
+def release() -> None:
+    """Give what nobody holds any more back to the devices."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()

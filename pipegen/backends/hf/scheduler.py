@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.hf.cache import max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
-from pipegen.backends.hf.memory import max_cached_tokens
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import HFRow, group_size, order
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill

@@ -4,11 +4,55 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipegen.backends.http.bounds import BASE
+if TYPE_CHECKING:
+    from pipegen.backends.servers.wire import ServerRequest
 
-__all__ = ["Broken", "Client", "Events", "Opened", "TooLong", "Upload"]
+__all__ = ["BASE", "Broken", "Client", "Events", "Opened", "TooLong", "Upload", "most_bytes", "most_bytes_of_stream"]
+
+
+BASE = 2**24
+"""The bytes that any answer may have."""
+TOKEN, LIKELIEST, EXPERTS = 2**8, 2**8, 2**12
+"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are asked; and what is said of its experts, where that is."""
+EVENT = 2**10
+"""The bytes that an event of a stream may have besides: one comes for each token."""
+PIXEL = 2**6
+"""The bytes that a pixel may take where the server prepares images."""
+LONGEST = 2**15
+"""Tokens where no length was asked for."""
+
+
+def most_bytes(ask: ServerRequest) -> int:
+    """The most bytes that an answer, or one event of a stream, may have."""
+    return BASE + _tokens(ask) * _each(ask) + _prompt(ask) + _pixels(ask)
+
+
+def most_bytes_of_stream(ask: ServerRequest) -> int:
+    """The most bytes that the events of a stream may have in all, where each brings only what is new."""
+    return most_bytes(ask) + _tokens(ask) * EVENT
+
+
+def _tokens(ask: ServerRequest) -> int:
+    return (ask.options.max_new_tokens or LONGEST) * ask.n
+
+
+def _each(ask: ServerRequest) -> int:
+    likeliest = LIKELIEST * (2 + (ask.options.top_logprobs or 0)) if ask.options.logprobs else 0
+    return TOKEN + likeliest + (EXPERTS if _asks_for_experts(ask.extra_body) else 0)
+
+
+def _prompt(ask: ServerRequest) -> int:
+    return ask.prompt_tokens * (2**4 + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
+
+
+def _pixels(ask: ServerRequest) -> int:
+    return PIXEL * sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
+
+
+def _asks_for_experts(extra_body: Mapping[str, object]) -> bool:
+    return any("routed_experts" in name for name in extra_body)
 
 
 LARGE = 2**18

@@ -31,10 +31,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.bounds import BASE
-from pipegen.backends.http.client import Broken, Client, Events, Opened, TooLong, Upload
-from pipegen.backends.http.deadlines import Block, Deadlines, Late
-from pipegen.backends.http.gate import Gate, Room
+from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
+from pipegen.backends.http.gate import Block, Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.bounds import most_bytes, most_bytes_of_stream
-from pipegen.backends.http.client import Upload
-from pipegen.backends.http.deadlines import Late
+from pipegen.backends.http.client import Upload, most_bytes, most_bytes_of_stream
+from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
 from pipegen.backends.servers.errors import AGAIN

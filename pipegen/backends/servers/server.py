@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.backends.checkpoint.engine import ModelMetadata, OnModel
 from pipegen.backends.checkpoint.image_processors import grid_only
-from pipegen.backends.checkpoint.metadata import ModelMetadata, OnModel
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
