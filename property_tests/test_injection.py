@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import added_tokens, chatml_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
@@ -20,7 +22,6 @@ from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
-from pipegen.testing.prompts import added_tokens, chatml_tokenizer
 
 ALWAYS = (
     *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]", "[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),

@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
@@ -21,7 +23,7 @@ from pipegen.stages.parts.foreign_text import choose_marks
 from pipegen.stages.parts.images import image_tokens
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import count_tokens, tokenize_row
-from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
+from pipegen.testing.prompts import harmless_texts, hostile_texts, messages
 
 Make = Callable[[], Any]
 FAMILIES: dict[str, Make] = {

@@ -61,8 +61,8 @@ def test_a_room_imports_only_itself_and_the_rooms_before_it() -> None:
     assert upwards == []
 
 
-# The doctor asks torch for a GPU, and makers of prompts for tests make tokenizers.
-ENGINE_IMPORTERS = ("backends/", "testing/prompts.py", "cli/doctor.py")
+# The doctor asks torch for a GPU.
+ENGINE_IMPORTERS = ("backends/", "cli/doctor.py")
 
 
 def test_only_backends_import_an_engine() -> None:

@@ -23,7 +23,7 @@ COMMAND = "command.json"
 
 
 class Command(NamedTuple):
-    """What `pipegen generate` was told of the input, for who exports the job later."""
+    """The arguments of `pipegen generate` that `pipegen export` needs."""
 
     source: str
     prompt: str | None
@@ -56,7 +56,7 @@ def items_of(source: str, prompt: str | None, system: str | None, images: ImageP
     except OSError as refusal:
         refuse(f"the job's input {source!r} cannot be read: {refusal.strerror}", "JOB")
     items = from_lines(stream, None if images.root is not None else Path(source).absolute().parent)
-    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: with_system(request, system))) for item in items)
+    return with_system(items, system)
 
 
 def run_export(folder: Path, out: str | None) -> int:

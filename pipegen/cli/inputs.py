@@ -1,4 +1,4 @@
-"""Where requests come from: the lines of a file, or the images of a folder. Either way one at a time."""
+"""Read requests one at a time, from the lines of a file or the images of a folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 
 
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
-    """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative image paths start at `folder` (None: as the policy has it)."""
+    """The requests of JSON Lines, in pipegen's format or that of OpenAI batch files. Relative image paths start at `folder` (None: at the policy's root)."""
     for line in lines_of(stream):
         read = guard(partial(_item, line, folder), partial(_unread, line))
         yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Origin(str(line.number), line.end))
@@ -63,7 +63,7 @@ def _from_line(line: Line) -> Item:
 
 
 def _from_batch(line: Line) -> Item | None:
-    """The request of a batch file's line; None for any other."""
+    """The request of a batch file's line; None for other lines."""
     read = values_of_line(line) if line.data is not None and b'"custom_id"' in line.data else None
     if read is None or not is_ok(read) or not is_batch(read.unwrap()):
         return None
@@ -79,14 +79,19 @@ def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
     return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
 
 
-def with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
-    """The request with a system message before its messages, unless it has one of its own.
+def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
+    """The items with a system message first in each request, unless it has one.
 
-    >>> with_system(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
+    >>> hi = Item(Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])), Origin("1", 0))
+    >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
+    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: _with_system(request, system))) for item in items)
+
+
+def _with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
     if request.messages is None:
-        message = "the chat file has a system_message, which goes before messages, and this request holds none"
+        message = "the chat file has a system_message, which goes before messages, and this request has none"
         return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
     if request.messages[0].role in ("system", "developer"):
         return Success(request)
@@ -94,9 +99,9 @@ def with_system(request: GenerationRequest, system: str) -> Slot[GenerationReque
 
 
 def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
-    """One request for each image of a folder; its id is the image's path within the folder, with `/` between the parts.
+    """One request for each image of a folder, with the image's path within the folder as its id.
 
-    An image whose sidecar exists already, or is that of an image before it, fails before any engine sees it.
+    An image whose sidecar exists already, or belongs to an image before it, fails.
     """
     before: tuple[Path, dict[Path, Path]] = (folder, {})
     for number, image in enumerate(images_in(folder), 1):

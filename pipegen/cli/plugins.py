@@ -26,11 +26,11 @@ __all__ = ["FLAG", "attached", "makers", "plugins_of"]
 
 FLAG = "--plugin"
 _OBJECTS = ("hf_hooks",)
-"""Those that take objects of Python, which a flag cannot hold."""
+"""Those that take Python objects, which a flag cannot express."""
 
 
 def makers() -> Mapping[str, Callable[..., Plugin]]:
-    """The functions that make plugins, by their names.
+    """The functions that make plugins, by name.
 
     >>> sorted(makers())
     ['balanced_json', 'forbid_repeated_objects', 'halt_on_repetition', 'split_reasoning', 'strip_prefix']
@@ -40,12 +40,12 @@ def makers() -> Mapping[str, Callable[..., Plugin]]:
 
 
 def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
-    """The plugins that flags name, in their order. A bad one is bad usage, with the nearest name."""
+    """The plugins of the flags, in order. An unknown name or bad argument is bad usage."""
     return tuple(_plugin(flag) for flag in flags)
 
 
 def attached(route: Pipe[GenerationRequest, GenerationResult], added: Sequence[Plugin]) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route with the plugins attached. An engine that cannot take one is bad usage; nothing is loaded to find that out."""
+    """The route with the plugins attached. An engine that does not support one is bad usage, found before anything is loaded."""
     if not added:
         return route
     if not isinstance(route, Route):
@@ -71,12 +71,12 @@ def _plugin(flag: str) -> Plugin:
         arguments[argument] = [value] if several else value
     try:
         return known[name](**arguments)
-    except (InvalidField, TypeError) as refusal:  # a value that it does not take; an argument that it needs
+    except (InvalidField, TypeError) as refusal:  # a bad value; a missing argument
         refuse(f"{name}: {refusal}", FLAG)
 
 
 def _arguments(text: str, name: str) -> dict[str, Any]:
-    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON where they are, else text up to the next comma."""
+    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON if possible, else text up to the next comma."""
     arguments: dict[str, Any] = {}
     while text:
         argument, equals, rest = text.partition("=")
@@ -89,7 +89,7 @@ def _arguments(text: str, name: str) -> dict[str, Any]:
 
 
 def _value(rest: str) -> tuple[Any, str]:
-    """The value at the start, and what comes after its comma."""
+    """The value at the start, and the rest after its comma."""
     if rest[:1] in ("[", "{", '"'):
         try:
             value, end = json.JSONDecoder().raw_decode(rest)

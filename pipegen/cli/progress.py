@@ -1,4 +1,4 @@
-"""Progress on stderr, where that is a terminal: constant work for each request."""
+"""Progress on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
 from pipegen.drivers.progress import Progress
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 
 __all__ = ["Moved", "is_shown", "progress", "tells"]
 
 Moved = Callable[[int | None, str], None]
-"""Moves the bar to so many units done (None: where it is), and says a few words."""
+"""Moves the bar to so many units done (None: does not move it), and shows a text."""
 
 
 def is_shown(wanted: bool) -> bool:
-    """Whether progress is shown: where it is wanted, and stderr is a terminal."""
+    """Whether progress is wanted, and stderr is a terminal."""
     return wanted and sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
-    """A bar over `total` units (bytes, images; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
+    """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back."""
     if not is_shown(shown):
         yield lambda done, text: None
         return
@@ -38,9 +38,9 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
 
 
 def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
-    """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones.
+    """Moves the bar while a window of requests is computed, as if those that are done were the first ones.
 
-    The first `window` of those under way are at the engine; others are prepared meanwhile.
+    The first `window` requests under way are at the engine; others are being prepared.
     """
 
     def tell(now: Progress) -> None:

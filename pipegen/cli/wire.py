@@ -1,4 +1,4 @@
-"""What would be sent, without sending it: each wire request of a chat as plain data, keys hidden."""
+"""The requests of a chat that would be sent, as plain data without keys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["dry_line"]
 
 
 def dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
-    """One line of JSON, `agent`, `method`, `url` and `body`, and whether there is such a request; where there is none, `error` says why.
+    """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is a request.
 
-    A model in this process has no wire: its `method` is `call`, its `url` null, and its `body` what `pipegen generate` takes.
+    For a model in this process, `method` is `call`, `url` is null, and `body` is a line for `pipegen generate`.
     """
     agent, messages = speaker.agent, speaker.messages(prompt)
     engine: Any = speaker.route.engine

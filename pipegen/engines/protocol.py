@@ -154,7 +154,7 @@ class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
 
     @property
     def identity(self) -> str:
-        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        """Which model answers, by all that is known of it: its name and who serves it."""
         ...
 
     @property

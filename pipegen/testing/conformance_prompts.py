@@ -1,7 +1,6 @@
-"""Of the conformance suite: what makes the prompt. Templates and their switches, token ids, images, and the limits of prompt and answer together.
+"""Conformance checks of the prompt: templates and their switches, token ids, images, and the limit of prompt and answer together.
 
-An engine that claims one of these capabilities and ignores the option fails the option's check, whose message begins with its name. Where a server renders,
-its template is not known, and so nothing can be said of its switches, but for `continue_final_message`.
+If a server renders, its template is unknown, so of the switches only `continue_final_message` is checked.
 """
 
 from __future__ import annotations
@@ -18,28 +17,19 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, same
 
-__all__ = [
-    "a_final_message_is_continued",
-    "answers_depend_on_the_images",
-    "answers_depend_on_the_prompt",
-    "control_tokens_are_rejected_or_allowed_where_asked",
-    "images_keep_to_the_budget",
-    "the_checkpoints_own_settings_are_taken_where_asked",
-    "the_template_is_used_with_its_variables",
-    "what_does_not_fit_is_clipped_where_asked",
-]
+__all__ = ["CHECKS"]
 
 SHOWN = (
     "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is string else message.content[0].text }}[end]{%- endfor -%}"
     "{%- if add_generation_prompt -%}[open]{%- endif -%}{%- if enable_thinking -%}[thinks]{%- endif -%}{{- word -}}"
 )
-"""A template that shows what it was given."""
+"""A template that writes what it is given."""
 SMALL = 4096
 """The longest context that is filled to the end."""
 
 
 def answers_depend_on_the_prompt(route: Route) -> None:
-    """A prompt's ids give what its messages give, and not all prompts get the same answer."""
+    """A prompt's ids give the same as its messages, and not all prompts get the same answer."""
     results = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
     expect(len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer")
     if honours(route, "token_ids"):
@@ -48,7 +38,7 @@ def answers_depend_on_the_prompt(route: Route) -> None:
 
 
 def the_template_is_used_with_its_variables(route: Route) -> None:
-    """What the template is given can be read from the prompt."""
+    """The prompt shows what the template is given."""
     if not honours(route, "template") or not honours(route, "token_ids"):
         return
     tries: tuple[tuple[str, ChatTemplateOptions, str], ...] = (
@@ -64,7 +54,7 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
 
 
 def a_final_message_is_continued(route: Route) -> None:
-    """The assistant's last turn stays open."""
+    """The assistant's last turn is not closed."""
     if not honours(route, "continue_final_message"):
         return
     begun = TextGenerationRequest(messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}])
@@ -103,13 +93,13 @@ def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
 
 
 def answers_depend_on_the_images(route: Route) -> None:
-    """Images that differ get answers that differ, in the logprobs at least."""
+    """Different images get different answers, or at least different logprobs."""
     if not honours(route, "images"):
         return
     images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
     options = greedy(logprobs=True) if honours(route, "logprobs") else greedy()
     slots = run(route, [_seen(route, image) for image in images], options)
-    if not honours(route, "images"):  # some servers say so only when they are asked
+    if not honours(route, "images"):  # some servers report it only when asked
         return
     results = answers(slots)
     distinct = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
@@ -117,7 +107,7 @@ def answers_depend_on_the_images(route: Route) -> None:
 
 
 def images_keep_to_the_budget(route: Route) -> None:
-    """Where the model works on a grid: `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
+    """On a grid model `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
     if not honours(route, "images") or not honours(route, "token_ids"):
         return
 
@@ -125,7 +115,7 @@ def images_keep_to_the_budget(route: Route) -> None:
         return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
 
     def patches(image: bytes, name: str = "", **options: Any) -> int | None:
-        """None where the model works on no grid, and where a server refuses a budget that is not the checkpoint's own."""
+        """None if the model has no grid, or the server refuses the budget."""
         slots = run_one(image, **options)
         grid = None if name and refused(slots[0], name) else answers(slots)[0].image_grid_thw[0]
         return None if grid is None else math.prod(grid)
@@ -149,7 +139,7 @@ def images_keep_to_the_budget(route: Route) -> None:
 
 
 def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
-    """`on_overflow="clip"` lowers `max_new_tokens` to what is left, and the result says so."""
+    """`on_overflow="clip"` lowers `max_new_tokens` to the rest of the context, and the result reports it."""
     limit = route.engine.capabilities.context_length
     if not honours(route, "token_ids") or limit is None or not 2 * LENGTH < limit <= SMALL:
         return
@@ -167,7 +157,7 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
 
 
 def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
-    """`use_generation_config=True` takes from the engine's `generation_config` what nobody said."""
+    """`use_generation_config=True` takes unset options from the engine's `generation_config`."""
     if not honours(route, "token_ids"):
         return
     options = GenerationOptions(use_generation_config=True, max_new_tokens=1)
@@ -180,3 +170,15 @@ def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
 def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
     options = of.options if isinstance(of, GenerationResult) else of
     return options.temperature, options.top_p, options.top_k, options.min_p, options.repetition_penalty, options.no_repeat_ngram_size
+
+
+CHECKS = (
+    answers_depend_on_the_prompt,
+    the_template_is_used_with_its_variables,
+    a_final_message_is_continued,
+    control_tokens_are_rejected_or_allowed_where_asked,
+    answers_depend_on_the_images,
+    images_keep_to_the_budget,
+    what_does_not_fit_is_clipped_where_asked,
+    the_checkpoints_own_settings_are_taken_where_asked,
+)

@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, logs its calls, and fails on demand: for laws, faults and tests of one's own stages.
+"""An engine that generates what a script says, logs its calls, and fails on demand, for tests.
 
 >>> import pipegen as pg
 >>> engine = FakeEngine("Hello STOP and more")
@@ -31,11 +31,11 @@ from pipegen.testing.toy import ToyTokenizer
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
 
 Script = Callable[[Encoded], Sequence[int] | str | GenerationError]
-"""What a row generates: token ids, a text to encode, or the error of that row."""
+"""The output of a row: token ids, a text to encode, or an error."""
 
 
 class ToyRenderer:
-    """ChatML with a thinking switch, without Jinja. Set `thinking=False` for a template that knows no switch."""
+    """ChatML without Jinja. Set `thinking=False` for a template without a thinking switch."""
 
     def __init__(self, *, thinking: bool = True, raises: Exception | None = None) -> None:
         self.thinking, self.raises = thinking, raises
@@ -62,11 +62,14 @@ class ToyRenderer:
 
 
 class FakeEngine:
-    """A scripted engine with the toy tokenizer; see the module.
+    """A scripted engine with the toy tokenizer.
 
-    `script` is a text for every row, or a function from the encoded prompt to token ids, a text or an error. A script that comes to its end before the row
-    does leaves it `ABORTED`; end it with `<|im_end|>` for a row that ends by itself (`EOS`). `halts=False` makes it run on past stops
-    and end tokens, as engines that overshoot do. `fault` is raised by every call; `answers` falsifies how many outputs a call gives.
+    script: the text of every row, or a function from the encoded prompt to token ids, a text or an error. A row that ends without an end token such as
+        `<|im_end|>` is `ABORTED`.
+    server_side_stops: False generates past stops and end tokens.
+    fault: raised by every call.
+    answers: the number of outputs of a call, to break the contract.
+
     `calls` logs the inputs of each call, `closed` counts releases.
     """
 

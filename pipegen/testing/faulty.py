@@ -1,7 +1,7 @@
-"""A server that fails on demand: loopback only, seeded, speaking just enough of vLLM, SGLang and chat completions.
+"""A server that fails on demand, on loopback, with a part of the protocols of vLLM, SGLang and chat completions.
 
-What it answers to a prompt is the prompt's ids backwards, so that everybody can tell whose answer is whose. Which call fails, and how, depends on the
-seed, the prompt and how often that prompt has been asked, not on the order in which requests come.
+It answers with the prompt's ids reversed, so each answer shows its prompt. Which call fails, and how, depends on the seed, the prompt and the number of
+calls with that prompt, not on the order of requests.
 
     with FaultyServer(share=0.2, seed=1) as server:
         route = pg.backends.vllm_server("embedded", base_url=server.url)
@@ -23,20 +23,24 @@ from pipegen.testing.hostile import HOSTILE, respond
 __all__ = ["FAULTS", "HOSTILE", "SAFE", "FaultyServer"]
 
 FAULTS = ("reset", "stall", "slow", "429", "500", "503", "cut", "short", "choices", "garbage", "noise")
-"""How a call may fail: a reset, silence, a slow first byte, a status, JSON or a stream that is cut off, a body shorter than announced, a wrong number of
-choices, an answer that is no JSON, and one that is no HTTP."""
+"""How a call may fail: a reset, silence, a slow first byte, a status, a cut answer, a short body, a wrong number of choices, not JSON, not HTTP."""
 SAFE = ("reset", "429", "503", "cut", "short", "choices", "garbage", "noise", "slow")
-"""Those that a client may ask again after without waiting for a timeout; `slow` answers in the end."""
+"""Those after which a client may ask again without a timeout; `slow` answers in the end."""
 EOS = 257
 
 
 class FaultyServer:
     """The server; as a context manager it runs in a thread of its own. `url` is its address.
 
-    `share` of the calls fail, in one of the ways of `kinds` (see `FAULTS` and `HOSTILE`). `asked` counts calls by prompt, `answered` whole answers sent
-    by prompt, `failed` the faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were
-    aborted. `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is
-    False; `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
+    share, kinds: how many of the calls fail, and how (see `FAULTS` and `HOSTILE`).
+    reply: makes the generated ids from the prompt's.
+    limit: the context length of `/v1/models`, which is down while `models` is False.
+    retry_after: the header of 429 and 503.
+    without: paths that do not exist.
+    answers: a status and an answer for further paths.
+
+    `asked` counts calls by prompt, `answered` complete answers by prompt, `failed` faults by kind, `left` clients that left before the answer; `aborted` has
+    the names of aborted requests.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whether two routes over one checkpoint give the same: seeded requests of every kind, and a line that says where the answers part.
+"""Compare two routes over one checkpoint: seeded requests of every kind, and a summary of where the results differ.
 
     requests = mixed_requests("my engine", 60)
     line, equal = report(requests, run(safe, requests), run(mine, requests))
@@ -62,7 +62,7 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
 
 
 def chat_requests(seed: str, count: int, options: GenerationOptions, *, images: bool = False) -> list[GenerationRequest]:
-    """Conversations without look-alikes of control tokens, each with these options and a length of its own: what a server that renders can be asked too."""
+    """Conversations without look-alikes of control tokens, each with these options and its own length; also for servers that render."""
     draw = random.Random(seed)  # noqa: S311  # for tests
     requests: list[GenerationRequest] = []
     for number in range(count):
@@ -84,7 +84,7 @@ def _asked(name: str, text: str, images: int, options: GenerationOptions, draw: 
 def report(
     requests: Sequence[GenerationRequest], wanted: Sequence[Slot[GenerationResult]], found: Sequence[Slot[GenerationResult]]
 ) -> tuple[dict[str, int], list[Compared], str]:
-    """How many are equal (see `pipegen.report.diff.summary`), those that are not, and how the wanted ones ended, in words."""
+    """The counts of `pipegen.report.diff.summary`, the results that differ, and how the wanted ones ended."""
     ids = [str(request.id) for request in requests]
     compared = list(compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True))))
     ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
+
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
@@ -22,7 +24,6 @@ from pipegen.stages.parts.images import image_tokens
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import count_tokens, tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
-from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer
 
 TURNS = "{%- for m in messages -%}<|im_start|>{{- m.role }}\n{{ CONTENT -}}<|im_end|>\n{% endfor -%}<|im_start|>assistant\n"

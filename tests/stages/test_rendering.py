@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot
@@ -20,7 +22,6 @@ from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.template import composes
 from pipegen.stages.rendering import Rendered, render_row
-from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
 

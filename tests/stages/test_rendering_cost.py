@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, chatml_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
-from pipegen.testing.prompts import CHATML, chatml_tokenizer
 
 WITH_DOCUMENTS = "{% for d in documents or [] %}{{ d.text }}{% endfor %}{% for m in messages %}{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
 

@@ -15,10 +15,11 @@ from pipegen.core.errors import CallFailed, GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, ModelLoadConfig, PreparedImage, Prompt, Raw
+from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
 __all__ = ["CheckpointEngine", "ModelMetadata", "OnModel", "in_order"]
 

@@ -18,8 +18,8 @@ from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
 from pipegen.engines.extras import need
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 from pipegen.records.secret import revealed
 
 __all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "release", "use_own_factors"]
@@ -70,7 +70,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
                 f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
-            _load_adapter(model, load.adapter)
+            _load_adapter(model, str(load.adapter))
         if load.device_map is None:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
@@ -171,7 +171,7 @@ def check_settings(load: ModelLoadConfig) -> None:
             _check_device("device_map", load.device_map)
     if load.adapter is not None:
         need("peft", "peft", "a LoRA adapter")
-        check_adapter_folder(load.adapter)
+        check_adapter_folder(str(load.adapter))
 
 
 def _check_device(field: str, asked: str) -> None:

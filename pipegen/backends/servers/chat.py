@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.backends.http.access import Access
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
+from pipegen.engines.settings import ChatServerSettings
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, freeze, record
 from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest
@@ -265,6 +267,10 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
+    def __init__(self, wire: Wire, access: Access, settings: ChatServerSettings, model: str) -> None:
+        super().__init__(wire, access, settings, model)
+        self.server_limit = settings.server_limit
+
     @property
     def identity(self) -> str:
         """All that is known of the weights: the model's name, and who serves it."""
@@ -365,7 +371,7 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRe
             f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         )
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
-    if engine.sender.settings.server_limit and (said is None or said.max_new_tokens is None):
+    if engine.server_limit and (said is None or said.max_new_tokens is None):
         options = dataclasses.replace(options, max_new_tokens=None)
     chat = options.chat
     if (

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 
 __all__ = ["FIELDS", "OWN", "REMOVED", "SERVERS", "check_extra_body", "dialects_of"]
 

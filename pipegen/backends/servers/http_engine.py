@@ -15,12 +15,12 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.settings import ServerSettings
+from pipegen.records.engine_list import shown
 
 __all__ = ["HttpEngine", "WholeRow"]
 

@@ -17,13 +17,13 @@ from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.backends.wire_names import OPENAI, PLAIN, form_of, wire_options
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
@@ -55,7 +55,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
-        **wire_options(options, "chat", OPENAI if dialect == "plain" else PLAIN),
+        **wire_fields(options, "chat", DIALECTS[dialect if chat is not None else "plain"].name),
         "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,

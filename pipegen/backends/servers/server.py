@@ -20,13 +20,13 @@ from pipegen.backends.rows import EngineRow, other_prompt
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
+from pipegen.engines.settings import ServerSettings
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions

@@ -11,16 +11,16 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends import wire_names
 from pipegen.backends.http.last_call import LastCallCache
+from pipegen.backends.servers import reading
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of
 from pipegen.backends.servers.reading import ids_of, malformed, merged
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.backends.wire_names import wire_options
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob
 
@@ -43,8 +43,8 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
+        **wire_fields(options, "sglang"),
         "n": n if n > 1 else None,
-        **wire_options(options, "sglang"),
         "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_new_tokens": options.min_new_tokens if ending_ids else 0,
@@ -61,7 +61,7 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
-    form = wire_names.form_of(options)
+    form = reading.form_of(options)
     return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
 
 

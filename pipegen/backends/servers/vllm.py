@@ -15,11 +15,11 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.backends.wire_names import form_of, wire_options
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
 __all__ = ["RENDER", "VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
@@ -44,8 +44,9 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
+        **wire_fields(options, "vllm"),
         "n": n,
-        **wire_options(options, "vllm"),
+        "top_k": options.top_k,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
         "stop": list(stops),

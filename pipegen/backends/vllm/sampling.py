@@ -9,8 +9,9 @@ import functools
 import math
 from typing import Any
 
-from pipegen.backends.wire_names import form_of, wire_options
+from pipegen.backends.servers.reading import form_of
 from pipegen.core.errors import UnsupportedOption
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 
@@ -78,8 +79,10 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
     from vllm.sampling_params import RequestOutputKind
 
     return _params()(
+        **wire_fields(options, "vllm"),
         n=1,
-        **wire_options(options, "vllm"),
+        top_k=options.top_k or 0,
+        min_tokens=options.min_new_tokens or 0,
         stop=[],
         stop_token_ids=list(ending_ids),
         ignore_eos=True,  # the end tokens are among the ending ids

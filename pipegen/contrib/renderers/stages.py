@@ -1,4 +1,4 @@
-"""A renderer of `renderers` as stages of a pipe: it renders in the place of the model's chat template, and parses what was generated.
+"""A renderer of `renderers` as stages of a pipe, in place of the model's chat template.
 
 rendered = pg.each("render", render_with(renderer)) >> route
 parsed = rendered >> pg.each("parse", parse_with(renderer))
@@ -24,10 +24,10 @@ __all__ = ["parse_with", "render_with"]
 
 
 def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationRequest]]:
-    """A stage that turns a request's messages into token ids, and adds the renderer's stop tokens to its own; a request without messages passes.
+    """A stage that renders a request's messages to token ids and adds the renderer's stop tokens; requests without messages are not changed.
 
-    Options of the chat template that the renderer settles itself are `UnsupportedOption`; images are `UnsupportedMultimodal`; what the renderer refuses
-    with a `ValueError` is `TemplateFailed`.
+    Chat template options that the renderer sets are `UnsupportedOption`; images are `UnsupportedMultimodal`; a `ValueError` of the renderer is
+    `TemplateFailed`.
     """
 
     def rendered(request: GenerationRequest) -> Slot[GenerationRequest]:
@@ -39,7 +39,7 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
         chat = options.chat or ChatTemplateOptions()
         option = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
         if option is not None:
-            return Failure(UnsupportedOption(f"{type(renderer).__name__} settles {option} itself", option=option, hint="make the renderer with that setting"))
+            return Failure(UnsupportedOption(f"{type(renderer).__name__} sets {option} itself", option=option, hint="make the renderer with that setting"))
         opens = chat.add_generation_prompt is not False
         try:
             prompt = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
@@ -54,7 +54,7 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
 
 
 def parse_with(renderer: Any) -> Callable[[GenerationResult], Slot[Any]]:
-    """A stage that gives the renderer's parsed response (content, reasoning, tool calls) of a result."""
+    """A stage that returns the renderer's parsed response (content, reasoning, tool calls)."""
 
     def parsed(result: GenerationResult) -> Slot[Any]:
         return Success(renderer.parse_response(list(result.token_ids), prompt_ids=list(result.prompt_token_ids)))
