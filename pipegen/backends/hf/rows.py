@@ -131,15 +131,15 @@ class HFRow(EngineRow):
             self._there = made
         return self._ids[:, : before + made]
 
-    def accept(self, shown: str, logprob: TokenLogprob | None, device: torch.device) -> None:
-        """Go on after the token that the row's decoder has just taken, with the text that it made final. Hooks of plugins see the row's ids on that device."""
+    def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
+        """Go on after the token that the row's decoder has just taken. Hooks of plugins see the row's ids on that device."""
         if logprob is not None:
             self.logprobs.append(logprob)
         self.uniform = self._random.random()
         self.fail(self.decoder.failure)
         if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
-        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=shown if self._text else None)
+        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=self.decoder.shown if self._text else None)
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:

@@ -244,9 +244,9 @@ class Schedule:
         """Choose each row's next token, and let its decoder take it."""
         tokens, choices = sampler.choose(logits)
         going = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]  # a plugin may just have failed
-        texts = feed_each([row.decoder for row, _, _ in going], [token_id for _, token_id, _ in going])
-        for (row, _, logprob), text in zip(going, texts, strict=True):
-            row.accept(text, logprob, logits.device)
+        feed_each([row.decoder for row, _, _ in going], [token_id for _, token_id, _ in going])
+        for row, _, logprob in going:
+            row.accept(logprob, logits.device)
         return tokens
 
     def _evict_finished(self) -> None:
