@@ -27,7 +27,7 @@ Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
 def prefill(model: Any, rows: Sequence[HFRow], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
-    """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
+    """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
     settings play no part.
@@ -71,7 +71,7 @@ def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 class StaticBatch:
-    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others riding on unheeded."""
+    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others are computed and ignored."""
 
     def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
         self._ids, self._rope, self._state = input_ids, rope, state
@@ -148,7 +148,7 @@ class RunningBatch:
         return (self._columns[: width + 1] >= self._pads).long()
 
     def copies(self, rows: Sequence[int]) -> RunningBatch:
-        """A new lane with copies of these rows; a row may be named more than once."""
+        """A new batch with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)
         other.keep(rows)
         return other
@@ -160,7 +160,7 @@ class RunningBatch:
         self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
 
     def put(self, places: Sequence[int], other: RunningBatch) -> None:
-        """Let another lane's rows take these places: all of them places of this lane, or all of them new ones after its last."""
+        """Put the rows of another batch into these slots: all of them slots of this batch, or all of them new ones after its last."""
         lengths = self.lengths + [0] * (max(places) + 1 - len(self))
         for place, length in zip(places, other.lengths, strict=True):
             lengths[place] = length
