@@ -36,7 +36,7 @@ def shown_type(hint: str) -> str:
 
 def options_table() -> str:
     """One row for each option."""
-    defaults, rows = flat_values(DEFAULTS), ["| option | takes | default | |", "| --- | --- | --- | --- |"]
+    defaults, rows = flat_values(DEFAULTS), ["| option, its type and default | |", "| --- | --- |"]
     groups = [("", GenerationOptions), *((name, getattr(pipegen.records.options, kind)) for name, kind in NESTED.items())]
     for group, kind in groups:
         words = field_words(kind)
@@ -44,9 +44,9 @@ def options_table() -> str:
             if field.name in NESTED and not group:
                 continue
             default = defaults[field.name]
-            shown = "" if default is None else f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
+            shown = "" if default is None else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
             name = f"{group}.{field.name}" if group else field.name
-            rows.append(f"| `{name}` | {shown_type(str(field.type))} | {shown} | {words[field.name]} |")
+            rows.append(f"| `{name}`<br>{shown_type(str(field.type))}{shown} | {words[field.name]} |")
     return "\n".join(rows)
 
 
@@ -54,8 +54,8 @@ def capabilities_table() -> str:
     """What each engine honours at best."""
     rows = ["| capability | " + " | ".join(ENGINES) + " |", "| --- |" + " --- |" * len(ENGINES)]
     for name in (*FEATURES, *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES))):
-        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"option `{name}`"
-        rows.append(f"| {label} | " + " | ".join("yes" if name in honours else "" for honours in ENGINES.values()) + " |")
+        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
+        rows.append(f"| {label} | " + " | ".join("✓" if name in honours else "" for honours in ENGINES.values()) + " |")
     return "\n".join(rows)
 
 

@@ -59,11 +59,14 @@ class Finish(StrEnum):
 
 @record
 class PreparedImage:
-    """An image as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
+    """An image as every engine gets it: RGB, upright, resized once."""
 
     width: int
+    """In pixels."""
     height: int
+    """In pixels."""
     rgb: bytes
+    """The pixels, row by row: `height * width * 3` bytes."""
     digest: str
     """SHA-256 of the upright RGB image before it was resized: the same for the same pixels, whatever the source."""
     grid: Grid | None = None
@@ -82,21 +85,25 @@ class ResolvedRequest:
     """A request with its effective options."""
 
     request: GenerationRequest
+    """The request as it came."""
     options: GenerationOptions
+    """Its options, with a value for each of them."""
 
 
 @record
 class Prompt:
-    """The record of a prompt: the ids are what every engine gets.
-
-    `token_ids` hold each image expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
-    """
+    """The record of a prompt: the ids are what every engine gets."""
 
     token_ids: tuple[int, ...]
+    """The ids, with each image expanded to all of its tokens."""
     compact_token_ids: tuple[int, ...]
+    """The ids, with one placeholder for each image."""
     text: str | None = None
+    """The rendered text; `None` if the request gave ids."""
     images: tuple[PreparedImage, ...] = ()
+    """The images, in message order."""
     thinking: Thinking | None = None
+    """Whether the template honours the thinking switch."""
 
 
 @record
@@ -104,8 +111,11 @@ class Encoded:
     """A prompt and the effective options: what an engine is called with."""
 
     request: GenerationRequest
+    """The request as it came."""
     options: GenerationOptions
+    """The effective options: an engine reads every setting here."""
     prompt: Prompt
+    """The ids and the images."""
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked, where `on_overflow="clip"` lowered it."""
 
@@ -115,7 +125,9 @@ class TokenLogprob:
     """The model's own log probability (natural) of one generated token, before temperature, penalties and filters."""
 
     token_id: int
+    """The generated token."""
     logprob: float
+    """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at that position with theirs, best first, where asked."""
     margin: float | None = None
@@ -146,32 +158,38 @@ def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
 
 @record
 class Raw:
-    """What an engine gives back for one row: the generated ids, the ending one included. The text is made from them by shared stages.
-
-    `aborted` says that the engine gave up on the row; `halted` that an engine-side plugin of that name ended it.
-    """
+    """What an engine returns for one row. Shared stages make the text from the ids."""
 
     encoded: Encoded
+    """What the engine was called with."""
     token_ids: tuple[int, ...]
+    """The generated ids, the ending one included."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each id, if the option `logprobs` is on."""
     aborted: bool = False
+    """The engine stopped the row early, for example because it was cancelled."""
     halted: str | None = None
+    """The name of the engine-side plugin that ended the row."""
 
 
 @record
 class Decoded:
-    """Generated ids as text, with how it ended.
-
-    `text_ends[k]` and `raw_ends[k]` are the lengths (in characters) of `text` and `raw_text` after the first k + 1 tokens.
-    """
+    """Generated ids as text, with how it ended."""
 
     raw: Raw
+    """What the engine returned."""
     text: str
+    """The ids as text, without special tokens unless asked."""
     raw_text: str
+    """The ids as text, special tokens included."""
     text_ends: tuple[int, ...]
+    """The length of `text`, in characters, after each token."""
     raw_ends: tuple[int, ...]
+    """The length of `raw_text`, in characters, after each token."""
     finish: Finish
+    """How the generation ended."""
     stop: str | int | None = None
+    """The stop string, token id or plugin that ended it."""
 
 
 @record
@@ -179,27 +197,37 @@ class GenerationResult:
     """One finished generation."""
 
     id: str | None = None
+    """The `id` of the request."""
     text: str
     """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
     raw_text: str
     """Everything generated, special tokens and the ending included; never stripped, never padded."""
     prompt_text: str | None = None
+    """The prompt as the chat template rendered it. `None` where only ids were given, or where a server renders."""
     prompt_token_ids: tuple[int, ...] = ()
+    """The ids that the engine got, each image expanded to all of its tokens. Empty where a server renders."""
     token_ids: tuple[int, ...] = ()
+    """The generated ids, the ending one included. Empty where a chat server does not report them."""
     finish: Finish
+    """How the generation ended."""
     stop: str | int | None = None
     """What ended it: the stop string, the stop token's id, or the plugin's name."""
     prompt_tokens: int = 0
+    """Tokens of the prompt, images included."""
     completion_tokens: int = 0
+    """Generated tokens of this row, the ending one included, padding never."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
     """Where `logprobs` are asked, how close the closest choice was: the smallest `TokenLogprob.margin` of `token_ids`. A near tie (about 0.01 in float32, 0.1
     in bfloat16, or less) may come out otherwise in another batch, on another engine or device. It is the model's own, before temperature, penalties, filters,
     forms and seeds, so of a sampled row it tells how sure the model was, not how close the draw was. None where it is not known for every token."""
     route: str = ""
+    """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
+    """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None` where no template was rendered here."""
     reasoning: str | None = None
     """What the model thought before it answered, where a server tells it apart from the text."""
     thinking_unfinished: bool = False
@@ -207,10 +235,13 @@ class GenerationResult:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
     image_grid_thw: tuple[Grid | None, ...] = ()
+    """For each image, its patches in time, height and width; `None` for models that do not work on such a grid."""
     image_digests: tuple[str, ...] = ()
+    """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
+    """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
     samples: tuple[GenerationResult, ...] = ()
     """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()

@@ -66,7 +66,7 @@ Check = Callable[[Route], None]
 
 
 def an_empty_batch_gives_an_empty_batch(route: Route) -> None:
-    """B3."""
+    """No request, no slot, no error."""
     expect(run(route, []) == (), "an empty batch must give an empty batch")
 
 
@@ -85,7 +85,7 @@ def results_report_what_was_done(route: Route) -> None:
 
 
 def effective_options_sent_again_give_the_same(route: Route) -> None:
-    """C8."""
+    """The options of a result, sent again, give the same result."""
     for text in PROMPTS:
         first = answers(run(route, [chat(text)], greedy()))[0]
         again = answers(run(route, [chat(text, first.options)]))[0]
@@ -93,7 +93,7 @@ def effective_options_sent_again_give_the_same(route: Route) -> None:
 
 
 def rows_do_not_depend_on_their_batch(route: Route) -> None:
-    """B2, B7, A17: greedy rows give the same alone and among others, whatever their lengths and limits."""
+    """Greedy rows give the same alone and in any batch, whatever their lengths and limits."""
     options = [greedy(max_new_tokens=limit) for limit in (3, LENGTH, 7, 12)]
     requests = [chat(text, said) for text, said in zip(PROMPTS, options, strict=True)]
     together = answers(run(route, requests))
@@ -102,7 +102,7 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
 
 
 def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
-    """B8, T7, H10: each row gets its own; what the engine must not see is refused in its slot."""
+    """Each slot has the answer to its own request; a request that the engine must not see fails in its slot."""
     takes_ids = honours(route, "token_ids")
     bad = TextGenerationRequest(prompt_token_ids=[route.engine.tokenizer.vocab_size if takes_ids else 1])
     slots = run(route, [chat(PROMPTS[0]), bad, chat(PROMPTS[1])], greedy(max_new_tokens=4))
@@ -113,7 +113,7 @@ def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
 
 
 def seeds_make_rows_repeatable(route: Route) -> None:
-    """B6, B10: a seeded row is the same in any company; samples get derived seeds."""
+    """A seeded row is the same in any batch; samples get derived seeds."""
     if not honours(route, "seed"):
         refuses(route, greedy(temperature=1.0, seed=1), "seed")
         return
@@ -139,7 +139,7 @@ def _complete(result: GenerationResult) -> None:
 
 
 def logprobs_are_the_models_own(route: Route) -> None:
-    """A20: one for each generated token, the ending one included, and the temperature is not in them."""
+    """One for each generated token, the ending one included, and the temperature does not change them."""
     if not honours(route, "logprobs"):
         refuses(route, greedy(logprobs=True), "logprobs")
         return
@@ -192,7 +192,7 @@ def sync_and_async_agree(route: Route) -> None:
 
 
 def control_tokens_of_users_stay_text(route: Route) -> None:
-    """T3: a control token that a user wrote brings no control id."""
+    """A control token that a user wrote makes no control id."""
     if not honours(route, "control_tokens"):
         refuses(route, greedy(chat=ChatTemplateOptions(control_tokens="reject")), "control_tokens")
         return
@@ -205,7 +205,7 @@ def control_tokens_of_users_stay_text(route: Route) -> None:
 
 
 def images_are_taken_or_refused(route: Route) -> None:
-    """P6, P7, B4: where the engine takes images a broken one fails alone; where it does not, each fails and the neighbours go on."""
+    """An engine with images fails a broken image alone. An engine without images fails each image, and the other rows go on."""
     image = red_square()
     requests = [
         VlmGenerationRequest(prompt="What do you see?", images=[image]),

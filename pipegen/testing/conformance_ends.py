@@ -28,7 +28,7 @@ __all__ = [
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
-    """A5, A6, A12, A13: wherever the stop lies, the text is the cut of the free text, and the row ends at the token that completes it."""
+    """Wherever the stop is, the text is the cut of the free text, and the row ends at the token that completes the stop."""
     request, free = longest(route)
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
@@ -46,7 +46,7 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
 
 
 def a_stop_token_ends_the_row(route: Route) -> None:
-    """A7: its text is in raw_text only, and its id is reported."""
+    """Its text is in `raw_text` only, and its id is reported."""
     request, free = longest(route)
     if not honours(route, "stop_token_ids"):
         refuses(route, greedy(stop=StopOptions(stop_token_ids=(5,))), "stop_token_ids")
@@ -61,7 +61,7 @@ def a_stop_token_ends_the_row(route: Route) -> None:
 
 
 def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
-    """T7: beyond the caller's own limit, and beyond the model's."""
+    """A prompt beyond the caller's own limit, and beyond the model's, fails or is clipped."""
     counted = count_tokens(route, chat("Hi"))
     if not honours(route, "token_ids"):
         expect(isinstance(counted.failure(), UnsupportedOption), f"an engine that renders by itself counts no tokens, and says so, not {counted}")
@@ -88,7 +88,7 @@ def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
 
 
 def min_new_tokens_holds(route: Route) -> None:
-    """A19: nothing ends a row before it, and a stop within those tokens does not count."""
+    """Nothing ends a row before it, and a stop within those tokens does not count."""
     request, free = longest(route)
     if not honours(route, "min_new_tokens"):
         refuses(route, greedy(min_new_tokens=2), "min_new_tokens")

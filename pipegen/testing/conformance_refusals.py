@@ -41,7 +41,7 @@ NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
 
 
 def what_is_not_honoured_is_refused(route: Route) -> None:
-    """C5: by name, in its slot."""
+    """The error is in its slot and names the option."""
     for name, options in NOT_NEUTRAL.items():
         if not honours(route, name):
             refuses(route, options, name)
