@@ -54,7 +54,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             seconds = f"{row['ours']} / {row['theirs']}" if row["ours"] else ""
             behind = "; ".join(filter(None, (seconds, f"{memory} MiB" if memory else "", row["note"].replace("|", "/"))))
             lines.append(f"| {row['work']}<br>against {row['peer']} | {figure(row)}<br>{row['target']}: {met} | {behind} |")
-        parts.append(folded(group, "\n".join(lines)))
+        parts.append(folded(group, "\n".join(['<div class="stack" markdown>', "", *lines, "", "</div>"])))
     return "\n".join(parts)
 
 
