@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,5 +20,7 @@ settings.register_profile("nightly", ALWAYS, max_examples=5_000, derandomize=Fal
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background so; the tests interrupt themselves
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

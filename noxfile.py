@@ -38,11 +38,14 @@ CORE = (
     "drivers/samples",
     "drivers/streaming",
     "engines/capabilities",
+    "jobs/journal",
+    "jobs/keys",
+    "jobs/rows",
+    "jobs/runner",
     "media/files",
     "media/image",
     "media/sizes",
     "records/allowed",
-    "records/checks",
     "records/fields",
     "records/messages",
     "records/option_names",
@@ -193,6 +196,13 @@ def faults(session: nox.Session) -> None:
     install(session, groups=("tests",))
     files = [f"tests/backends/servers/test_{name}.py" for name in ("faults", "hostile", "memory", "row_deadline")]
     run(session, "pytest", *files, *session.posargs, PIPEGEN_FAULTY_REQUESTS="5000")
+
+
+@shared(default=False)
+def kills(session: nox.Session) -> None:
+    """Kill a job again and again, on a server and on the embedded model, and count what was lost, doubled and repeated: some minutes."""
+    install(session, groups=("tests",))
+    run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 
 @shared(default=False)

@@ -10,7 +10,7 @@ if typing.TYPE_CHECKING:
     __version__: str
     from returns.result import Failure, Success
 
-    from pipegen import backends, plugins
+    from pipegen import backends, plugins, stages
     from pipegen.backends.generation_engine import GenerationEngine
     from pipegen.core.errors import (
         BackendFailed,
@@ -31,7 +31,8 @@ if typing.TYPE_CHECKING:
         UnsupportedOption,
         UnsupportedPlugin,
     )
-    from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
+    from pipegen.core.fallback import fallback
+    from pipegen.core.pipe import Pipe, call, each, identity, pure
     from pipegen.core.slots import Batch, Slot, is_ok
     from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
@@ -42,6 +43,9 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.jobs.export import finished_rows
+    from pipegen.jobs.journal import JournalError
+    from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.media.folder import images_in
     from pipegen.records import strict_json
     from pipegen.records.fields import InvalidField, UnknownField
@@ -77,6 +81,8 @@ __all__ = [
     "InternalError",
     "InvalidField",
     "InvalidRequest",
+    "Job",
+    "JournalError",
     "MalformedResponse",
     "Message",
     "ModelLoadConfig",
@@ -116,6 +122,7 @@ __all__ = [
     "each",
     "error_to_plain",
     "fallback",
+    "finished_rows",
     "from_plain",
     "grid",
     "identity",
@@ -123,12 +130,15 @@ __all__ = [
     "imap",
     "imap_keyed",
     "is_ok",
+    "job",
+    "job_keyed",
     "plugins",
     "pure",
     "request_from",
     "route",
     "run",
     "samples",
+    "stages",
     "stream",
     "strict_json",
     "to_plain",
@@ -148,11 +158,15 @@ _HOMES = {
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"
         ),
         "pipegen.records.fields": "InvalidField UnknownField",
+        "pipegen.jobs.export": "finished_rows",
+        "pipegen.jobs.journal": "JournalError",
+        "pipegen.jobs.runner": "Job job job_keyed",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
-        "pipegen.core.pipe": "Pipe call each fallback identity pure",
+        "pipegen.core.fallback": "fallback",
+        "pipegen.core.pipe": "Pipe call each identity pure",
         "pipegen.engines.plugin": "Plugin",
         "pipegen.records.results": "Finish GenerationResult ModelLoadConfig TokenLogprob",
         "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
@@ -169,7 +183,7 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "strict_json": "pipegen.records.strict_json"}
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages", "strict_json": "pipegen.records.strict_json"}
 """The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there

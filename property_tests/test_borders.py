@@ -19,8 +19,9 @@ from pipegen.core.slots import Batch, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.media.image import open_image
 from pipegen.records.requests import ImagePolicy, RequestPolicy
-from pipegen.records.results import ModelLoadConfig
+from pipegen.records.results import Encoded, ModelLoadConfig
 from pipegen.testing.fake import FakeEngine, ToyRenderer
+from pipegen.testing.toy import ToyTokenizer
 
 GOOD: Sequence[dict[str, Any]] = (
     {"prompt": "plain"},
@@ -224,6 +225,48 @@ def test_what_a_template_raises_fails_its_own_row(kind: type[Exception], bad: li
             assert kind.__name__ in slot.failure().message
         else:
             assert slot == alone
+
+
+class FailingTokenizer(ToyTokenizer):
+    """Raises for texts with a letter that the others do not have, and for the ids of that letter."""
+
+    def __init__(self, kind: type[BaseException], where: str) -> None:
+        super().__init__()
+        self._kind, self._where = kind, where
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if self._where == "encode" and "#" in text:
+            raise self._kind("no")
+        return super().encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if self._where == "decode" and ord("#") in token_ids:
+            raise self._kind("no")
+        return super().decode(token_ids)
+
+
+PanicException = type("PanicException", (BaseException,), {})
+"""As packages written in Rust raise it."""
+
+
+@given(
+    st.sampled_from([ValueError, KeyError, Odd, MemoryError, PanicException]),
+    st.sampled_from(["encode", "decode"]),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_a_tokenizer_raises_fails_its_own_row(kind: type[BaseException], where: str, bad: list[bool], follows: bool, streams: bool) -> None:
+    def said(encoded: Encoded) -> Sequence[int]:
+        return b"an#swer" if encoded.request.id == "bad" else b"answer"
+
+    engine = FakeEngine(said, tokenizer=FailingTokenizer(kind, where), server_side_stops=follows)
+    requests = [{"id": "bad" if one else "good", "prompt": "b#d" if one and where == "encode" else "good"} for one in bad]
+    options = pg.GenerationOptions(stop=pg.StopOptions(stop=("never",)))
+    route = pg.route(engine)
+    slots = [event.slot for event in pg.stream(route, requests, options) if isinstance(event, pg.Done)] if streams else pg.run(route, requests, options)
+    assert [is_ok(slot) for slot in slots] == [not one for one in bad]
+    assert all(slot.unwrap().text == "answer" if is_ok(slot) else slot.failure().incident for slot in slots)
 
 
 @given(kinds, st.lists(st.booleans(), max_size=4))

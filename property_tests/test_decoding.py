@@ -11,13 +11,13 @@ from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
-from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode
+from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
+from pipegen.stages.decoding import decode_row
 from pipegen.stages.parts.detokenize import Detokenizer, spell
 from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.stages.parts.stop_scan import StopScanner
-from pipegen.stages.stopping import cut, ending_ids, stop
-from pipegen.stages.trimming import Stripper, trim
+from pipegen.stages.stopping import cut, ending_ids, stop_row
+from pipegen.stages.trimming import Stripper, trim_row
 from pipegen.testing.texts import awkward_texts, chunkings, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -33,13 +33,13 @@ class Generation(NamedTuple):
     token_ids: tuple[int, ...]
     plugins: tuple[Plugin, ...]
 
-    def raw(self, token_ids: Sequence[int] | None = None, **how: bool | str | None) -> Raw:
+    def raw(self, token_ids: Sequence[int] | None = None, **how: bool | str | Ending | None) -> Raw:
         prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
         encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=self.options, prompt=prompt)
         return Raw(encoded=encoded, token_ids=self.token_ids if token_ids is None else tuple(token_ids), **how)  # type: ignore[arg-type]
 
     def judged(self, raw: Raw | None = None) -> Slot[Decoded]:
-        return decode(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(lambda decoded: stop(decoded, self.tokenizer, self.plugins))
+        return decode_row(raw or self.raw(), self.tokenizer, self.eos_token_ids).bind(lambda decoded: stop_row(decoded, self.tokenizer, self.plugins))
 
     def follower(self, *, text: bool = True) -> RowDecoder:
         return RowDecoder(self.options, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
@@ -149,6 +149,30 @@ def test_what_an_engine_makes_beyond_the_end_changes_nothing(row: Generation) ->
     assert row.judged(row.raw(row.token_ids[: follower.count])) == row.judged()
 
 
+@given(generations(), st.booleans(), st.booleans())
+def test_a_row_that_was_followed_is_not_searched_again_and_ends_the_same(row: Generation, shows: bool, cut_short: bool) -> None:
+    follower = row.follower(text=shows)
+    follower.take(row.token_ids[: len(row.token_ids) // 2])
+    follower.take(row.token_ids[len(row.token_ids) // 2 :])
+    cut_short = cut_short and follower.finish is None
+    follower.close(aborted=cut_short)
+    assume(follower.failure is None)
+    seen: list[str] = []
+
+    def feed(state: None, text: str) -> tuple[None, None]:
+        seen.append(text)
+        return None, None
+
+    told = tuple(Plugin(name=plugin.name, start=lambda: None, feed=feed) for plugin in row.plugins)
+    followed = row.raw(follower.token_ids, ending=follower.ending, aborted=follower.finish is Finish.ABORTED)
+    again = decode_row(followed, row.tokenizer, row.eos_token_ids).bind(lambda decoded: stop_row(decoded, row.tokenizer, told)).unwrap()
+    anew = row.judged(row.raw(aborted=cut_short)).unwrap()
+    assert seen == []
+    for name in ("text", "raw_text", "text_ends", "raw_ends", "finish", "stop"):
+        assert getattr(again, name) == getattr(anew, name), name
+    assert again.raw.token_ids == anew.raw.token_ids
+
+
 @given(generations())
 def test_judging_again_changes_nothing(row: Generation) -> None:
     judged = row.judged()
@@ -231,7 +255,7 @@ def test_how_an_engine_ended_a_row_counts_only_where_nothing_else_did(row: Gener
     if follower.failure is None:
         decoded = judged.unwrap()
         assert (follower.finish, follower.stop) == (decoded.finish, decoded.stop)
-        assert trim(decoded, "route").unwrap().text == shown
+        assert trim_row(decoded, "route").unwrap().text == shown
     else:
         assert judged.failure() == follower.failure
 

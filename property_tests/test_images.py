@@ -6,13 +6,14 @@ import math
 
 import pytest
 from hypothesis import assume, example, given, strategies as st
+from support.image_sizes import budgets, mangled, sides
 
 from pipegen.core.errors import BadImage
 from pipegen.core.slots import is_ok
 from pipegen.media.image import digest, open_image
 from pipegen.media.sizes import LARGEST_ASPECT_RATIO, fit
 from pipegen.records.requests import ImagePolicy
-from pipegen.testing.image_files import budgets, image_file, mangled, sides
+from pipegen.testing.image_files import image_file
 
 FACTORS = st.sampled_from((28, 32, 16, 2))
 POLICY = ImagePolicy(max_source_pixels=4_000_000)

@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import added_tokens, chatml_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
@@ -18,9 +20,8 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
 from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import encode
-from pipegen.testing.prompts import added_tokens, chatml_tokenizer
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import tokenize_row
 
 ALWAYS = (
     *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]", "[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),
@@ -99,7 +100,7 @@ def prompt_of(said: Conversation, template: str, **chat: Any) -> Slot[Prompt]:
     kept = HFTokenizer(tokenizer())
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(template_kwargs=said.variables, **chat)))
     job = ResolvedRequest(request=TextGenerationRequest(messages=said.messages, tools=tuple(said.tools)), options=options)
-    return render(job, kept, renderer(template)).bind(lambda rendered: encode(rendered, (), kept, None))
+    return render_row(job, kept, renderer(template)).bind(lambda rendered: tokenize_row(rendered, (), kept, None))
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,8 @@ from returns.result import Failure, Success
 
 from pipegen.core.drive import adrive, drive
 from pipegen.core.errors import BackendFailed, CallFailed, ContractError, GenerationError, InvalidRequest, RateLimited, StageFailed, Timeout
-from pipegen.core.pipe import Pipe, call, each, fallback, identity, pure
+from pipegen.core.fallback import fallback
+from pipegen.core.pipe import Pipe, call, each, identity, pure
 from pipegen.core.slots import Batch, is_ok, live, live_rows
 
 ERRORS = (InvalidRequest("bad"), Timeout("slow"), RateLimited("later"), BackendFailed("down"))

@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
@@ -18,9 +20,10 @@ from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import choose_marks
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
-from pipegen.testing.prompts import chatml_tokenizer, harmless_texts, hostile_texts, instruct_tokenizer, messages, turns_tokenizer, unigram_tokenizer
+from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import count_tokens, tokenize_row
+from pipegen.testing.prompts import harmless_texts, hostile_texts, messages
 
 Make = Callable[[], Any]
 FAMILIES: dict[str, Make] = {
@@ -37,7 +40,7 @@ each_family = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
     tokenizer = HFTokenizer(raw)
     job = ResolvedRequest(request=TextGenerationRequest(messages=turns), options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
-    return render(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: encode(rendered, (), tokenizer, None)).unwrap()
+    return render_row(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None)).unwrap()
 
 
 def control(raw: Any) -> dict[str, int]:
@@ -157,8 +160,8 @@ def with_images(raw: Any, mark: str, parts: list[str | PreparedImage]) -> Prompt
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": b"1"} for part in parts]
     images = tuple(part for part in parts if isinstance(part, PreparedImage))
     job = ResolvedRequest(request=VlmGenerationRequest(messages=[{"role": "user", "content": content}]), options=resolve(GenerationOptions()))
-    rendered = render(job, tokenizer, HFRenderer(raw, raw.chat_template), written=image_tokens(images, tokenizer, mark))
-    return rendered.bind(lambda text: encode(text, images, tokenizer, mark)).unwrap()
+    rendered = render_row(job, tokenizer, HFRenderer(raw, raw.chat_template), written=image_tokens(images, tokenizer, mark))
+    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark)).unwrap()
 
 
 @each_place

@@ -9,6 +9,7 @@ import inspect
 import json
 import pickle
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -32,9 +33,8 @@ def test_the_public_names_are_sorted_and_distinct() -> None:
     assert list(pipegen.__all__) == sorted(set(pipegen.__all__))
 
 
-@pytest.mark.parametrize("name", pipegen.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(pipegen, name) is not None
+def test_every_public_name_can_be_imported() -> None:
+    assert [name for name in pipegen.__all__ if getattr(pipegen, name, None) is None] == []
 
 
 def test_what_looks_public_is_public() -> None:
@@ -44,24 +44,29 @@ def test_what_looks_public_is_public() -> None:
     assert visible - {"annotations"} <= set(pipegen.__all__)
 
 
-@pytest.mark.parametrize("name", pipegen.__all__)
-def test_every_public_function_and_class_says_what_it_does(name: str) -> None:
-    value = getattr(pipegen, name)
-    if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
-        assert inspect.getdoc(value)
+def test_every_public_function_and_class_says_what_it_does() -> None:
+    public = {name: getattr(pipegen, name) for name in pipegen.__all__}
+    described = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)}
+    assert len(described) > 60
+    assert [name for name, value in described.items() if not inspect.getdoc(value)] == []
 
 
-@pytest.mark.parametrize("name", light_modules())
-def test_every_name_that_a_module_exports_exists(name: str) -> None:
-    module = importlib.import_module(name)
-    for exported in getattr(module, "__all__", ()):
-        assert hasattr(module, exported)
+def test_every_name_that_a_module_exports_exists() -> None:
+    modules: list[ModuleType] = []
+    for name in light_modules():
+        try:
+            modules.append(importlib.import_module(name))
+        except ModuleNotFoundError as missing:
+            if missing.name not in ("jinja2", "aiohttp", "torch", "transformers", "PIL", "vllm"):
+                raise
+    assert len(modules) > 100
+    assert [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    shown = {path.rpartition(".")[2] for path, _ in sections()}
-    said = "".join(page.read_text(encoding="utf-8") for page in REFERENCE if page.stem != "index")  # aliases and modules have no section
-    assert [name for name in pipegen.__all__ if name not in shown and f"`pg.{name}" not in said] == []
+    shown = {path.rpartition(".")[2] for path in sections()}
+    words = "".join(page.read_text(encoding="utf-8") for page in REFERENCE if page.stem != "index")  # aliases and modules have no section
+    assert [name for name in pipegen.__all__ if name not in shown and f"`pg.{name}" not in words] == []
 
 
 def fresh(code: str) -> object:
@@ -104,9 +109,8 @@ def test_records_and_functions_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(value)) == value
 
 
-def sections() -> list[tuple[str, str]]:
-    """What the reference shows, and on which page."""
-    return [(path, page.stem) for page in REFERENCE for path in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)]
+def sections() -> list[str]:
+    return [path for page in REFERENCE for path in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)]
 
 
 def is_module(path: str) -> bool:
@@ -116,24 +120,25 @@ def is_module(path: str) -> bool:
         return False
 
 
-def shown_object(path: str) -> object:
-    module, _, name = path.rpartition(".")
-    return importlib.import_module(path) if is_module(path) else getattr(importlib.import_module(module), name)
+def shows_what_it_names(path: str) -> bool:
+    shown = pydoc.locate(path)
+    module = importlib.import_module(path.rpartition(".")[0]) if shown is None else None  # an attribute of a function that has its module's name
+    return (shown is not None or hasattr(module, path.rpartition(".")[2])) and is_module(path) == inspect.ismodule(shown)
 
 
-@pytest.mark.parametrize("path", [path for path, _ in sections()])
-def test_a_section_of_the_reference_shows_what_it_names(path: str) -> None:
+def test_a_section_of_the_reference_shows_what_it_names() -> None:
     """The page is made without importing, and takes a module where it finds one: so a function that hides a module is named by its own module."""
-    assert is_module(path) == inspect.ismodule(shown_object(path))
-
-
-@pytest.mark.parametrize("name", sorted({page.stem for page in REFERENCE} - {"index"}))
-def test_a_page_of_the_reference_shows_its_room(name: str) -> None:
-    assert importlib.util.find_spec(f"pipegen.{name}") is not None
+    assert len(sections()) > 50
+    assert [path for path in sections() if not shows_what_it_names(path)] == []
 
 
 @pytest.mark.parametrize("package", ["backends", "plugins"])
 def test_every_function_of_a_package_is_in_the_reference(package: str) -> None:
     public = importlib.import_module(f"pipegen.{package}")
-    shown = {path.rpartition(".")[2] for path, _ in sections() if path.startswith(f"pipegen.{package}.")}
+    shown = {path.rpartition(".")[2] for path in sections() if path.startswith(f"pipegen.{package}.")}
     assert {name for name in public.__all__ if callable(getattr(public, name))} - {"Plugin"} <= shown
+
+
+def test_each_page_of_the_reference_is_that_of_a_room() -> None:
+    rooms = {info.name for info in pkgutil.iter_modules(pipegen.__path__) if info.ispkg}
+    assert {page.stem for page in REFERENCE} - {"index"} <= rooms

@@ -149,7 +149,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     ...
     pipegen.records.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
-    from pipegen.core.pipe import fallback
+    from pipegen.core.fallback import fallback
 
     first = route_of(config)
     _ = first.engine.capabilities

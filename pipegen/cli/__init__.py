@@ -13,14 +13,14 @@ __all__ = ["main"]
 
 
 class _Line(logging.Formatter):
-    """A record in one line, without its traceback: that is for the logs of programs."""
+    """A log record in one line, without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"pipegen: {record.getMessage()}"
 
 
 def _log_in_lines() -> None:
-    """Show what pipegen logs on stderr, unless somebody logs already."""
+    """Show pipegen's log on stderr, unless logging is configured."""
     log = logging.getLogger("pipegen")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

@@ -1,4 +1,4 @@
-"""The answers of a chat while they come: what each model has said so far, and how fast."""
+"""The answers of a chat while they are generated, and their timing."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ NO_ANSWER = "no answer: the tokens ran out while the model was thinking; allow m
 
 @dataclass
 class Speaker:
-    """A model of the chat: how it is asked, and what was said to it and by it so far."""
+    """A model of the chat, with its conversation so far."""
 
     agent: Agent
     route: Route
     history: list[Message] = field(default_factory=list)
 
     def messages(self, prompt: str) -> list[Message]:
-        """The conversation with a new prompt at its end."""
+        """The conversation with a new prompt."""
         system = [{"role": "system", "content": self.agent.system_message}] if self.agent.system_message else []
         return [*system, *self.history, {"role": "user", "content": prompt}]
 
 
 @dataclass
 class Answer:
-    """One answer while it comes. Times are those of a clock that only goes forward, in seconds."""
+    """One answer while it is generated. Times are monotonic, in seconds."""
 
     speaker: Speaker
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     ended: float | None = None
     text: str = ""
-    """The answer as it came; where the server does not part reasoning from it, the reasoning stands at its head."""
+    """The answer so far; it begins with the reasoning if the server does not separate that."""
     reasoning: str = ""
     slot: Slot[GenerationResult] | None = None
 
     def take(self, delta: Delta) -> None:
-        """A piece has come."""
+        """Add a piece."""
         self.first = time.monotonic() if self.first is None else self.first
         if delta.sample == 0:
             self.reasoning += delta.reasoning
             self.text += delta.text
 
     def end(self, slot: Slot[GenerationResult]) -> None:
-        """The answer is whole."""
+        """Set the final result."""
         self.slot, self.ended = slot, time.monotonic()
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer: it came whole, and did not run out of tokens while the model was thinking."""
+        """Whether there is an answer: it is finished, and did not end while the model was thinking."""
         return self.slot is not None and is_ok(self.slot) and not self.note
 
     @property
     def note(self) -> str:
-        """Why there is no answer though nothing failed; else empty."""
+        """Why there is no answer, if nothing failed; else empty."""
         return NO_ANSWER if self.slot is not None and is_ok(self.slot) and self.slot.unwrap().thinking_unfinished else ""
 
     def parts(self) -> tuple[str, str]:
@@ -84,14 +84,14 @@ class Answer:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The calls of tools that it holds, as they are shown."""
+        """The tool calls, as they are shown."""
         if self.slot is None or not is_ok(self.slot):
             return ()
         functions = [call.get("function") for call in self.slot.unwrap().tool_calls]
         return tuple(f"{one.get('name')}({one.get('arguments') or ''})" for one in functions if isinstance(one, Mapping))
 
     def facts(self) -> dict[str, Any]:
-        """How long it took and how fast it came: `seconds`, `seconds_to_first`, `tokens_per_second` (of the whole time)."""
+        """`seconds`, `seconds_to_first`, and `tokens_per_second` over the whole time."""
         if self.ended is None or self.slot is None:
             return {}
         seconds = self.ended - self.began
@@ -101,9 +101,10 @@ class Answer:
 
 
 async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[Answer]], None], changed: Callable[[Answer], None]) -> list[Answer]:
-    """Ask each of them at the same time. `began` is shown the answers before the first piece, `changed` each that has a new piece or is whole.
+    """Ask all of them at the same time, and add the turn to the history of those that answered.
 
-    What was asked and answered goes into the history of those that answered.
+    began: called with the unfinished answers before the first piece.
+    changed: called with each answer that has a new piece or is finished.
     """
     answers = [Answer(speaker) for speaker in speakers]
     began(answers)
@@ -112,8 +113,8 @@ async def ask(speakers: Sequence[Speaker], prompt: str, began: Callable[[list[An
             group.create_task(_follow(answer, prompt, changed))
     for answer in answers:
         if answer.answered:
-            said = {"role": "assistant", "content": answer.parts()[1]}
-            answer.speaker.history += [{"role": "user", "content": prompt}, said]
+            message = {"role": "assistant", "content": answer.parts()[1]}
+            answer.speaker.history += [{"role": "user", "content": prompt}, message]
     return answers
 
 
@@ -128,11 +129,11 @@ async def _follow(answer: Answer, prompt: str, changed: Callable[[Answer], None]
 
 
 def as_line(answer: Answer, *, brief: bool = True) -> str:
-    """The answer as one line of JSON: `agent`, `model`, what `pipegen generate` writes of a result or an error, and the times."""
+    """The answer as one line of JSON: `agent`, `model`, the output line of `pipegen generate`, and the times."""
     if answer.slot is None:
-        raise ContractError("an answer is written when it is whole")
-    said = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
-    if said["ok"]:
+        raise ContractError("an answer is written when it is finished")
+    values = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
+    if values["ok"]:
         reasoning, text = answer.parts()
-        said |= {"text": text, "reasoning": reasoning or None}
-    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **said, **answer.facts()})
+        values |= {"text": text, "reasoning": reasoning or None}
+    return strict_json.dump({"agent": answer.speaker.agent.id, "model": answer.speaker.agent.backend.model, **values, **answer.facts()})

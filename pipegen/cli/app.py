@@ -103,6 +103,10 @@ def generate(
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
     options: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
+    retry: Annotated[
+        str, typer.Option("--retry", metavar="retryable|all|none|TYPE", help="Which failed rows of OUT.job are asked again.", rich_help_panel=FILES)
+    ] = "retryable",
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
     window: Annotated[
@@ -167,6 +171,8 @@ def generate(
         options_file=options,
         config=config,
         overwrite=overwrite,
+        restart=restart,
+        retry=retry,
         prompt=prompt,
         system=system,
         sidecar=sidecar,
@@ -182,6 +188,20 @@ def generate(
     policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, there, local)
     raise typer.Exit(run_generate(files, load, run_options(flags, options, load), images_of(image_root, allow_http, allow_host or ()), policy))
+
+
+@app.command(short_help="Write what a job has finished, at any time.")
+def export(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).")] = None,
+) -> None:
+    """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
+
+    No engine is loaded, and the job may still run. Exit code: 0 when no row is missing, else 1.
+    """
+    from pipegen.cli.export import run_export
+
+    raise typer.Exit(run_export(job, out))
 
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")

@@ -1,4 +1,4 @@
-"""`pipegen chat`: the models of a file, asked at the same time, their answers side by side; without a prompt, a session with history."""
+"""`pipegen chat`: ask the models of a file at the same time and show their answers side by side; without a prompt, an interactive session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Show = Callable[[Answer], None]
 
 
 def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
-    """Run it and give back the exit code: 0 all answered, 1 some failed or ran out of tokens while thinking, 130 interrupted."""
+    """The exit code: 0 if all answered, 1 if some failed or reached the length limit while thinking, 130 if interrupted."""
     try:
         chat = read_chat(file)
     except InvalidField as refusal:
@@ -45,7 +45,7 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
         if dry_run and prompt is not None:
             lines = [dry_line(speaker, prompt) for speaker in speakers]
             _out("\n".join(line for line, _ in lines))
-            return 0 if all(made for _, made in lines) else 1
+            return 0 if all(complete for _, complete in lines) else 1
         with asyncio.Runner() as runner:
             turn = _Turn(chat, speakers, runner, as_json=as_json)
             if prompt is None:
@@ -60,13 +60,13 @@ def _open(chat: ChatConfig, position: int, stack: contextlib.ExitStack, *, dry_r
     agent = chat.agents[position]
     try:
         route = stack.enter_context(agent.backend.open(dry=dry_run))
-    except (InvalidField, ImportError, CallFailed) as refusal:  # a bad setting; a missing extra; a model that cannot be read
+    except (InvalidField, ImportError, CallFailed) as refusal:
         refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
     return Speaker(agent, route)
 
 
 class _Turn:
-    """One prompt to all of them, shown as the file and the flags say."""
+    """One prompt to all models, shown as the file and the flags say."""
 
     def __init__(self, chat: ChatConfig, speakers: list[Speaker], runner: asyncio.Runner, *, as_json: bool) -> None:
         from rich.console import Console
@@ -76,7 +76,7 @@ class _Turn:
         self.lively = chat.ui.display_type == "rich_terminal" and self.console.is_terminal and not as_json
 
     def ask(self, prompt: str) -> bool:
-        """Ask, show, log; whether all answered. Who interrupts keeps what has come: whole answers, and on the screen pieces too."""
+        """Ask, show and log; whether all answered. After an interrupt the answers so far are shown."""
         answers: list[Answer] = []
         try:
             with _live(self.console, answers, shown=self.lively):
@@ -97,7 +97,7 @@ class _Turn:
 
 @contextlib.contextmanager
 def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[None]:
-    """The answers drawn several times a second while they come; the last, whole drawing is the caller's."""
+    """Draw the answers several times a second while they are generated. The caller draws the final ones."""
     if not shown:
         yield
         return
@@ -108,12 +108,12 @@ def _live(console: Console, answers: list[Answer], *, shown: bool) -> Iterator[N
 
 
 def _session(turn: _Turn) -> int:
-    """Prompts from the terminal (or the lines of stdin) until they end; each model remembers what was said."""
-    with contextlib.suppress(ImportError):  # line editing and its history, where Python has them
+    """Prompts from the terminal or stdin until they end; each model keeps its conversation."""
+    with contextlib.suppress(ImportError):  # line editing, if available
         import readline  # noqa: F401
     asks = sys.stdin.isatty()
     if asks:
-        say(f"{len(turn.speakers)} model{'s' if len(turn.speakers) > 1 else ''}; /clear forgets what was said, Ctrl-D ends")
+        say(f"{len(turn.speakers)} model{'s' if len(turn.speakers) > 1 else ''}; /clear forgets the conversation, Ctrl-D ends")
     all_good = True
     while True:
         try:
@@ -138,7 +138,7 @@ def _out(text: str) -> None:
 
 
 def _log(prompt: str, answers: list[Answer]) -> None:
-    """Append the turn: a line for the prompt, and one for each answer. The folder and the file are for their owner alone."""
+    """Append the turn: a line for the prompt, and one for each answer. Only the owner can read the folder and the file."""
     lines = [strict_json.dump({"time": datetime.now(UTC).isoformat(timespec="seconds"), "prompt": prompt}), *(as_line(answer) for answer in answers)]
     try:
         LOG.parent.mkdir(mode=0o700, exist_ok=True)

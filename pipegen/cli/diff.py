@@ -17,7 +17,7 @@ __all__ = ["run_diff"]
 
 
 def run_diff(first: Path, second: Path, *, as_json: bool) -> int:
-    """Print where the results part, and a summary on stderr. The exit code: 0 where all are equal, else 1."""
+    """Print where the results differ, and a summary on stderr. The exit code: 0 if all are equal, else 1."""
     compared = list(compare(_read(first, "A"), _read(second, "B")))
     for name, difference in compared:
         if difference is None:
@@ -27,12 +27,12 @@ def run_diff(first: Path, second: Path, *, as_json: bool) -> int:
         else:
             print(printable(f"{name}: {difference.stage}: {difference.first} | {difference.second}"))
     counts = summary(compared)
-    say(", ".join(f"{count} {words}" if words in ("requests", "equal") else f"{count} part at {words}" for words, count in counts.items()))
+    say(", ".join(f"{count} {stage}" if stage in ("requests", "equal") else f"{count} differ at {stage}" for stage, count in counts.items()))
     return 0 if counts["equal"] == counts["requests"] else 1
 
 
 def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
-    """The slots of a file of results by their ids, the whole of it."""
+    """The slots of a file of results, by their ids."""
     slots: dict[str, Slot[GenerationResult]] = {}
     try:
         with file.open("rb") as stream:
@@ -41,7 +41,7 @@ def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
                 if not isinstance(values, dict) or not isinstance(values.get("id"), (str, int)):
                     refuse(f"{file} line {line.number}: takes a result with an id, as pipegen generate writes it", flag)
                 if str(values["id"]) in slots:
-                    refuse(f"{file} line {line.number}: the id {values['id']!r} stands there twice", flag)
+                    refuse(f"{file} line {line.number}: the id {values['id']!r} occurs twice", flag)
                 slots[str(values["id"])] = from_plain(values)
     except OSError as refusal:
         refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)

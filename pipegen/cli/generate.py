@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Item, Place, from_folder, from_lines, told
+from pipegen.cli.export import Command, note_command
+from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_system
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
@@ -24,6 +27,8 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
+from pipegen.jobs.journal import SETTINGS, JournalError, new_file
+from pipegen.jobs.runner import job_keyed
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
 from pipegen.records.fields import record
@@ -55,8 +60,18 @@ class Files:
     quiet: bool = False
     plugins: tuple[Plugin, ...] = ()
     """Attached to the engine, in this order."""
+    restart: bool = False
+    """Whether the job begins anew."""
+    retry: str = "retryable"
+    """Which failed rows are asked again."""
     window: int | None = None
     """Requests that go to the engine at a time: 64, and 1024 at a server."""
+
+    @property
+    def job(self) -> Path | None:
+        """Where finished rows are kept. None for what is no job: input from stdin, output to stdout, to a device or to a pipe."""
+        out = None if self.out in (None, "-") else Path(self.out or "")
+        return None if out is None or self.source == "-" or (out.exists() and not out.is_file()) else Path(f"{out}.job")
 
     @property
     def folder(self) -> Path | None:
@@ -73,58 +88,98 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     began = time.monotonic()
     tally = Tally()
     try:
-        code = _generate(files, load, options, images, policy, tally)
+        with _terminable():
+            code = _generate(files, load, options, images, policy, tally)
     except KeyboardInterrupt:
-        say("interrupted; what was written is kept")
+        goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
+        say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
+    except JournalError as refusal:
+        say(str(refusal))
+        code = 1
     if not files.quiet and code != BROKEN_PIPE:
         say(tally.summary(time.monotonic() - began))
     return code
 
 
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: what is finished is written."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
 def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
-        if isinstance(load, Server) and load.system is not None:
-            items = _told(items, load.system)
+        items = with_system(items, load.system if isinstance(load, Server) else None)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
-        out = _open_out(files, stack)
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        under_way = deque[Place]()
+        under_way = deque[Origin]()
         window = files.window or window_of(load)
         if is_shown(not files.quiet):
             route = watched(route, tells(moved, tally, under_way, window))
+        asked = _noted(items, under_way)
+        settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "images": images, "policy": policy}
         try:
-            asked = _noted(items, under_way)
-            settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "images": images, "policy": policy, "isolate_bugs": True}
-            for place, slot in imap_keyed(route, asked, options, **settings):
+            if files.job is None:
+                out = _open_out(files, stack)
+                slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
+            else:
+                slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings)))
+                out = stack.enter_context(new_file(Path(files.out or "")))
+            for origin, slot, reused in slots:
                 under_way.popleft()
-                kept, line = _finished(slot, place, load, files)
-                tally.count(kept, place.id)
+                kept, line = _finished(slot, origin, load, files, reused=reused)
+                tally.count(kept, origin.id, reused=reused)
                 if out is not None:
                     try:
                         out.write(line)
                         out.flush()
                     except OSError as refusal:
+                        if files.job is not None:
+                            raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
                         return _unwritable(out, refusal, files)
-                moved(place.read, tally.words())
+                moved(origin.read, tally.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
 
 
-def _finished(slot: Slot[GenerationResult], place: Place, load: Load, files: Files) -> tuple[Slot[GenerationResult], bytes]:
+def _job_slots(
+    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], options: GenerationOptions | None, files: Files, load: Load, settings: dict[str, Any]
+) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+    """The places and slots of the job, each with whether it was finished before."""
+    folder = files.job or Path()
+    with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
+        system = load.system if isinstance(load, Server) else files.system
+        note_command(folder, Command(os.path.abspath(files.source), files.prompt, system, settings["images"].root, load.model, files.brief))
+        if running.before and not files.quiet:
+            why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
+            say(f"{files.job}: {running.before} finished before{why}")
+        before = 0
+        for origin, slot in running:
+            yield origin, slot, running.reused > before
+            before = running.reused
+
+
+def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
     """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
 
     def kept() -> tuple[Slot[GenerationResult], bytes]:
-        told = slot if place.sidecar is None else write_sidecar(place.sidecar, slot, place.id, brief=files.brief, overwrite=files.overwrite)
-        return told, line_of(told, place, load.model, brief=files.brief)
+        file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
+        written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
+        return written, line_of(written, origin, load.model, brief=files.brief)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, line_of(failed, place, load.model, brief=files.brief)
+    return failed, line_of(failed, origin, load.model, brief=files.brief)
 
 
 def _ahead(files: Files, load: Load) -> int:
@@ -132,16 +187,11 @@ def _ahead(files: Files, load: Load) -> int:
     return int(files.source != "-" and runs_here(load))
 
 
-def _told(items: Iterator[Item], system: str) -> Iterator[Item]:
-    for item in items:
-        yield item._replace(slot=item.slot.bind(lambda request: told(request, system)))
-
-
-def _noted(items: Iterator[Item], under_way: deque[Place]) -> Iterator[tuple[Place, Slot[GenerationRequest]]]:
+def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
     """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
-    for slot, place in items:
-        under_way.append(place)
-        yield place, slot
+    for slot, origin in items:
+        under_way.append(origin)
+        yield origin, slot
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
@@ -178,10 +228,12 @@ def _check_out(out: Path, files: Files) -> None:
             refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():
         refuse(f"{out} is a folder; give a file in it", "--out")
-    if out.is_file() and not files.overwrite:
+    if out.is_file() and out.stat().st_size and not files.overwrite and not (Path(f"{out}.job") / SETTINGS).is_file():
         refuse(f"{out} exists already; --overwrite replaces it", "--out")
     if not out.parent.is_dir():
         refuse(f"there is no folder {out.parent}", "--out")
+    if out.suffix.lower() in (".parquet", ".csv", ".arrow", ".json"):
+        refuse(f"OUT is JSON Lines: {out.with_suffix('.jsonl')}", "--out")
 
 
 def _open_source(files: Files, images: ImagePolicy, stack: contextlib.ExitStack) -> tuple[Iterator[Item], int | None]:

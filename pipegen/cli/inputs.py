@@ -1,4 +1,4 @@
-"""Where requests come from: the lines of a file, or the images of a folder. Either way one at a time."""
+"""Read requests one at a time, from the lines of a file or the images of a folder."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
-__all__ = ["Item", "Place", "from_folder", "from_lines", "told"]
+__all__ = ["Item", "Origin", "from_folder", "from_lines", "with_system"]
 
 
-class Place(NamedTuple):
-    """Where the answer to one request belongs: its id, its sidecar, and how much of the input is read with it (bytes, or images).
-
-    `batch` is the endpoint that a line of a batch file names: its answer has that form too.
-    """
+class Origin(NamedTuple):
+    """Where a request comes from, and so where its answer goes."""
 
     id: LineId
     read: int
+    """How much of the input is read with this request: bytes, or images."""
     sidecar: Path | None = None
     batch: str | None = None
+    """The endpoint that a line of a batch file names; the answer has that form too."""
 
 
 class Item(NamedTuple):
-    """One request to be, and its place."""
+    """A request and its origin."""
 
     slot: Slot[GenerationRequest]
-    place: Place
+    origin: Origin
 
 
 def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
-    """The requests of JSON Lines, in pipegen's form or that of OpenAI batch files; relative image paths start at `folder` (None: as the policy has it)."""
+    """The requests of JSON Lines, in pipegen's format or that of OpenAI batch files. Relative image paths start at `folder` (None: at the policy's root)."""
     for line in lines_of(stream):
         read = guard(partial(_item, line, folder), partial(_unread, line))
-        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Place(str(line.number), line.end))
+        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Origin(str(line.number), line.end))
 
 
 def _unread(line: Line, raised: Raised) -> InvalidRequest:
@@ -60,18 +59,18 @@ def _item(line: Line, folder: Path | None) -> Item:
 
 def _from_line(line: Line) -> Item:
     name, slot = request_from_line(line)
-    return Item(slot, Place(name, line.end))
+    return Item(slot, Origin(name, line.end))
 
 
 def _from_batch(line: Line) -> Item | None:
-    """The request of a batch file's line; None for any other."""
+    """The request of a batch file's line; None for other lines."""
     read = values_of_line(line) if line.data is not None and b'"custom_id"' in line.data else None
     if read is None or not is_ok(read) or not is_batch(read.unwrap()):
         return None
     values = read.unwrap()
     slot = request_from_batch(values, f"line {line.number}")
     name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
-    return Item(slot, Place(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
+    return Item(slot, Origin(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
 
 
 def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
@@ -80,24 +79,29 @@ def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
     return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
 
 
-def told(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
-    """The request with a system message before its messages, unless it has one of its own.
+def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
+    """The items with a system message first in each request, unless it has one.
 
-    >>> told(GenerationRequest(messages=[{"role": "user", "content": "Hi"}]), "Be brief.").unwrap().messages[0].content
+    >>> hi = Item(Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])), Origin("1", 0))
+    >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
+    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: _with_system(request, system))) for item in items)
+
+
+def _with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
     if request.messages is None:
-        words = "the chat file has a system_message, which goes before messages, and this request holds none"
-        return Failure(InvalidRequest(words, hint="write the prompt as messages, or take system_message out of the chat file"))
+        message = "the chat file has a system_message, which goes before messages, and this request has none"
+        return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
     if request.messages[0].role in ("system", "developer"):
         return Success(request)
     return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
 
 
 def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
-    """One request for each image of a folder; its id is the image's path within the folder, with `/` between the parts.
+    """One request for each image of a folder, with the image's path within the folder as its id.
 
-    An image whose sidecar exists already, or is that of an image before it, fails before any engine sees it.
+    An image whose sidecar exists already, or belongs to an image before it, fails.
     """
     before: tuple[Path, dict[Path, Path]] = (folder, {})
     for number, image in enumerate(images_in(folder), 1):
@@ -111,7 +115,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
                 request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
             elif not overwrite and os.path.lexists(beside):
                 request = Failure(InvalidRequest(f"the sidecar {beside.name} exists already", hint="--overwrite replaces it"))
-        yield Item(request, Place(image.relative_to(folder).as_posix(), number, beside))
+        yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside))
 
 
 def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:

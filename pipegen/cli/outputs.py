@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,22 +11,23 @@ from unicodedata import category
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
+from pipegen.jobs.journal import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.results import GenerationResult
 
 __all__ = ["Tally", "line_of", "printable", "say", "write_sidecar"]
 
 TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that show the text after them in another direction."""
+"""Characters that change the direction of the text after them."""
 
 
 def printable(text: str) -> str:
-    r"""The text as a terminal or a page may show it: control characters (but line feed and tab) become visible, those that turn the writing too.
+    r"""The text for a terminal or a page: control characters, except line feed and tab, become visible.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
@@ -34,47 +36,50 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def line_of(slot: Slot[GenerationResult], place: Place, model: str, *, brief: bool) -> bytes:
-    """One line, in the form that the request had."""
-    line = to_plain(slot, place.id, brief=brief) if place.batch is None else batch_line(slot, str(place.id), model, place.batch)
+def line_of(slot: Slot[GenerationResult], origin: Origin, model: str, *, brief: bool) -> bytes:
+    """The output line, in the format of the request's line."""
+    line = to_plain(slot, origin.id, brief=brief) if origin.batch is None else batch_line(slot, str(origin.id), model, origin.batch)
     return strict_json.dump(line).encode() + b"\n"
 
 
 def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
-    """Write an answer beside its image: as `.txt` the text alone, just as it is; as `.json` the whole line. A failure writes nothing.
+    """Write an answer beside its image: the text as `.txt`, or the whole line as `.json`; nothing for a failed slot.
 
-    Gives back the slot, failed where the file could not be written.
+    Returns the slot, or `InvalidRequest` if the file cannot be written.
     """
     if not is_ok(slot):
         return slot
     body = slot.unwrap().text if file.suffix == ".txt" else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
-    try:
-        with file.open("wb" if overwrite else "xb") as stream:
-            stream.write(body.encode())
-    except FileExistsError:
+    if not overwrite and os.path.lexists(file):
         return Failure(InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it"))
-    except OSError as refusal:
-        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {refusal.strerror}", hint="make room, or let the folder be written to"))
+    try:
+        with new_file(file) as stream:
+            stream.write(body.encode())
+    except (JournalError, OSError) as refusal:
+        why = refusal.strerror if isinstance(refusal, OSError) else str(refusal).rpartition(": ")[2]
+        return Failure(InvalidRequest(f"the sidecar {file.name} cannot be written: {why}", hint="free some space, or make the folder writable"))
     return slot
 
 
 @dataclass
 class Tally:
-    """What came out so far: a few numbers, however many requests there are."""
+    """Counts of the results so far."""
 
     succeeded: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reused: int = 0
+    """How many were finished before."""
     fell_back: int = 0
-    """How many succeeded on another route than the first."""
+    """How many succeeded on a fallback route."""
     lost_samples: int = 0
-    """Samples that failed in requests of which others came through."""
+    """Failed samples of requests with other samples that succeeded."""
     unanswered: int = 0
-    """Answers that ran out of tokens while the model was thinking."""
+    """Answers that reached the length limit while the model was thinking."""
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
@@ -86,11 +91,12 @@ class Tally:
 
     @property
     def bugs(self) -> int:
-        """How many failed by a bug of pipegen's."""
+        """How many failed because of a bug in pipegen."""
         return self.errors[InternalError.__name__]
 
-    def count(self, slot: Slot[GenerationResult], name: LineId) -> None:
+    def count(self, slot: Slot[GenerationResult], name: LineId, *, reused: bool = False) -> None:
         """Count one request."""
+        self.reused += reused
         if is_ok(slot):
             result = slot.unwrap()
             self.succeeded += 1
@@ -106,7 +112,7 @@ class Tally:
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
     def words(self, more_tokens: int = 0) -> str:
-        """A few words while it runs; `more_tokens` are those of requests that are not counted yet.
+        """A short status; `more_tokens` are those of unfinished requests.
 
         >>> Tally(succeeded=2, completion_tokens=9).words(3)
         '2 done, 0 failed, 12 tokens'
@@ -114,7 +120,7 @@ class Tally:
         return f"{self.succeeded} done, {self.failed} failed, {self.completion_tokens + more_tokens} tokens"
 
     def summary(self, seconds: float) -> str:
-        """The whole run in a few lines.
+        """A summary of the run.
 
         >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9).summary(1.5)
         '2 requests in 1.5 s: 2 succeeded, 0 failed; 30 prompt tokens, 9 generated'
@@ -122,12 +128,13 @@ class Tally:
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
+        outcome += f"; {self.reused} finished before" if self.reused else ""
         if self.lost_samples:
-            outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that came through"
+            outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that succeeded"
         if self.unanswered:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
         lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
         if self.bugs:
-            lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback that stands above")
+            lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]
         return "\n".join(lines)

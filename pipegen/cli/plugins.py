@@ -26,26 +26,26 @@ __all__ = ["FLAG", "attached", "makers", "plugins_of"]
 
 FLAG = "--plugin"
 _OBJECTS = ("hf_hooks",)
-"""Those that take objects of Python, which a flag cannot hold."""
+"""Those that take Python objects, which a flag cannot express."""
 
 
 def makers() -> Mapping[str, Callable[..., Plugin]]:
-    """The functions that make plugins, by their names.
+    """The functions that make plugins, by name.
 
     >>> sorted(makers())
     ['balanced_json', 'forbid_repeated_objects', 'halt_on_repetition', 'split_reasoning', 'strip_prefix']
     """
     named = {name: getattr(plugins, name) for name in plugins.__all__ if name not in _OBJECTS}
-    return {name: made for name, made in named.items() if inspect.isfunction(made) and inspect.signature(made).return_annotation == "Plugin"}
+    return {name: function for name, function in named.items() if inspect.isfunction(function) and inspect.signature(function).return_annotation == "Plugin"}
 
 
 def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
-    """The plugins that flags name, in their order. A bad one is bad usage, with the nearest name."""
+    """The plugins of the flags, in order. An unknown name or bad argument is bad usage."""
     return tuple(_plugin(flag) for flag in flags)
 
 
 def attached(route: Pipe[GenerationRequest, GenerationResult], added: Sequence[Plugin]) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route with the plugins attached. An engine that cannot take one is bad usage; nothing is loaded to find that out."""
+    """The route with the plugins attached. An engine that does not support one is bad usage, found before anything is loaded."""
     if not added:
         return route
     if not isinstance(route, Route):
@@ -57,39 +57,39 @@ def attached(route: Pipe[GenerationRequest, GenerationResult], added: Sequence[P
 
 
 def _plugin(flag: str) -> Plugin:
-    name, _, said = flag.partition(":")
+    name, _, text = flag.partition(":")
     known = makers()
     if name not in known:
         refuse(f"takes one of {', '.join(known)}, not {name!r}{nearest(name, known)}", FLAG)
     parameters = inspect.signature(known[name]).parameters
     arguments: dict[str, Any] = {}
-    for argument, value in _arguments(said, name).items():
+    for argument, value in _arguments(text, name).items():
         if argument not in parameters:
             takes = f"takes {', '.join(parameters)}" if parameters else "takes no arguments"
             refuse(f"{name} {takes}, not {argument!r}{nearest(argument, parameters)}", FLAG)
-        require_iterable = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
-        arguments[argument] = [value] if require_iterable else value
+        several = "Sequence" in str(parameters[argument].annotation) and isinstance(value, str)
+        arguments[argument] = [value] if several else value
     try:
         return known[name](**arguments)
-    except (InvalidField, TypeError) as refusal:  # a value that it does not take; an argument that it needs
+    except (InvalidField, TypeError) as refusal:  # a bad value; a missing argument
         refuse(f"{name}: {refusal}", FLAG)
 
 
-def _arguments(said: str, name: str) -> dict[str, Any]:
-    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON where they are, else text up to the next comma."""
+def _arguments(text: str, name: str) -> dict[str, Any]:
+    """`a=1,b=[2, 3],c=word` as a mapping: values are JSON if possible, else text up to the next comma."""
     arguments: dict[str, Any] = {}
-    while said:
-        argument, equals, rest = said.partition("=")
+    while text:
+        argument, equals, rest = text.partition("=")
         if not equals or not argument:
-            refuse(f"{name}: arguments are written {name}:ARGUMENT=VALUE,..., not {said!r}", FLAG)
+            refuse(f"{name}: arguments are written {name}:ARGUMENT=VALUE,..., not {text!r}", FLAG)
         if argument in arguments:
             refuse(f"{name}: {argument} is given twice", FLAG)
-        arguments[argument], said = _value(rest)
+        arguments[argument], text = _value(rest)
     return arguments
 
 
 def _value(rest: str) -> tuple[Any, str]:
-    """The value at the start, and what comes after its comma."""
+    """The value at the start, and the rest after its comma."""
     if rest[:1] in ("[", "{", '"'):
         try:
             value, end = json.JSONDecoder().raw_decode(rest)

@@ -1,4 +1,4 @@
-"""Progress on stderr, where that is a terminal: constant work for each request."""
+"""Progress on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
 from pipegen.drivers.progress import Progress
 from pipegen.engines.names import shown
@@ -14,19 +14,19 @@ from pipegen.engines.names import shown
 __all__ = ["Moved", "is_shown", "progress", "tells"]
 
 Moved = Callable[[int | None, str], None]
-"""Moves the bar to so many units done (None: where it is), and says a few words."""
+"""Moves the bar to so many units done (None: does not move it), and shows a text."""
 
 
 def is_shown(wanted: bool) -> bool:
-    """Whether progress is shown: where it is wanted, and stderr is a terminal."""
+    """Whether progress is wanted, and stderr is a terminal."""
     return wanted and sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
-    """A bar over `total` units (bytes, images; None where unknown): call what it gives with the units done so far and a few words. It never goes back."""
+    """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back."""
     if not is_shown(shown):
-        yield lambda done, words: None
+        yield lambda done, text: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -34,18 +34,18 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
     columns = [SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=total)
-        yield lambda done, words: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=words)
+        yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
 
 
-def tells(moved: Moved, tally: Tally, under_way: Sequence[Place], window: int) -> Callable[[Progress], None]:
-    """What moves the bar while a window of requests is computed: as far as it would be if those that are done were the first ones.
+def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
+    """Moves the bar while a window of requests is computed, as if those that are done were the first ones.
 
-    The first `window` of those under way are at the engine; others are prepared meanwhile.
+    The first `window` requests under way are at the engine; others are being prepared.
     """
 
     def tell(now: Progress) -> None:
         done = now.done * min(window, len(under_way)) // now.rows
-        words = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
-        moved(under_way[done - 1].read if done else None, words)
+        line = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
+        moved(under_way[done - 1].read if done else None, line)
 
     return tell

@@ -1,4 +1,4 @@
-"""Answers side by side in the terminal, while they come and when they are whole: reasoning dimmed, tokens and speed under each."""
+"""Answers side by side in the terminal: reasoning dimmed, token count and speed below each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["plain", "screen", "under"]
 
 NARROWEST = 32
-"""Characters that a column takes at least; where there is no room for all side by side, they stand in rows."""
+"""The least width of a column in characters; answers that do not fit side by side go into further rows."""
 
 
 def under(answer: Answer) -> str:
-    """What stands under an answer: its tokens, its speed, and how it ended."""
+    """The line below an answer: its tokens, its speed, and how it ended."""
     if answer.slot is None:
         return "…" if answer.first is None else "writing…"
     facts = answer.facts()
@@ -32,23 +32,20 @@ def under(answer: Answer) -> str:
         return f"failed after {facts['seconds']:.1f} s · {shown(answer.speaker.agent.backend.type)}"
     result = answer.slot.unwrap()
     count = result.completion_tokens
-    words = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
-    words += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
-    words += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
-    return " · ".join([*words, shown(answer.speaker.agent.backend.type)])
+    facts_shown = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
+    facts_shown += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
+    facts_shown += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
+    return " · ".join([*facts_shown, shown(answer.speaker.agent.backend.type)])
 
 
 def name_of(agent: Agent) -> str:
-    """What an agent is called on the screen: one that has its type for an id, by the name of its engine."""
+    """The agent's name on the screen: the engine's name if its id is only its type."""
     kind = agent.backend.type
     return shown(kind) + agent.id.removeprefix(kind) if re.fullmatch(rf"{kind}(-\d+)?", agent.id) else agent.id
 
 
 def plain(answer: Answer) -> str:
-    """The answer as plain text, for files and pipes.
-
-    The reasoning stands before the answer, between two lines of its own.
-    """
+    """The answer as plain text, for files and pipes, with the reasoning first."""
     agent = answer.speaker.agent
     head = f"{name_of(agent)} ({agent.backend.model})"
     if answer.slot is not None and not is_ok(answer.slot):
@@ -61,7 +58,7 @@ def plain(answer: Answer) -> str:
 
 
 def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> RenderableType:
-    """The answers in columns. While they come only as much of each as the terminal has room for: its end."""
+    """The answers in columns. Unless `whole`, only the last lines that fit the terminal."""
     from rich.table import Table
 
     across = max(1, min(len(answers), console.width // NARROWEST))

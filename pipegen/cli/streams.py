@@ -1,4 +1,4 @@
-"""The standard streams of the process, which its caller may have closed (`>&-`, `<&-`)."""
+"""The standard streams, which the caller of the process may have closed (`>&-`, `<&-`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["StreamClosed", "standard_streams"]
 
 
 class StreamClosed(BaseException):
-    """A standard stream was used that is closed. No `Exception`: whoever tries streams out for what they can do must not take it for an answer."""
+    """A closed standard stream was used. Not an `Exception`: code that probes streams must not catch it."""
 
 
 class _Closed(io.TextIOBase):
-    """Stands for a closed stream: whoever wants to read or write learns of it, where Python itself has None."""
+    """Replaces a closed stream, for which Python has None; any use raises `StreamClosed`."""
 
     def __init__(self, name: str, advice: str) -> None:
         self._words = f"{name} is closed: {advice}"
@@ -27,20 +27,19 @@ class _Closed(io.TextIOBase):
 
     @property
     def buffer(self) -> NoReturn:
-        """Its bytes, which nobody can read or write."""
         self._refuse()
 
 
 def standard_streams() -> None:
-    """Make sure that using a closed stream is an error with a message, and that no file takes its number: what is printed would go into that file."""
+    """Make any use of a closed stream an error with a message, and keep its number from being used for another file."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
     if sys.stdin is None:
         sys.stdin = _Closed("stdin", "give a file, or something to read from")
     if sys.stdout is None:
         sys.stdout = _Closed("stdout", "give -o FILE, or let it go to a file, a pipe or a terminal")
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends

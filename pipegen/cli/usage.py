@@ -1,4 +1,4 @@
-"""Flags to records, and what is wrong with them to the words of the command line (exit code 2)."""
+"""Turn flags into records; an error is bad usage (exit code 2) that names the flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipegen.cli.flags import flag_of, options_of_flags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed, UnsupportedMultimodal
-from pipegen.core.pipe import fallback
+from pipegen.core.fallback import fallback
 from pipegen.engines.names import shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge
@@ -46,19 +46,19 @@ __all__ = [
 
 _IN_PROCESS = ("hf", "vllm")
 _SERVERS = frozenset(TYPES) - set(_IN_PROCESS)
-"""What `--backend` takes besides the engines that run in this process."""
+"""The values of `--backend` besides the engines that run in this process."""
 Load: TypeAlias = "ModelLoadConfig | Server"
-"""What `pipegen generate` runs on."""
+"""The engine of `pipegen generate`."""
 
 
 class Server(NamedTuple):
-    """A backend that is described as in a chat file, the engine for images that it does not take, and what it is told before the messages of a request."""
+    """A backend as in a chat file, the engine for images that it does not take, and the system message of its requests."""
 
     backend: BackendConfig
     fallback: str | None
     system: str | None = None
     flag: str = "--backend"
-    """What said so."""
+    """The flag that described it."""
 
     @property
     def model(self) -> str:
@@ -66,29 +66,29 @@ class Server(NamedTuple):
 
 
 def runs_here(load: Load) -> bool:
-    """Whether the engine is in this process, and not at a server."""
+    """Whether the engine runs in this process."""
     return not isinstance(load, Server) or load.backend.constructor in _IN_PROCESS
 
 
 def window_of(load: Load) -> int:
-    """How many requests go to the engine at a time: enough to keep a server busy."""
+    """How many requests go to the engine at a time."""
     return 64 if runs_here(load) else 1024
 
 
 def refuse(message: str, *flags: str) -> NoReturn:
-    """Bad usage: say so and exit with 2."""
+    """Exit with 2 and this message: bad usage."""
     raise typer.BadParameter(message, param_hint=" / ".join(flags) or None)
 
 
 def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> GenerationOptions | None:
-    """The options of the whole run: flags win over the file, and the file over those of a chat file."""
-    said = options_of_flags(flags) if flags else None
+    """The options of the whole run: flags win over the options file, which wins over the chat file."""
+    options = options_of_flags(flags) if flags else None
     try:
-        said = said if file is None else merge(said, read_options(file))
+        options = options if file is None else merge(options, read_options(file))
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
     try:
-        return merge(said, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else said
+        return merge(options, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else options
     except InvalidField as refusal:
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
@@ -96,12 +96,12 @@ def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> Generat
 def load_of(
     config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, there: dict[str, Any], local: dict[str, Any]
 ) -> Load:
-    """What the flags say to run on: a model of a chat file, a server (`there`), or a model in this process (`local`)."""
-    said = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
+    """The engine that the flags name: a model of a chat file, a server (`there`), or a model in this process (`local`)."""
+    settings = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
     if config is not None:
-        for name, value in said.items():
+        for name, value in settings.items():
             if value is not None and value is not False and value != "auto":
-                refuse("goes with --model: the chat file says it, or leaves it out", flag_of(name))
+                refuse("goes with --model; with --config the chat file sets it", flag_of(name))
         return _agent_of(config, agent, fallback)
     if agent is not None:
         refuse("takes --config FILE too", "--agent")
@@ -116,42 +116,42 @@ def load_of(
 
 
 def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
-    """The model of a chat file, by its id where there are several."""
+    """The model of a chat file, by its id if there are several."""
     try:
         agents = {agent.id: agent for agent in read_chat(file).agents}
     except InvalidField as refusal:
         refuse(str(refusal), "--config")
     if name is None and len(agents) > 1:
-        refuse(f"{file} holds {', '.join(agents)}: say which", "--agent")
+        refuse(f"{file} holds {', '.join(agents)}: choose one", "--agent")
     if name is not None and name not in agents:
         refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
     agent = agents[name] if name is not None else next(iter(agents.values()))
     return Server(agent.backend, fallback, agent.system_message, "--config")
 
 
-def load_config_of(**said: Any) -> ModelLoadConfig:
-    """The model's load settings. Each is tried alone first, so that the refusal names its flag."""
-    for name, value in said.items():
+def load_config_of(**settings: Any) -> ModelLoadConfig:
+    """The load settings of the model. Each is checked alone first, so that the error names its flag."""
+    for name, value in settings.items():
         try:
             ModelLoadConfig(**{"model": "embedded", name: value})
         except InvalidField as refusal:
             refuse(str(refusal), "--fallback" if name == "fallback_backend" else flag_of(name))
-    return ModelLoadConfig(**said)
+    return ModelLoadConfig(**settings)
 
 
-def server_of(backend: str, model: str, fallback: str | None, **said: Any) -> Server:
-    """The server that flags describe; those that say nothing are None, or have their defaults."""
-    values = {name: value for name, value in said.items() if value is not None and value is not False and value != "auto"}
+def server_of(backend: str, model: str, fallback: str | None, **settings: Any) -> Server:
+    """The server that the flags describe; unset ones are None or their defaults."""
+    values = {name: value for name, value in settings.items() if value is not None and value is not False and value != "auto"}
     for name in ("base_url", *values):
         flag = flag_of(name)
         try:
-            backend_from({"type": backend, "model": model, "base_url": said.get("base_url"), name: said.get(name)}, Place(flag))
+            backend_from({"type": backend, "model": model, "base_url": settings.get("base_url"), name: settings.get(name)}, Place(flag))
         except InvalidField as refusal:
             refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
-    made = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
-    if made.constructor == "openai_server":  # the help of --max-new-tokens names the default that holds without a file
-        made = dataclasses.replace(made, settings={**made.settings, "server_limit": False})
-    return Server(made, fallback)
+    described = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
+    if described.constructor == "openai_server":  # the default of --max-new-tokens applies
+        described = dataclasses.replace(described, settings={**described.settings, "server_limit": False})
+    return Server(described, fallback)
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
@@ -167,21 +167,21 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
 
 
 def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
-    """What a request may ask for, from flags such as `--limit max_samples=5000`."""
-    said: dict[str, int] = {}
+    """The request policy, from flags such as `--limit max_samples=5000`."""
+    values: dict[str, int] = {}
     for limit in limits:
         name, _, number = limit.partition("=")
         if not number.isdecimal() or name == "allow_templates":
             refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
-        said[name] = int(number)
+        values[name] = int(number)
     try:
-        return RequestPolicy(allow_templates=allow_templates, **said)
+        return RequestPolicy(allow_templates=allow_templates, **values)
     except InvalidField as refusal:
         refuse(str(refusal), "--limit")
 
 
 def open_route(load: ModelLoadConfig) -> Route:
-    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
+    """The route to the model. Its checkpoint's files are read, without weights; a missing model is bad usage."""
     from pipegen import backends
 
     try:
@@ -199,12 +199,11 @@ def open_route(load: ModelLoadConfig) -> Route:
 
 
 def _reason(failure: CallFailed) -> str:
-    """Why a model cannot be read, and what to do."""
     return f"{failure.error.message}; {failure.error.hint}"
 
 
 def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
-    """As `open_route`, with the route to fall back to, where there is one."""
+    """As `open_route`, with the fallback route, if there is one."""
     from pipegen import backends
 
     if isinstance(load, Server):

@@ -1,4 +1,4 @@
-"""What would be sent, without sending it: each wire request of a chat as plain data, keys hidden."""
+"""The requests of a chat that would be sent, as plain data without keys."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["dry_line"]
 
 
 def dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
-    """One line of JSON, `agent`, `method`, `url` and `body`, and whether there is such a request; where there is none, `error` says why.
+    """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is a request.
 
-    A model in this process has no wire: its `method` is `call`, its `url` null, and its `body` what `pipegen generate` takes.
+    For a model in this process, `method` is `call`, `url` is null, and `body` is a line for `pipegen generate`.
     """
     agent, messages = speaker.agent, speaker.messages(prompt)
     engine: Any = speaker.route.engine
     if not hasattr(engine, "prepare"):
         options = {name: value for name, value in flat_values(agent.backend.options).items() if value is not None}
         return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
-    made = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
-    if not is_ok(made):
-        return strict_json.dump({"agent": agent.id, "error": error_to_plain(made.failure())}), False
-    request = made.unwrap()
+    slot = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
+    if not is_ok(slot):
+        return strict_json.dump({"agent": agent.id, "error": error_to_plain(slot.failure())}), False
+    request = slot.unwrap()
     url = engine.sender.access.url(request.path)
     return strict_json.dump({"agent": agent.id, "method": request.method, "url": url, "body": request.body}), True

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from pipegen.config.chat_fields import field_words, fields_of, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import ALIASES, KEYS, TYPES, foreign, keys_of
+from pipegen.config.keys import ALIASES, KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, one_of, record, text
+from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, non_empty_string, one_of, record
 from pipegen.records.options import GenerationOptions, option_names
 from pipegen.records.secret import Secret, masked, revealed, secretive
 
@@ -41,7 +41,7 @@ class BackendConfig:
     """A backend as a file describes it."""
 
     type: Annotated[str, one_of(*TYPES)]
-    model: Annotated[str, text]
+    model: Annotated[str, non_empty_string]
     constructor: str
     """The function of `pipegen.backends` that makes it."""
     settings: Annotated[Mapping[str, Any], secretive]
@@ -75,7 +75,7 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
         if values.get(name) is None:
             raise InvalidField(f"{place}: takes {name} too")
     kind = _checked("type", values["type"], one_of(*TYPES), place, "; another server that speaks OpenAI's is type openai with its base_url")
-    model = _expanded("model", _checked("model", values["model"], text, place), place)
+    model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     constructor = _constructor(kind, values)
     known = keys_of(constructor)
     said = {name: value for name, value in values.items() if name not in ("type", "model")}
@@ -131,8 +131,8 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
-    if foreign(name, beside):
-        return foreign(name, beside)
+    if legacy_key_hint(name, beside):
+        return legacy_key_hint(name, beside)
     if field_words(name, kind, dialect):
         return field_words(name, kind, dialect)
     near = nearest(name, ("type", "model", *known, *option_names(), *ALIASES, *fields_of(dialect)))

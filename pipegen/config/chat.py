@@ -21,8 +21,8 @@ from typing import Annotated, Any, TypeVar
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
-from pipegen.config.keys import foreign
-from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, one_of, record, text
+from pipegen.config.keys import legacy_key_hint
+from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
 
@@ -33,10 +33,10 @@ R = TypeVar("R")
 class Agent:
     """One model that is asked: its name, what it is told first, and its backend."""
 
-    id: Annotated[str, text]
+    id: Annotated[str, non_empty_string]
     """Its name on the screen and in the output."""
     backend: BackendConfig
-    system_message: Annotated[str | None, text] = None
+    system_message: Annotated[str | None, non_empty_string] = None
     """Told to the model before the first prompt."""
 
 
@@ -126,7 +126,7 @@ def _made(kind: type[R], said: Mapping[str, Any], place: Place) -> R:
             try:
                 checks[name](value)
             except ValueError as refusal:
-                quotes = "; put it in quotes" if checks[name] is text and isinstance(value, (bool, int, float)) else ""
+                quotes = "; put it in quotes" if checks[name] is non_empty_string and isinstance(value, (bool, int, float)) else ""
                 raise InvalidField(f"{place.at(name)}: takes {refusal}, not {value!r:.200}{quotes}") from None
     return kind(**said)
 
@@ -136,5 +136,5 @@ def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, An
         raise InvalidField(f"{place}: takes a mapping with {', '.join(known)}, not {type(values).__name__}")
     for name in values:
         if name not in known:
-            raise UnknownField(f"{place.at(name)}: {foreign(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
+            raise UnknownField(f"{place.at(name)}: {legacy_key_hint(name, values) or f'there is no such key here{nearest(str(name), known)}'}")
     return values

@@ -128,7 +128,7 @@ def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
                 if key.tag != "tag:yaml.org,2002:str":
                     raise InvalidField(f"{place}: a key takes a string, not {key.value!r:.200}")
                 if key.value in keys:
-                    raise InvalidField(f"{place}: the key {key.value!r:.200} stands there twice")
+                    raise InvalidField(f"{place}: the key {key.value!r:.200} occurs twice")
                 keys.add(key.value)
                 lines[*path, key.value] = key.start_mark.line + 1
                 left.append((value, (*path, key.value)))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipegen.records.fields import Check, boolean, checks_of, mapping, one_of, real, text, whole, with_schema
+from pipegen.records.fields import Check, boolean, checks_of, integer, mapping, non_empty_string, number, one_of, with_schema
 from pipegen.records.results import ModelLoadConfig
 
-__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "foreign", "keys_of"]
+__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "keys_of", "legacy_key_hint"]
 
 TYPES: Mapping[str, str] = {
     "hf": "Hugging Face transformers, in this process",
@@ -69,7 +69,7 @@ def _any_text(value: Any) -> Any:
 
 
 def _address(value: Any) -> Any:
-    return text(value)
+    return non_empty_string(value)
 
 
 def _headers(value: Any) -> Any:
@@ -87,32 +87,32 @@ _LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
 KEYS: Mapping[str, Key] = {
     "variant": Key(_LOAD["variant"], "Load it as a text or as a vision model; `auto` finds out.", _RENDERED),
     "dtype": Key(_LOAD["dtype"], "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`.", _LOADED),
-    "device": Key(text, "Such as `cuda:0` or `cpu`.", ("hf",)),
-    "device_map": Key(text, "Such as `auto`: spread the model over devices.", ("hf",)),
-    "attn_implementation": Key(text, "Such as `sdpa` or `eager`.", ("hf",)),
-    "batch_size": Key(whole(low=1), "Rows that run side by side.", ("hf",)),
+    "device": Key(non_empty_string, "Such as `cuda:0` or `cpu`.", ("hf",)),
+    "device_map": Key(non_empty_string, "Such as `auto`: spread the model over devices.", ("hf",)),
+    "attn_implementation": Key(non_empty_string, "Such as `sdpa` or `eager`.", ("hf",)),
+    "batch_size": Key(integer(low=1), "Rows that run side by side.", ("hf",)),
     "compile": Key(boolean, "Compile the steps with `torch.compile`.", ("hf",)),
-    "image_memory_bytes": Key(whole(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none.", ("hf",)),
-    "revision": Key(text, "The hub's revision.", _RENDERED),
-    "adapter": Key(text, "A LoRA adapter: folder or hub name.", _LOADED),
+    "image_memory_bytes": Key(integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none.", ("hf",)),
+    "revision": Key(non_empty_string, "The hub's revision.", _RENDERED),
+    "adapter": Key(non_empty_string, "A LoRA adapter: folder or hub name.", _LOADED),
     "trust_remote_code": Key(boolean, "Run code that comes with the model.", _RENDERED),
     "engine_kwargs": Key(mapping, "Further arguments of the engine.", _LOADED),
-    "tensor_parallel_size": Key(whole(low=1), "GPUs that share the model.", ("vllm",)),
-    "gpu_memory_utilization": Key(real(above=0, high=1), "The share of the GPU's memory that vLLM takes.", ("vllm",)),
-    "kv_cache_memory_bytes": Key(whole(low=1), "Memory for the cache, in bytes.", ("vllm",)),
-    "max_model_len": Key(whole(low=1), "Prompt and answer together, in tokens.", ("vllm",)),
-    "max_num_seqs": Key(whole(low=1), "Rows that run side by side.", ("vllm",)),
+    "tensor_parallel_size": Key(integer(low=1), "GPUs that share the model.", ("vllm",)),
+    "gpu_memory_utilization": Key(number(above=0, high=1), "The share of the GPU's memory that vLLM takes.", ("vllm",)),
+    "kv_cache_memory_bytes": Key(integer(low=1), "Memory for the cache, in bytes.", ("vllm",)),
+    "max_model_len": Key(integer(low=1), "Prompt and answer together, in tokens.", ("vllm",)),
+    "max_num_seqs": Key(integer(low=1), "Rows that run side by side.", ("vllm",)),
     "enforce_eager": Key(boolean, "No CUDA graphs.", ("vllm",)),
     "enable_prefix_caching": Key(boolean, "Share the cache of equal beginnings.", ("vllm",)),
     "limit_mm_per_prompt": Key(mapping, "Images in one request: `{image: 4}`.", ("vllm",)),
     "base_url": Key(_address, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
     "api_key": Key(_any_text, "The key, best as `${NAME}` from the environment; empty is not said.", _SERVERS),
     "headers": Key(_headers, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
-    "timeout": Key(real(above=0), "Seconds for one request, attempts and waits and all.", _SERVERS),
-    "max_in_flight": Key(whole(low=1), "Requests at the server at a time.", _SERVERS),
-    "retries": Key(whole(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),
-    "batch_budget": Key(real(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),
-    "served_model_name": Key(text, "The name that the server knows the model by.", _SERVERS),
+    "timeout": Key(number(above=0), "Seconds for one request, attempts and waits and all.", _SERVERS),
+    "max_in_flight": Key(integer(low=1), "Requests at the server at a time.", _SERVERS),
+    "retries": Key(integer(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),
+    "batch_budget": Key(number(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),
+    "served_model_name": Key(non_empty_string, "The name that the server knows the model by.", _SERVERS),
     "dialect": Key(one_of("vllm", "sglang", "plain"), "Whose extensions the server takes; found by the port where it is not said.", _CHAT),
     "server_limit": Key(boolean, "Where nothing says how long an answer may be, the server's own limit holds; with `false`, pipegen's default.", _CHAT),
     "separate_reasoning": Key(boolean, "Ask SGLang for the reasoning apart from the answer.", _CHAT),
@@ -120,10 +120,10 @@ KEYS: Mapping[str, Key] = {
 }
 
 
-def foreign(name: str, beside: Iterable[str]) -> str:
+def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
     """Why a key of the original system is not taken, with those beside it that are not either; empty for any other key.
 
-    >>> foreign("cwd", ["model", "cwd", "mcp_servers"])
+    >>> legacy_key_hint("cwd", ["model", "cwd", "mcp_servers"])
     'pipegen has no tools of its own: take it out, and mcp_servers'
     """
     others = "".join(f", and {other}" for other in beside if other in _FOREIGN and other != name)

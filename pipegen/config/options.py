@@ -1,7 +1,7 @@
 """Options files: generation options as JSON or YAML.
 
 A file holds one mapping of options, flat (`strip_whitespace: true`) or nested as the records are (`decode: {strip_whitespace: true}`). Nothing in it
-is ignored: an unknown name, a value that its option does not take, and a key that stands there twice are refused, with the file and the line.
+is ignored: an unknown name, a value that its option does not take, and a key that occurs twice are refused, with the file and the line.
 
     # options.yaml
     max_new_tokens: 256

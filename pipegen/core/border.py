@@ -14,22 +14,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot
 
-__all__ = ["EXHAUSTED", "Raised", "guard", "guard_slot", "report"]
+__all__ = ["EXHAUSTED", "Raised", "TokenizerFailed", "guard", "guard_slot", "of_tokenizer", "report"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 E = TypeVar("E", bound=GenerationError)
 
-EXHAUSTED: tuple[type[Exception], ...] = (MemoryError, RecursionError)
-"""What any code may raise for one row that is too large, or nested too deep."""
 _PANIC = "PanicException"
 """What packages written in Rust (tokenizers) raise for a bug of theirs. It is no `Exception`."""
+
+
+class TokenizerFailed(Exception):
+    """A tokenizer raised, in words: the row whose text or ids it was given fails."""
+
+
+EXHAUSTED: tuple[type[Exception], ...] = (MemoryError, RecursionError, TokenizerFailed)
+"""What any code may raise for one row: it is too large, nested too deep, or more than its tokenizer can do."""
 
 
 class Raised(NamedTuple):
@@ -75,6 +82,22 @@ def guard(
         if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
             raise
         return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+
+
+def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`, which fails the row at work.
+
+    >>> of_tokenizer(bytes.decode, b"\\xff")
+    Traceback (most recent call last):
+    ...
+    pipegen.core.border.TokenizerFailed: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte
+    """
+    try:
+        return call(*given, **named)
+    except BaseException as raised:
+        if not isinstance(raised, Exception) and type(raised).__name__ != _PANIC:
+            raise
+        raise TokenizerFailed(report(raised, traced=False).words) from raised
 
 
 def guard_slot(

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Failure
 
+from pipegen.core.backend import AsyncBackend, Backend
+from pipegen.core.calls import Call, Steps
 from pipegen.core.errors import CallFailed, ContractError
-from pipegen.core.pipe import Call, Pipe, Steps, counted
+from pipegen.core.joining import counted
+from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot
 
-__all__ = ["Returned", "Started", "adrive", "advance", "afinish", "answers_of", "begin", "drive", "failed", "finish"]
+__all__ = ["Returned", "Started", "adrive", "advance", "afinish", "answers_of", "await_answers", "begin", "drive", "failed", "finish"]
 
 B = TypeVar("B")
 
@@ -70,17 +73,22 @@ def finish(begun: Started) -> Batch[Any]:
         running.close()
 
 
-async def afinish(begun: Started) -> Batch[Any]:
-    """As `finish`; a backend that is not asynchronous itself works in a thread."""
+async def await_answers(backend: Backend[Any, Any], inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+    """What the backend generates; one that is not asynchronous itself works in a thread."""
+    if isinstance(backend, AsyncBackend):
+        return await backend.agenerate(inputs)
     import asyncio  # half of what `import pipegen` would cost
 
+    return await asyncio.to_thread(backend.generate, inputs)
+
+
+async def afinish(begun: Started) -> Batch[Any]:
+    """As `finish`; a backend that is not asynchronous itself works in a thread."""
     running, step = begun
     try:
         while isinstance(step, Call):
-            agenerate = getattr(step.backend, "agenerate", None)
             try:
-                made = await (agenerate(step.inputs) if agenerate is not None else asyncio.to_thread(step.backend.generate, step.inputs))
-                answers = answers_of(step, made)
+                answers = answers_of(step, await await_answers(step.backend, step.inputs))
             except CallFailed as failure:
                 answers = failed(step, failure)
             step = advance(running, answers)

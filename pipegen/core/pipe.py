@@ -8,8 +8,8 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 >>> halve = each("halve", lambda n: Success(n // 2) if n % 2 == 0 else Failure(InvalidRequest(f"{n} is odd")))
 >>> show = pure("show", str)
 >>> pipe = halve >> show
->>> pipe.name
-'halve >> show'
+>>> pipe.name, [part.name for part in pipe.parts]
+('halve >> show', ['halve', 'show'])
 >>> pipe.apply((Success(4), Success(3)))
 (<Success: 2>, <Failure: 3 is odd (hint: correct the request at the place that the message names)>)
 """
@@ -17,17 +17,20 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from returns.result import Failure, Success
 
+from pipegen.core.backend import Backend
 from pipegen.core.border import EXHAUSTED, Raised, guard
+from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
+from pipegen.core.joining import Joined, counted, row_by_row
 from pipegen.core.slots import Batch, Slot, is_ok, live, live_rows, refill
 
-__all__ = ["Backend", "Call", "Pipe", "Row", "Steps", "call", "each", "fallback", "identity", "pure"]
+__all__ = ["Closes", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -35,57 +38,77 @@ C = TypeVar("C")
 A_contra = TypeVar("A_contra", contravariant=True)
 B_co = TypeVar("B_co", covariant=True)
 
-Row: TypeAlias = tuple[int, int]
-"""A row's place: the position of its request in the batch that the driver was given, and which of its samples it is."""
 
+class Closes(Protocol):
+    """What a pipe may own."""
 
-@runtime_checkable
-class Backend(Protocol):
-    """Performs calls: encoded prompts in, one slot of generated ids for each out."""
-
-    @property
-    def name(self) -> str: ...
-
-    def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
-        """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The only effect: one call of `backend` with all live inputs. `rows` says where each input stands, as the driver counts."""
+class Rebinding:
+    """What the stages of a pipe are bound to instead: for each engine another one, for each route's name another one."""
 
-    backend: Backend
-    inputs: tuple[Any, ...]
-    rows: tuple[Row, ...]
-
-
-Steps: TypeAlias = Generator[Call, Sequence[Slot[Any]], Batch[B]]
-"""A pipe at work: yields calls, is sent their answers, returns the batch."""
+    engine: Callable[[Any], Any] = lambda engine: engine
+    route: Callable[[str], str] = lambda name: name
 
 
 @dataclass(frozen=True, slots=True)
 class Pipe(Generic[A_contra, B_co]):
     """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
 
-    `keeps_text` says that what a call streams is, unchanged, the text of the result; `owns` are the engines released when the pipe, used as a
+    `keeps_text` says of a stage that it leaves the text of what goes through it as it is; `owns` are the engines released when the pipe, used as a
     context manager, is left.
     """
 
     name: str
     steps: Callable[[Batch[A_contra]], Steps[B_co]]
     keeps_text: bool = True
-    owns: tuple[contextlib.AbstractContextManager[Any], ...] = ()
+    owns: tuple[Closes, ...] = ()
+    row: Callable[[Any], Slot[Any]] | None = field(default=None, kw_only=True)
+    """What a stage that looks at each row alone does to a live one."""
+    backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
+    """What a call calls."""
+    follow: Callable[[Any], Any] | None = field(default=None, kw_only=True)
+    """See `Call.follow`."""
+    sampling: Sampling | None = field(default=None, kw_only=True)
+    """The rule by which a stage that `opens` or `closes` honours samples."""
+    opens: bool = field(default=False, kw_only=True)
+    """Whether requests become rows before this stage."""
+    closes: bool = field(default=False, kw_only=True)
+    """Whether the rows of a request may be put together after this stage."""
+    routes: tuple[str, ...] = field(default=(), kw_only=True)
+    """The names that results carry which come from here."""
+    rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
+    """Of a stage that is bound to an engine or a name: the same stage, bound to others."""
+
+    @property
+    def parts(self) -> tuple[Pipe[Any, Any], ...]:
+        """The stages that were joined, in order; a single stage is its own only part."""
+        return self.steps.parts if isinstance(self.steps, Joined) else (self,)
 
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
-        """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe."""
+        """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.
+
+        Stages that stand side by side and look at each row alone go row by row: a row is through all of them before the next one begins.
+        """
         if not isinstance(then, Pipe):
             raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) lifts a function")
+        name = " >> ".join(name for name in (self.name, then.name) if name)
+        return Pipe(name, Joined(()), owns=union(self.owns, then.owns)).with_parts((*self.parts, *then.parts))
 
-        def steps(batch: Batch[A_contra]) -> Steps[C]:
-            return (yield from then.steps((yield from self.steps(batch))))
+    def with_parts(self, parts: Iterable[Pipe[Any, Any]]) -> Self:
+        """The same pipe (its name, and what it owns) with other stages."""
+        steps = Joined(tuple(parts))
+        routes = tuple(name for part in steps.parts for name in part.routes)
+        return replace(self, steps=steps, keeps_text=all(part.keeps_text for part in steps.parts), routes=routes)
 
-        return Pipe(" >> ".join(name for name in (self.name, then.name) if name), steps, self.keeps_text and then.keeps_text, _union(self.owns, then.owns))
+    def rebound(self, new: Rebinding) -> Self:
+        """The same pipe, bound to other engines or names."""
+        if isinstance(self.steps, Joined):
+            parts = tuple(part.rebound(new) for part in self.parts)
+            return replace(self.with_parts(parts), owns=union(*(part.owns for part in parts)))
+        return self if self.rebind is None else self.rebind(new)  # type: ignore[return-value]
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
         """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
@@ -97,17 +120,18 @@ class Pipe(Generic[A_contra, B_co]):
             return returned
         raise ContractError(f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream")
 
-    def __enter__(self) -> Pipe[A_contra, B_co]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         with contextlib.ExitStack() as stack:
             for engine in self.owns:
-                stack.push(engine)
+                stack.callback(engine.close)
 
 
-def _union(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    return first + tuple(engine for engine in second if all(engine is not other for other in first))
+def union(*owned: tuple[Closes, ...]) -> tuple[Closes, ...]:
+    """What several pipes own, each once."""
+    return tuple({id(engine): engine for engines in owned for engine in engines}.values())
 
 
 def identity() -> Pipe[A, A]:
@@ -116,19 +140,15 @@ def identity() -> Pipe[A, A]:
     >>> identity().apply((Success(1),))
     (<Success: 1>,)
     """
-
-    def steps(batch: Batch[A]) -> Steps[A]:
-        return batch
-        yield  # a generator without effects
-
-    return Pipe("", steps)
+    return Pipe("", Joined(()))
 
 
 def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[A, B]:
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
     The exceptions listed in `catch` become `StageFailed` in that slot, and so does one row that is too large or nested too deep for the stage (a
-    `MemoryError` or `RecursionError`); every other exception is a bug and raises. Raises `ContractError` when the
+    `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage after the call that it leaves the text
+    of the result as it is, so that the text can still be streamed. Raises `ContractError` when the
     stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
@@ -155,10 +175,10 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
         return slot
 
     def steps(batch: Batch[A]) -> Steps[B]:
-        return tuple(lifted(slot.unwrap()) if isinstance(slot, Success) else cast("Slot[B]", slot) for slot in batch)
+        return row_by_row((lifted,), batch)
         yield  # a generator without effects
 
-    return Pipe(name, steps, keeps_text)
+    return Pipe(name, steps, keeps_text, row=lifted)
 
 
 def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A, B]:
@@ -183,7 +203,7 @@ def _named(lift: str, name: Any, f: Any) -> None:
         raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
 
 
-def call(backend: Backend) -> Pipe[Any, Any]:
+def call(backend: Backend[A, B]) -> Pipe[A, B]:
     """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect."""
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
@@ -192,69 +212,4 @@ def call(backend: Backend) -> Pipe[Any, Any]:
             return batch
         return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
 
-    return Pipe(backend.name, steps)
-
-
-When: TypeAlias = type[GenerationError] | tuple[type[GenerationError], ...] | Callable[[GenerationError], bool]
-"""Which errors a fallback takes: a type of error, several, or a function of the error."""
-
-
-def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]:
-    """Run `first`; what fails there with an error that `when` takes goes through `second`, in one call.
-
-    The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came
-    in failed, and those whose error does not qualify, are not tried again. Raises `TypeError` for a `when` that no error can meet.
-
-    >>> from pipegen.core.errors import InvalidRequest, Timeout
-    >>> a = each("a", lambda n: Failure(Timeout("slow"))); b = each("b", lambda n: Success(n))
-    >>> fallback(a, b, when=Timeout).apply((Success(1),))
-    (<Success: 1>,)
-    >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message
-    'slow'
-    """
-    kinds = when if isinstance(when, tuple) else (when,) if isinstance(when, type) else ()
-    if not all(isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds) or not (isinstance(when, tuple) or callable(when)):
-        raise TypeError(f"when takes a type of GenerationError, a tuple of them, or a function of the error, not {when!r:.200}")
-    qualifies: Callable[[GenerationError], bool] = (lambda error: isinstance(error, when)) if isinstance(when, (type, tuple)) else when
-
-    def steps(batch: Batch[A]) -> Steps[B]:
-        tried = yield from counted(first, batch)
-        again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(tried[row].failure())]
-        if not again:
-            return tried
-        retried = yield from renumber(counted(second, tuple(batch[row] for row in again)), [(row, 0) for row in again])
-        out = list(tried)
-        for row, slot in zip(again, retried, strict=True):
-            history = tried[row].failure()
-            out[row] = _remember(slot, (*history.earlier, replace(history, earlier=())))
-        return tuple(out)
-
-    return Pipe(f"fallback({first.name}, {second.name})", steps, first.keeps_text and second.keeps_text, _union(first.owns, second.owns))
-
-
-def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
-    """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
-    slots = yield from pipe.steps(batch)
-    if len(slots) != len(batch):
-        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
-    return slots
-
-
-def renumber(steps: Steps[B], rows: Sequence[Row]) -> Steps[B]:
-    """Let the calls of a pipe that works on a part of the batch say where their rows stand in the whole."""
-    try:
-        wanted = next(steps)
-        while True:
-            places = tuple((rows[row][0], rows[row][1] or sample) for row, sample in wanted.rows)
-            wanted = steps.send((yield replace(wanted, rows=places)))
-    except StopIteration as done:
-        returned: Batch[B] = done.value
-        return returned
-
-
-def _remember(slot: Slot[Any], earlier: tuple[GenerationError, ...]) -> Slot[Any]:
-    """Put the errors of earlier routes into a slot's history: `.earlier` of an error, `.tried` of a record that has it."""
-    if not isinstance(slot, Success):
-        return Failure(slot.failure().after(earlier))
-    value = slot.unwrap()
-    return Success(replace(value, tried=earlier + value.tried)) if hasattr(value, "tried") else slot
+    return Pipe(backend.name, steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))

@@ -7,16 +7,21 @@ with pg.backends.hf("embedded") as route:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Success
 
+from pipegen.core.backend import AsyncStreamBackend, Backend
+from pipegen.core.calls import Call
+from pipegen.core.drive import await_answers
+from pipegen.core.joining import relayed
 from pipegen.core.parallel import read_in_thread
-from pipegen.core.pipe import Pipe, Steps
-from pipegen.core.slots import Batch, Slot
-from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.core.pipe import Pipe, Rebinding
+from pipegen.core.slots import Slot
+from pipegen.drivers.events import Event, aevents_of, events_of
+from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade
 
 __all__ = ["Progress", "watched"]
 
@@ -46,19 +51,20 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     Progress(engine='fake', rows=1, done=1, tokens=16)
     """
 
-    def steps(batch: Batch[Any]) -> Steps[Any]:
-        running = pipe.steps(batch)
-        try:
-            wanted = next(running)
-            while True:
-                wanted = running.send((yield replace(wanted, backend=_Watched(wanted.backend, tell, every))))
-        except StopIteration as done:
-            returned: Batch[Any] = done.value
-            return returned
-        finally:
-            running.close()
+    return pipe.with_parts(_watched(part, tell, every) for part in pipe.parts)
 
-    return replace(pipe, steps=steps)
+
+def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: float) -> Pipe[Any, Any]:
+    if part.row is not None:
+        return part  # it calls nothing
+
+    def watch(wanted: Call) -> Call:
+        return replace(wanted, backend=_Watched(wanted.backend, tell, every))
+
+    def rebind(new: Rebinding) -> Pipe[Any, Any]:
+        return _watched(part.rebound(new), tell, every)
+
+    return replace(part, steps=lambda batch: relayed(part.steps(batch), watch), rebind=rebind)
 
 
 class _Count:
@@ -70,11 +76,11 @@ class _Count:
         self._told = time.monotonic()
         tell(self._now)
 
-    def see(self, event: TokensMade | RowDone) -> None:
+    def see(self, event: Event) -> None:
         if isinstance(event, RowDone):
             self._slots[event.row] = event.slot
             self._now = self._now._replace(done=self._now.done + 1)
-        else:
+        elif isinstance(event, TokensMade):
             self._now = self._now._replace(tokens=self._now.tokens + len(event.token_ids))
         if time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()
@@ -89,44 +95,44 @@ class _Count:
 
 
 class _Watched:
-    """The backend of a call, for the drivers; in all but `generate` and `agenerate` it is the engine itself."""
+    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as they come, so nothing more is told of them."""
 
-    def __init__(self, engine: Any, tell: Callable[[Progress], object], every: float) -> None:
+    def __init__(self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
         self._engine, self._tell, self._every = engine, tell, every
 
     @property
     def name(self) -> str:
-        return str(self._engine.name)
+        return self._engine.name
 
     def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
         count = self._count(inputs)
         if not self._by_stream:
             return count.end(self._engine.generate(inputs))
-        for event in self._engine.stream(inputs):
+        for event in events_of(self._engine, inputs):
             count.see(event)
         return count.end()
 
-    async def _agenerate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
+    async def agenerate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
         count = self._count(inputs)
         if not self._by_stream:
-            return count.end(await self._engine.agenerate(inputs))
-        if not hasattr(self._engine, "astream"):
-            await read_in_thread(self._engine.stream(inputs), count.see)
+            return count.end(await await_answers(self._engine, inputs))
+        if not isinstance(self._engine, AsyncStreamBackend):
+            await read_in_thread(events_of(self._engine, inputs), count.see)
             return count.end()
-        async for event in self._engine.astream(inputs):
+        async for event in aevents_of(self._engine, inputs):
             count.see(event)
         return count.end()
+
+    def stream(self, inputs: Sequence[Any]) -> Iterator[Event]:
+        return events_of(self._engine, inputs)
+
+    def astream(self, inputs: Sequence[Any]) -> AsyncIterator[Event]:
+        return aevents_of(self._engine, inputs)
 
     @property
     def _by_stream(self) -> bool:
         """Whether the engine's `generate` is its `stream`, read to the end: then it costs nothing to read that."""
-        return bool(getattr(self._engine, "generates_by_stream", False))
+        return isinstance(self._engine, GeneratesByStream) and self._engine.generates_by_stream
 
     def _count(self, inputs: Sequence[Any]) -> _Count:
         return _Count(self.name, len(inputs), self._tell, self._every)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        found = getattr(self._engine, name)
-        return self._agenerate if name == "agenerate" else found

@@ -1,26 +1,30 @@
 """Streaming: text as it comes, through the same route.
 
 `stream` yields `Delta`s and, last for each request, `Done` with the slot. The joined deltas of a request are the text of its result, whatever the
-chunking: what a plugin or a later stage may still change is held back until it is final.
+chunking: what a plugin or a stage after the call may still change is held back until it is final. A stage before the call changes nothing of that. Of
+several calls one after another, the last one's text is streamed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pipegen.core.drive import advance, answers_of, failed
+from pipegen.core.calls import Call, Row
+from pipegen.core.drive import advance, failed
 from pipegen.core.errors import CallFailed, ContractError
-from pipegen.core.pipe import Call, Pipe, Row, counted
+from pipegen.core.joining import counted
+from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, require_iterable
 from pipegen.drivers.batch import prepare_batch
-from pipegen.engines.protocol import RowDone, TextMade, TokensMade
+from pipegen.drivers.events import Event, aevents_of, events_of
+from pipegen.engines.protocol import RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.row_decoder import RowDecoder
 
 __all__ = ["Delta", "Done", "astream", "stream"]
 
@@ -47,39 +51,36 @@ class Done:
 class _Deltas:
     """What has been shown of each row, and what may be shown now. Does no input or output, so it serves both drivers."""
 
-    def __init__(self, keeps_text: bool) -> None:
-        self.keeps_text = keeps_text
+    def __init__(self) -> None:
         self.shown: dict[Row, str] = {}
         self.answered: dict[Row, Slot[Any]] = {}
 
     def open(self, wanted: Call) -> Call:
         """Start a call without the rows that have shown text already: those are never tried again, their answer stands."""
         fresh = [place for place, row in enumerate(wanted.rows) if not self.shown.get(row)]
-        self.wanted = Call(wanted.backend, tuple(wanted.inputs[place] for place in fresh), tuple(wanted.rows[place] for place in fresh))
-        engine: Any = wanted.backend
-        follows = self.keeps_text and not any(plugin.trim is not None for plugin in getattr(engine, "plugins", ()))
-        self.shows, by_ids = follows, follows and getattr(engine, "tokenizer", None) is not None
-        self.followers = [
-            RowDecoder(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins) if by_ids else None for encoded in self.wanted.inputs
-        ]
+        self.wanted = replace(wanted, inputs=tuple(wanted.inputs[place] for place in fresh), rows=tuple(wanted.rows[place] for place in fresh))
+        self.decoders: dict[int, Any] = {}
         self.slots: list[Slot[Any] | None] = [None] * len(fresh)
         return self.wanted
 
-    def see(self, event: TokensMade | TextMade | RowDone) -> Iterator[Delta]:
+    def see(self, event: Event) -> Iterator[Delta]:
         """The deltas that an engine's event brings."""
         if isinstance(event, RowDone):
             self.slots[event.row] = event.slot
             return
-        follower, row = self.followers[event.row], self.wanted.rows[event.row]
+        row = self.wanted.rows[event.row]
         if isinstance(event, TextMade):
-            text = event.text if self.shows else ""
+            text = event.text if self.wanted.shown else ""
             if text or event.reasoning:
                 self.shown[row] = self.shown.get(row, "") + text
                 yield Delta(index=row[0], sample=row[1], text=text, reasoning=event.reasoning)
             return
-        if follower is None:
+        follow = self.wanted.follow if self.wanted.shown else None
+        if follow is None:
             return
-        text = "".join(follower.feed(token_id) for token_id in event.token_ids if follower.finish is None)
+        if event.text is None and event.row not in self.decoders:  # the engine does not decode
+            self.decoders[event.row] = follow(self.wanted.inputs[event.row])
+        text = self.decoders[event.row].take(event.token_ids) if event.text is None else event.text
         if text:
             self.shown[row] = self.shown.get(row, "") + text
             yield Delta(index=row[0], sample=row[1], text=text)
@@ -130,14 +131,14 @@ def stream(
     """
     chosen = check_run(route, options, images, policy)
     batch = prepare_batch(requests, chosen, images, policy)
-    deltas = _Deltas(route.keeps_text)
+    deltas = _Deltas()
     running = counted(route, batch)
     try:
         step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
             try:
-                for event in _events(opened):
+                for event in events_of(opened.backend, opened.inputs):
                     yield from deltas.see(event)
                 answers = deltas.close(step)
             except CallFailed as failure:
@@ -146,17 +147,6 @@ def stream(
         yield from deltas.finish(step.batch)
     finally:
         running.close()
-
-
-def _events(wanted: Call) -> Generator[TokensMade | TextMade | RowDone, None, None]:
-    if not wanted.inputs:
-        return
-    streams = getattr(wanted.backend, "stream", None)
-    if streams is not None:
-        yield from streams(wanted.inputs)
-    else:
-        for row, slot in enumerate(answers_of(wanted, wanted.backend.generate(wanted.inputs))):
-            yield RowDone(row=row, slot=slot)
 
 
 async def astream(
@@ -173,14 +163,14 @@ async def astream(
     chosen = check_run(route, options, images, policy)
     require_iterable(requests)
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, images, policy)
-    deltas = _Deltas(route.keeps_text)
+    deltas = _Deltas()
     running = counted(route, batch)
     try:
         step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
             try:
-                async for event in _aevents(opened):
+                async for event in aevents_of(opened.backend, opened.inputs):
                     for delta in deltas.see(event):
                         yield delta
                 answers = deltas.close(step)
@@ -191,26 +181,3 @@ async def astream(
             yield last
     finally:
         running.close()
-
-
-async def _aevents(wanted: Call) -> AsyncIterator[TokensMade | TextMade | RowDone]:
-    astreams = getattr(wanted.backend, "astream", None)
-    if astreams is not None and wanted.inputs:
-        async for event in astreams(wanted.inputs):
-            yield event
-        return
-    import asyncio
-
-    events = _events(wanted)
-    try:
-        while True:
-            coming = asyncio.ensure_future(asyncio.to_thread(next, events, None))
-            try:
-                event = await asyncio.shield(coming)
-            finally:  # a thread cannot be cancelled: an engine at work is waited for, and closed only then
-                await asyncio.wait([coming])
-            if event is None:
-                return
-            yield event
-    finally:
-        events.close()

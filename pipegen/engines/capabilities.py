@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pipegen.records.fields import record, whole
+from pipegen.records.fields import integer, record
 from pipegen.records.options import option_names
 
 __all__ = ["ENGINES", "FEATURES", "Capabilities", "Capability", "missing"]
@@ -37,11 +37,11 @@ class Capabilities:
 
     engine: str
     honours: frozenset[Capability]
-    context_length: Annotated[int | None, whole(low=1)] = None
+    context_length: Annotated[int | None, integer(low=1)] = None
     """Prompt and answer together, in tokens."""
-    max_images: Annotated[int | None, whole(low=0)] = None
+    max_images: Annotated[int | None, integer(low=0)] = None
     """Images in one request."""
-    vocab_size: Annotated[int | None, whole(low=1)] = None
+    vocab_size: Annotated[int | None, integer(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
     reason: str = ""
     """Why images are not taken, for the error message."""

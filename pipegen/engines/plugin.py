@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pipegen.engines.capabilities import Capability
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.fields import InvalidField, record, text
+from pipegen.records.fields import InvalidField, non_empty_string, record
 from pipegen.records.requests import GenerationRequest
 
 __all__ = ["Plugin", "RowContext"]
@@ -41,7 +41,7 @@ def _capabilities(value: Any) -> Any:
 class Plugin:
     """See the module. A plugin does nothing to a row until it is attached to that row's route."""
 
-    name: Annotated[str, text]
+    name: Annotated[str, non_empty_string]
     requires: Annotated[frozenset[Capability], _capabilities] = frozenset()
     """Capabilities that the engine must have, besides those that its own hooks imply (see `needs`)."""
     start: Callable[[], Any] | None = None
@@ -54,6 +54,8 @@ class Plugin:
     stopping_criteria: Callable[[RowContext], Any] | None = None
     """`stopping_criteria(context)` makes a fresh `StoppingCriteria` for one row; it sees that row alone, without padding."""
 
+    version: str = ""
+    """What the plugin does, for the keys of a job's rows: another version asks all rows again. Those that ship say their arguments."""
     refuses: Callable[[GenerationRequest], str | None] | None = None
     """Why the plugin does not fit one request, or None where it does; such a request alone fails."""
 

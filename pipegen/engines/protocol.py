@@ -1,17 +1,19 @@
 """What an engine is to the rest of pipegen.
 
-A `Backend` performs calls: encoded prompts in, one slot of generated ids for each out. An `Engine` also knows its model: it renders, tokenises and
-tells its limits, all before (and without) loading weights.
+A `Backend` performs calls. An engine also knows its model, and there are two kinds: a `TokenEngine` takes and gives token ids, so that pipegen renders,
+tokenises, decodes and cuts for it; a `TextEngine` takes messages and gives text, as a chat server does. All but the calls works before (and without)
+loading weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from immutabledict import immutabledict
+from typing_extensions import TypeIs
 
-from pipegen.core.pipe import Backend
+from pipegen.core.backend import AsyncBackend, AsyncStreamBackend, Backend, StreamBackend
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -19,9 +21,23 @@ from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Raw, ResolvedRequest
 
-__all__ = ["AwaitedBackend", "Backend", "Engine", "RowDone", "StreamBackend", "TextMade", "TokensMade"]
+__all__ = [
+    "AsyncBackend",
+    "AsyncStreamBackend",
+    "Backend",
+    "Engine",
+    "GeneratesByStream",
+    "RowDone",
+    "StreamBackend",
+    "TextEngine",
+    "TextMade",
+    "TokenEngine",
+    "TokensMade",
+    "takes_tokens",
+]
 
 
 @record
@@ -30,6 +46,8 @@ class TokensMade:
 
     row: int
     token_ids: tuple[int, ...]
+    text: str | None = None
+    """The text that is final with them; None where the engine does not decode, and who reads the stream does."""
 
 
 @record
@@ -37,7 +55,7 @@ class RowDone:
     """While a call streams: row `row` is finished, with this answer."""
 
     row: int
-    slot: Slot[Raw]
+    slot: Slot[Any]
 
 
 @record
@@ -50,28 +68,27 @@ class TextMade:
 
 
 @runtime_checkable
-class StreamBackend(Backend, Protocol):
-    """Also tells of tokens as they come."""
+class GeneratesByStream(Protocol):
+    """An engine whose `generate` is its `stream`, read to the end: to read that instead costs nothing."""
+
+    @property
+    def generates_by_stream(self) -> bool: ...
+
+
+class TokenEngine(Backend[Encoded, Raw], Protocol):
+    """An engine that takes and gives token ids. It streams, and may be asynchronous (`AsyncBackend`, `AsyncStreamBackend`)."""
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Tokens of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
         ...
 
-
-@runtime_checkable
-class AwaitedBackend(Backend, Protocol):
-    """Natively asynchronous: `arun` awaits it instead of using a thread."""
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]: ...
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncIterator[TokensMade | RowDone]: ...
-
-
-class Engine(StreamBackend, Protocol):
-    """An engine with its model: what a `Route` is built on. Everything but `generate` and `stream` works without weights."""
-
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers, by its content: the same on every engine and machine, another for other weights. A job's finished rows are kept by it."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -103,7 +120,7 @@ class Engine(StreamBackend, Protocol):
         """Decode, turn and resize one image (whose bytes are loaded) as this model wants it; pure."""
         ...
 
-    def with_plugin(self, plugin: Plugin) -> Engine:
+    def with_plugin(self, plugin: Plugin) -> TokenEngine:
         """The same engine (sharing its weights) with a plugin attached."""
         ...
 
@@ -113,3 +130,51 @@ class Engine(StreamBackend, Protocol):
     def close(self) -> None:
         """Release weights and memory; the engine loads again when it is needed again."""
         ...
+
+
+@runtime_checkable
+class SettlesItself(Protocol):
+    """What a `TextEngine` does that a `TokenEngine` leaves to the stages."""
+
+    def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
+        """The request with its effective options, or why the engine's own rendering cannot honour them; pure."""
+        ...
+
+    def result(self, answer: Any, route: str) -> Slot[GenerationResult]:
+        """The finished result of a row's answer, cut and trimmed; pure."""
+        ...
+
+
+class TextEngine(SettlesItself, Backend[ResolvedRequest, Any], Protocol):
+    """An engine that takes messages and gives text: it renders, tokenises and decodes by itself."""
+
+    def stream(self, inputs: Sequence[ResolvedRequest]) -> Iterator[TextMade | RowDone]:
+        """Text of each row in order, and one `RowDone` for each row. Raises `CallFailed` as `generate` does."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Which model answers, by all that is known of it: its name and who serves it."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def with_plugin(self, plugin: Plugin) -> TextEngine:
+        """The same engine (sharing its connections) with a plugin attached."""
+        ...
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]: ...
+
+    def close(self) -> None:
+        """Release connections; they come again when they are needed again."""
+        ...
+
+
+Engine: TypeAlias = TokenEngine | TextEngine
+
+
+def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
+    """Whether the engine takes token ids; a `TextEngine` does not."""
+    return not isinstance(engine, SettlesItself)

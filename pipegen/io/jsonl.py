@@ -1,7 +1,7 @@
 """JSON Lines in and out: requests from lines, results and errors to plain data and back.
 
-A result becomes `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error `{"id", "ok": false, "error": {"type", "message",
-"hint", ...}}`. The options are the effective ones by their flat names, so that `{"options": line["options"]}` in a request gives the same call.
+A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error `{"id", "ok": false, "error": {"type", "message", "hint",
+...}}`. The options are the effective ones, so a request with `{"options": line["options"]}` repeats the call.
 
 >>> from returns.result import Failure
 >>> from pipegen.core.errors import PromptTooLong
@@ -44,17 +44,17 @@ __all__ = [
 ]
 
 LineId = str | int
-"""What a line may have as its `id`; it is given back as it stands."""
+"""The type of a line's `id`, which is returned unchanged."""
 MAX_LINE_BYTES = 256 * 2**20
-"""How long a line may be, its images (as data URLs) included."""
+"""The longest line, images as data URLs included."""
 BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
-"""What `brief` leaves out of a result."""
+"""The fields that `brief` leaves out."""
 
 
 def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
-    """A slot as plain data that JSON can hold. `id` stands in place of the result's own; `brief` leaves out token ids and log probabilities."""
+    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities."""
     if not isinstance(slot, Result):
-        raise TypeError(f"a slot is made plain, not {type(slot).__name__}: Success(result) is a slot")
+        raise TypeError(f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot")
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
     result = _result(slot.unwrap(), brief)
@@ -62,7 +62,7 @@ def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: b
 
 
 def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
-    """The slot that `to_plain` wrote. Raises `InvalidField` for anything else."""
+    """The slot that `to_plain` was given. Raises `InvalidField` for other data."""
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
@@ -73,7 +73,7 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
 
 
 def error_to_plain(error: GenerationError) -> dict[str, Any]:
-    """An error as plain data that JSON can hold, for callers who write lines of their own; `error_from` reads it.
+    """An error as JSON data; `error_from` reads it.
 
     >>> from pipegen.core.errors import PromptTooLong
     >>> plain = error_to_plain(PromptTooLong(10, 4))
@@ -91,7 +91,7 @@ _ERRORS: Mapping[str, type[GenerationError]] = {
 
 
 def error_from(values: Any) -> GenerationError:
-    """The error of its plain form. Raises `InvalidField` for an unknown type or field."""
+    """The error that `error_to_plain` was given. Raises `InvalidField` for an unknown type or field."""
     if not isinstance(values, Mapping):
         raise InvalidField(f"error takes a mapping with a 'type', not {type(values).__name__}")
     fields = dict(values)
@@ -116,12 +116,14 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["finish"] = result.finish.value
     fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
+    if fields.pop("previous") is not None and result.previous is not None:
+        fields["previous"] = _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:
         fields["logprobs"] = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields["logprobs"]]
-    made: dict[str, Any] = strict_json.plain(fields)
-    return made
+    values: dict[str, Any] = strict_json.plain(fields)
+    return values
 
 
 def _logprobs(values: Any) -> Any:
@@ -146,6 +148,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "finish": Finish,
     "options": options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
+    "previous": lambda result: result_from(result),  # noqa: PLW0108 - it is defined below
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,
@@ -156,11 +159,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "image_digests": tuple,
     "tool_calls": freeze,
 }
-"""How fields that JSON has no type for are read back."""
+"""How fields are read whose type JSON does not have."""
 
 
 def result_from(values: Mapping[str, Any]) -> GenerationResult:
-    """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or misshapen field."""
+    """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or malformed field."""
     missing = [name for name in ("text", "raw_text", "finish", "options") if name not in values]
     if missing:
         raise InvalidField(f"a result takes {', '.join(missing)} too")
@@ -172,12 +175,12 @@ def result_from(values: Mapping[str, Any]) -> GenerationResult:
             except InvalidField:
                 raise
             except (KeyError, TypeError, ValueError) as refusal:
-                raise InvalidField(f"{name} does not have the shape of a result's: {refusal}") from None
+                raise InvalidField(f"{name} does not have the form of a result's: {refusal}") from None
     return GenerationResult(**fields)
 
 
 class Line(NamedTuple):
-    """One line of a file that is not blank: its number, counted from 1; its bytes, None where it is too long; the offset of its end."""
+    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its end."""
 
     number: int
     data: bytes | None
@@ -185,7 +188,7 @@ class Line(NamedTuple):
 
 
 def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """The lines of a stream, one at a time; blank ones are left out (but counted), and of those longer than `limit` bytes none is held.
+    """The lines of a stream that are not blank. Lines longer than `limit` bytes are not kept in memory.
 
     >>> import io
     >>> [line.data for line in lines_of(io.BytesIO(b"one\\n\\nthree, too long\\nfour"), limit=6)]
@@ -209,7 +212,7 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
 
 
 def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
-    """The request of one line, with its id (the line's number where it has none). Whatever is wrong with the line becomes `InvalidRequest`.
+    """The request of a line, or `InvalidRequest`, with its id (the line's number if it has none).
 
     >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
     ('3', <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>)
@@ -217,25 +220,25 @@ def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
     read = values_of_line(line)
     if not is_ok(read):
         return str(line.number), Failure(read.failure())
-    values, place = read.unwrap(), f"line {line.number}"
+    values, line_name = read.unwrap(), f"line {line.number}"
     given = values.pop("id", None)
     if not (given is None or type(given) is int or (type(given) is str and given)):
-        return str(line.number), Failure(InvalidRequest(f"{place}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+        return str(line.number), Failure(InvalidRequest(f"{line_name}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
     name = str(line.number) if given is None else given
-    return name, request_from({**values, "id": str(name)}, place)
+    return name, request_from({**values, "id": str(name)}, line_name)
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:
-    """The object that a line holds; `InvalidRequest`, which names the line, where it holds none."""
-    place = f"line {line.number}"
+    """The JSON object of a line, or `InvalidRequest`, which names the line."""
+    line_name = f"line {line.number}"
     if line.data is None:
-        return Failure(InvalidRequest(f"{place}: longer than a line may be", hint="give images as paths instead of data URLs"))
+        return Failure(InvalidRequest(f"{line_name}: longer than a line may be", hint="give images as paths instead of data URLs"))
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:
-        return Failure(InvalidRequest(f"{place}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
+        return Failure(InvalidRequest(f"{line_name}: not UTF-8: byte 0x{line.data[refusal.start]:02x} at position {refusal.start}"))
     except strict_json.NotStrict as refusal:
-        return Failure(InvalidRequest(f"{place}: not JSON: {refusal}"))
+        return Failure(InvalidRequest(f"{line_name}: not JSON: {refusal}"))
     if not isinstance(values, dict):
-        return Failure(InvalidRequest(f'{place}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
+        return Failure(InvalidRequest(f'{line_name}: takes an object such as {{"prompt": "Hi"}}, not {type(values).__name__}'))
     return Success(values)

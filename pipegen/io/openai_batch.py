@@ -1,4 +1,4 @@
-"""The OpenAI batch file form, as `vllm run-batch` reads and writes it: requests with a `custom_id` and a `body`, answers with a `response`.
+"""The format of OpenAI batch files, as `vllm run-batch` reads and writes it: requests with a `custom_id` and a `body`, answers with a `response`.
 
 >>> values = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}}
 >>> is_batch(values), request_from_batch(values, "line 1").unwrap().options.max_new_tokens
@@ -45,14 +45,14 @@ _SETTLED: Mapping[str, Any] = {
     "modalities": ["text"],
     "tool_choice": "auto",
 }
-"""Fields that are taken only where they ask for nothing special: what a server does without them."""
+"""Fields that are accepted only with the value that a server uses by default."""
 _NOTES = (
     *("model", "user", "metadata", "store", "safety_identifier", "service_tier"),
     *("request_id", "priority", "cache_salt", "prompt_cache_key"),
 )
-"""Fields that say nothing of what to generate. Which model answers is said by the run."""
+"""Fields that do not affect what is generated. The run chooses the model."""
 _FORMS: Mapping[str, str] = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "choice": "choice"}
-"""The forms of an answer that vLLM's `structured_outputs` has, and ours."""
+"""The keys of vLLM's `structured_outputs`, and the options that they set."""
 
 
 def is_batch(values: Mapping[str, Any]) -> bool:
@@ -60,60 +60,60 @@ def is_batch(values: Mapping[str, Any]) -> bool:
     return "custom_id" in values and "body" in values
 
 
-def request_from_batch(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
-    """The request of a line of a batch file; whatever is wrong with it becomes `InvalidRequest`, which names the place.
+def request_from_batch(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
+    """The request of a line of a batch file, or `InvalidRequest`, whose message begins with `where`.
 
     >>> request_from_batch({"custom_id": "a", "url": "/v1/embeddings", "body": {}}, "line 1").failure().message
     "line 1: url takes '/v1/chat/completions' or '/v1/completions', not '/v1/embeddings'"
     """
     unknown = next((name for name in values if name not in ("custom_id", "method", "url", "body")), None)
     if unknown is not None:
-        return _refused(f"{place}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
+        return _refused(f"{where}: there is no field {unknown!r} in a batch file's line{nearest(unknown, ('custom_id', 'method', 'url', 'body'))}")
     name, body, url = values["custom_id"], values["body"], values.get("url")
     if not isinstance(name, str) or not name or not isinstance(body, Mapping) or values.get("method", "POST") != "POST":
-        return _refused(f"{place}: takes a custom_id that is not empty, a body that is an object, and the method POST")
+        return _refused(f"{where}: takes a custom_id that is not empty, a body that is an object, and the method POST")
     if url not in ENDPOINTS:
-        return _refused(f"{place}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
-    said = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
+        return _refused(f"{where}: url takes {CHAT!r} or {COMPLETIONS!r}, not {url!r:.200}")
+    fields = {field: value for field, value in body.items() if value is not None and field not in _NOTES}
     for field, neutral in _SETTLED.items():
-        if field in said and said.pop(field) != neutral:
-            return _refused(f"{place}: body.{field}={body[field]!r:.80} is not carried out here")
+        if field in fields and fields.pop(field) != neutral:
+            return _refused(f"{where}: body.{field}={body[field]!r:.80} is not supported here")
     request: dict[str, Any] = {"id": name}
     for field in ("messages", "tools") if url == CHAT else ("prompt",):
-        if field in said:
-            request[field] = said.pop(field)
+        if field in fields:
+            request[field] = fields.pop(field)
     if isinstance(request.get("prompt"), list):
         request["prompt_token_ids"] = request.pop("prompt")
-    forms = said.pop("structured_outputs", {})
+    forms = fields.pop("structured_outputs", {})
     if not isinstance(forms, Mapping) or not set(forms) <= set(_FORMS):
-        return _refused(f"{place}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
-    said |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
-    form = said.pop("response_format", None)
+        return _refused(f"{where}: body.structured_outputs takes one of {', '.join(_FORMS)} here, not {forms!r:.80}")
+    fields |= {_FORMS[name]: value for name, value in forms.items() if value is not None}
+    form = fields.pop("response_format", None)
     if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
-        said["json_schema"] = form["json_schema"].get("schema")
+        fields["json_schema"] = form["json_schema"].get("schema")
     elif form not in (None, {"type": "text"}):
-        return _refused(f"{place}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
-    options, refusal = _options(said, place, chat=url == CHAT)
-    return _refused(refusal) if refusal else request_from({**request, "options": options}, place)
+        return _refused(f"{where}: body.response_format takes the type 'text' or 'json_schema' here, not {form!r:.80}")
+    options, refusal = _options(fields, where, chat=url == CHAT)
+    return _refused(refusal) if refusal else request_from({**request, "options": options}, where)
 
 
-def _refused(words: str) -> Slot[GenerationRequest]:
-    return Failure(InvalidRequest(words))
+def _refused(message: str) -> Slot[GenerationRequest]:
+    return Failure(InvalidRequest(message))
 
 
-def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[str, Any], str]:
-    """The options of a body, under pipegen's names, or why there are none."""
+def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict[str, Any], str]:
+    """The options of a body, under pipegen's names, and why they are rejected, if they are."""
     options: dict[str, Any] = {}
-    for field, value in said.items():
+    for field, value in fields.items():
         name = _RENAMED.get(field, field)
         if name not in option_names():
-            return {}, f"{place}: body.{field} is not carried out here{nearest(field, (*_RENAMED, *option_names()))}"
+            return {}, f"{where}: body.{field} is not supported here{nearest(field, (*_RENAMED, *option_names()))}"
         if name in options and options[name] != value:
-            return {}, f"{place}: body.{field} contradicts another name of {name}"
-        options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean all
+            return {}, f"{where}: body.{field} contradicts another name of {name}"
+        options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean no limit
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
-    if not chat and "logprobs" in options:  # there it is the number of likeliest tokens
+    if not chat and "logprobs" in options:  # a completion's `logprobs` is the number of top tokens
         options |= {"logprobs": True, "top_logprobs": options["logprobs"]}
     thinking = options.get("template_kwargs", {}).get("enable_thinking") if isinstance(options.get("template_kwargs"), Mapping) else None
     if thinking is not None:
@@ -123,7 +123,7 @@ def _options(said: Mapping[str, Any], place: str, *, chat: bool) -> tuple[dict[s
 
 
 def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: str = CHAT, clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The answer to a line of a batch file, as `vllm run-batch` writes it: the response of a server, or its status and an error.
+    """The output line for a line of a batch file, as `vllm run-batch` writes it: a response, or a status and an error.
 
     >>> from pipegen.core.errors import PromptTooLong
     >>> line = batch_line(Failure(PromptTooLong(10, 4)), "a", "m")
@@ -135,13 +135,13 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
     response = {"status_code": 200, "request_id": f"pipegen-batch-{name}", "body": None}
     if not is_ok(slot):
         error, kind = slot.failure(), error_to_plain(slot.failure())["type"]
-        said = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
-        # vLLM has the server's own error there, and OpenAI a code and a message: a reader of either finds its keys.
-        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": said}}
+        fields = {"message": error.message, "type": kind, "param": None, "code": _status(error), "hint": error.hint}
+        # vLLM writes the server's error here, OpenAI a code and a message: this has the keys of both.
+        return {**line, "response": {**response, "status_code": _status(error)}, "error": {"code": kind, "message": error.message, "error": fields}}
     result = slot.unwrap()
     answers = [(index, one.unwrap()) for index, one in enumerate(result.completions) if is_ok(one)]
-    made = sum(answer.completion_tokens for _, answer in answers)
-    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + made, "completion_tokens": made, "prompt_tokens_details": None}
+    tokens = sum(answer.completion_tokens for _, answer in answers)
+    usage = {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens + tokens, "completion_tokens": tokens, "prompt_tokens_details": None}
     body = {
         "id": f"{'chatcmpl' if url == CHAT else 'cmpl'}-{name}",
         "object": "chat.completion" if url == CHAT else "text_completion",
@@ -173,7 +173,7 @@ def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
 
 
 def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
-    """Log probabilities with each token named by its id, as servers do on demand."""
+    """Log probabilities, with tokens as `token_id:7`."""
     if result.logprobs is None:
         return None
     return {
@@ -188,7 +188,7 @@ def _token(token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
-    """The same for a completion. Where a token begins in the text is not said."""
+    """The same for a completion, without text offsets."""
     if result.logprobs is None:
         return None
     return {

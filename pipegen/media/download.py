@@ -1,8 +1,7 @@
-"""Downloading one image, without being led into a private network.
+"""Download one image without access to private networks.
 
-The host's name is resolved once, every address that it has must be public (unless the host is allowed by name), and the connection goes to the very
-address that was checked, so that a name that changes its mind in between (DNS rebinding) gains nothing. Every redirect is checked the same way.
-Proxies from the environment are not used: behind one, the check would say nothing about who is reached.
+The host's name is resolved once, all of its addresses must be public (unless the host is allowed by name), and the connection goes to an address that was
+checked, against DNS rebinding. Redirects are checked the same way. Proxies of the environment are not used: the check would not apply behind one.
 
 >>> is_public("93.184.216.34"), is_public("127.0.0.1"), is_public("10.1.2.3"), is_public("::ffff:192.168.0.1")
 (True, False, False, False)
@@ -34,27 +33,27 @@ _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 
 
 def download(url: str, policy: ImagePolicy) -> bytes:
-    """The body of an http or https URL, at most `policy.max_bytes` of it, within `policy.timeout` seconds in all (the look-up of the name excepted).
+    """The body of an http or https URL, of at most `policy.max_bytes`, within `policy.timeout` seconds in all (without the DNS look-up).
 
-    Raises `SourceRejected` for anything but a complete answer with status 200 from an allowed address.
+    Raises `SourceRejected` unless there is a complete response with status 200 from an allowed address.
     """
     deadline = time.monotonic() + policy.timeout
-    place = url
+    location = url
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            body, place = _get(place, policy, deadline)
+            body, location = _get(location, policy, deadline)
         except (OSError, http.client.HTTPException, ValueError) as raised:
-            # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond IDNA (UnicodeError). Their words may hold the URL.
-            said = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
-            why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else said
-            raise SourceRejected(f"{shown(place)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
+            # OSError: sockets, TLS and name look-ups. ValueError: a bad port, a host name beyond IDNA (UnicodeError). Their messages may contain the URL.
+            reason = (raised.strerror if isinstance(raised, OSError) else None) or type(raised).__name__
+            why = f"no answer within {policy.timeout:g} seconds" if time.monotonic() >= deadline else reason
+            raise SourceRejected(f"{shown(location)} could not be fetched: {why}", "check the address, or fetch it yourself and pass the bytes") from None
         if body is not None:
             return body
     raise SourceRejected(f"{shown(url)} redirects more than {MAX_REDIRECTS} times")
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet; an IPv4 address within an IPv6 one counts as itself.
+    """Whether an IP address is public; an IPv4 address within an IPv6 one counts as itself.
 
     >>> is_public("100.64.0.1"), is_public("224.0.0.1"), is_public("169.254.169.254"), is_public("64:ff9b::7f00:1")
     (False, False, False, False)
@@ -68,15 +67,15 @@ def is_public(address: str) -> bool:
 
 
 def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, str]:
-    """One request: the body and its URL, or None and where it redirects to."""
+    """One request: the body and its URL, or None and the redirect's URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SourceRejected(f"{shown(url)} is no http or https URL")
+        raise SourceRejected(f"{shown(url)} is not an http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise SourceRejected(f"{shown(url)} carries a user name or password, which are not sent", "fetch it yourself and pass the bytes")
+        raise SourceRejected(f"{shown(url)} has a user name or password, which are not sent", "fetch it yourself and pass the bytes")
     addresses = _checked_addresses(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), policy)
     connection = _Pinned(parts.hostname, parts.port, addresses, parts.scheme == "https", deadline)
-    # Sockets time out between bytes; the timer bounds the whole, for a server that sends them one by one.
+    # Sockets time out between bytes; the timer limits the whole, for a server that sends them one by one.
     timer = threading.Timer(_left(deadline), connection.hang_up)
     timer.daemon = True
     timer.start()
@@ -87,7 +86,7 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
             if response.status in (301, 302, 303, 307, 308):
                 return None, urljoin(url, response.getheader("Location") or "")
             if response.status != 200:
-                raise SourceRejected(f"{shown(url)} answered with status {response.status}")
+                raise SourceRejected(f"{shown(url)} returned status {response.status}")
             return _body(response, url, policy, deadline), url
     finally:
         timer.cancel()
@@ -95,7 +94,7 @@ def _get(url: str, policy: ImagePolicy, deadline: float) -> tuple[bytes | None, 
 
 
 def _body(response: http.client.HTTPResponse, url: str, policy: ImagePolicy, deadline: float) -> bytes:
-    announced = response.length  # None where the body is chunked, or ends when the connection does
+    announced = response.length  # None if the body is chunked, or ends with the connection
     data = bytearray()
     while len(data) <= policy.max_bytes and (announced or 0) <= policy.max_bytes:
         _left(deadline)
@@ -104,10 +103,10 @@ def _body(response: http.client.HTTPResponse, url: str, policy: ImagePolicy, dea
             break
         data += chunk
     else:
-        raise SourceRejected(f"{shown(url)} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+        raise SourceRejected(f"{shown(url)} has more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
     _left(deadline)
     if announced is not None and len(data) < announced:
-        raise SourceRejected(f"{shown(url)} broke off after {len(data)} of {announced} bytes")
+        raise SourceRejected(f"{shown(url)} ended after {len(data)} of {announced} bytes")
     return bytes(data)
 
 
@@ -128,7 +127,7 @@ def _checked_addresses(host: str, port: int, policy: ImagePolicy) -> list[str]:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one of the addresses that were checked; the name is kept for the Host header and for TLS."""
+    """A connection to one of the checked addresses; the name is used for the Host header and TLS."""
 
     def __init__(self, host: str, port: int | None, addresses: list[str], tls: bool, deadline: float) -> None:
         self.default_port = 443 if tls else 80
@@ -147,14 +146,14 @@ class _Pinned(http.client.HTTPConnection):
         for address in self._addresses[:-1]:
             try:
                 return socket.create_connection((address, self.port), _left(self._deadline))
-            except OSError:  # such as no route over IPv6: the next address
+            except OSError:  # such as no route over IPv6: try the next address
                 _left(self._deadline)
         return socket.create_connection((self._addresses[-1], self.port), _left(self._deadline))
 
     def hang_up(self) -> None:
-        """End whatever the socket waits for, from another thread."""
+        """Shut the socket down, from another thread."""
         if self.sock is not None:
             try:
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # the plain socket's own: TLS state stays with the thread that reads
-            except OSError:  # closed meanwhile
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # not TLS: its state belongs to the reading thread
+            except OSError:  # already closed
                 return

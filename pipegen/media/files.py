@@ -1,6 +1,6 @@
-"""What an image file is made of, counted before any decoder goes through it: a small file may hold work for hours.
+"""Count the parts of an image file before it is decoded: a small file may take hours.
 
-Each pass (scan) of a JPEG goes over all of its pixels, and needs some bytes only. Segments, chunks, blocks and tags are read one by one, by Python code.
+Each scan of a JPEG goes over all of its pixels, and takes few bytes. Pillow reads segments, chunks, blocks and tags one by one in Python.
 
 >>> parts_of(bytes.fromhex("ffd8 ffda0002 12 ffda0002 12 ffd9 ffda"))
 Counted(parts=2, scans=2)
@@ -14,29 +14,29 @@ from typing import Literal, NamedTuple
 __all__ = ["MOST_PARTS", "Counted", "most_scans", "parts_of"]
 
 MOST_PARTS = 2**14
-"""The segments, chunks, blocks or tags that a file may have before its image ends; files of cameras and programs have some hundred."""
+"""The most segments, chunks, blocks or tags of a file; usual files have some hundred."""
 USUAL_SCANS = 16
-"""The scans that any image may have; those of programs have about ten."""
+"""The scans that any image may have; usual files have about ten."""
 _SCANNED = 2**28
-"""Pixels times scans that a smaller image may have: about a quarter of a second."""
+"""Pixels times scans that any image may have: about a quarter of a second."""
 _SMALL = 2**18
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-"""The markers of a JPEG but those that stand alone, and what only looks like one within a scan."""
+"""The markers of a JPEG that are followed by a length."""
 _SCAN, _END = 0xDA, 0xD9
 _BIG_TIFF = 43
 _PIECE = 2**8
-"""Bytes of a piece of a PNG; shorter ones count as parts."""
+"""Chunks of a PNG's pixels that are shorter count as parts."""
 
 
 class Counted(NamedTuple):
-    """How many parts a file has, counted no further than one beyond `MOST_PARTS`, and how many scans, where it is a JPEG."""
+    """How many parts a file has, counted up to `MOST_PARTS + 1`, and how many scans, if it is a JPEG."""
 
     parts: int
     scans: int = 0
 
 
 def most_scans(pixels: int) -> int:
-    """How many scans an image of so many pixels may have.
+    """The most scans of an image with so many pixels.
 
     >>> most_scans(100_000_000), most_scans(1_000_000), most_scans(1)
     (16, 268, 1024)
@@ -45,7 +45,7 @@ def most_scans(pixels: int) -> int:
 
 
 def parts_of(data: bytes) -> Counted:
-    """The parts of a JPEG, PNG, GIF or TIFF file; of another file, none."""
+    """The parts of a JPEG, PNG, GIF or TIFF file; none for other files."""
     if data[:2] == b"\xff\xd8":
         return _jpeg(data)
     if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -56,7 +56,7 @@ def parts_of(data: bytes) -> Counted:
 
 
 def _jpeg(data: bytes) -> Counted:
-    """As the decoder goes: from marker to marker, over what their lengths say, to the end of the first image."""
+    """From marker to marker, as the decoder does, to the end of the first image."""
     count = scans = 0
     at = 2
     while count <= MOST_PARTS and (found := _MARKER.search(data, at)) is not None:
@@ -73,13 +73,13 @@ def _png(data: bytes) -> Counted:
     count, at = 0, 8
     while count <= MOST_PARTS and at < len(data) and data[at + 4 : at + 8] != b"IEND":
         size = int.from_bytes(data[at : at + 4], "big")
-        count += size < _PIECE or data[at + 4 : at + 8] != b"IDAT"  # an image comes in as many pieces as its writer likes
+        count += size < _PIECE or data[at + 4 : at + 8] != b"IDAT"  # usual files have many long IDAT chunks
         at += 12 + size
     return Counted(count)
 
 
 def _gif(data: bytes) -> Counted:
-    """The blocks before the first image, each with its pieces of up to 255 bytes."""
+    """The blocks before the first image, and their pieces of up to 255 bytes."""
     flags = data[10] if len(data) > 10 else 0
     count, at = 0, 13 + (6 << (flags & 7) if flags & 0x80 else 0)
     while count <= MOST_PARTS and data[at : at + 1] == b"!":
@@ -94,5 +94,5 @@ def _tiff(data: bytes) -> Counted:
     """The tags of the first directory."""
     order: Literal["little", "big"] = "little" if data[:2] == b"II" else "big"
     wide = int.from_bytes(data[2:4], order) == _BIG_TIFF
-    place = int.from_bytes(data[8:16] if wide else data[4:8], order)
-    return Counted(min(int.from_bytes(data[place : place + (8 if wide else 2)], order), MOST_PARTS + 1))
+    start = int.from_bytes(data[8:16] if wide else data[4:8], order)
+    return Counted(min(int.from_bytes(data[start : start + (8 if wide else 2)], order), MOST_PARTS + 1))

@@ -1,4 +1,4 @@
-"""The images of a folder, in the order in which people count."""
+"""The images of a folder, in natural order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["SUFFIXES", "natural", "images_in"]
 
 SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-"""What an image's name ends in, in capitals or not."""
+"""The file name endings of images, in lower case."""
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -24,10 +24,10 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The images of a folder and its subfolders, in natural order of their paths, part by part; told by their names' endings, never opened.
+    """The images of a folder and its subfolders, in natural order of their paths, found by their names' endings.
 
-    Hidden files and folders are left out, and what is no regular file. Links are followed, but each real folder is entered once: a loop has an end.
-    What cannot be read, such as a link to nothing or a folder that is closed, is named all the same, so that its request fails and somebody hears of it.
+    Hidden files and folders are left out, and files that are not regular. Links are followed, but each real folder is entered once. What cannot be read,
+    such as a dangling link or a closed folder, is listed too, so that its request fails visibly.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def images_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _enter(real: str, top: str, entered: set[str]) -> bool:
-    """Whether a folder that a link leads to is new: neither within the top folder (it is found there), nor around it, nor entered before."""
+    """Whether the target of a link is new: not inside the top folder, not around it, not entered before."""
     if real in entered or os.path.commonpath((real, top)) in (real, top):
         return False
     entered.add(real)

@@ -1,8 +1,7 @@
-"""Images: bytes of an image file to the pixels that every engine gets. Pure, given the bytes.
+"""Images: bytes of an image file to the pixels that every engine gets.
 
-The reference conversion, in this order: the first frame; integers of 16 bits divided by 257 (not clipped); whatever is transparent laid over white;
-then Pillow's `convert("RGB")`; then turned upright as EXIF says. Colour profiles are not applied. transformers' own `convert_to_rgb` shows the hidden
-colours under transparent pixels instead, and clips 16 bits; white is what Qwen's own tools and vLLM lay RGBA images over.
+The reference conversion, in this order: the first frame; 16-bit levels divided by 257; transparent pixels over white; Pillow's `convert("RGB")`; upright
+by EXIF. Colour profiles are not applied. (transformers' `convert_to_rgb` shows the colours under transparent pixels, and clips 16 bits.)
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from pipegen.records.options import VlmPreprocessOptions
     from pipegen.records.requests import ImagePolicy
 
-__all__ = ["FORMATS", "FileToSend", "ImageSpec", "digest", "file_to_send", "open_image", "prepare"]
+__all__ = ["FORMATS", "FileToSend", "ImageSpec", "as_pil", "digest", "file_to_send", "open_image", "prepare"]
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""The file formats that are read, as Pillow names them. Those that run an interpreter (EPS, PDF) or embed other files are left out."""
+"""The file formats that are read, in Pillow's names; without those that run an interpreter (EPS, PDF) or embed other files."""
 BROKEN = (
     OSError,  # truncated or unidentified data (PIL.UnidentifiedImageError is one), errors of the decoders
     SyntaxError,  # Pillow's plugins on a malformed header
@@ -49,21 +48,21 @@ BROKEN = (
     RuntimeError,  # the AVIF decoder
     MemoryError,  # within the limits, and yet more than this machine has: Pillow asks for the whole image at once
 )
-"""What Pillow is known to raise on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is written to the log with its traceback."""
+"""What Pillow raises on a broken file, besides `PIL.Image.DecompressionBombError`; anything else is logged with its traceback."""
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
-"""EXIF orientation -> `PIL.Image.Transpose`: what brings the image upright."""
+"""EXIF orientation -> the `PIL.Image.Transpose` that turns the image upright."""
 _SENT = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}
-"""The formats that everybody reads alike, and what they are called on the wire."""
+"""Formats that may be sent as they are, with their MIME subtype."""
 _SAVE_AGAIN = "save it again with a usual program"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _BAND = 2**20
-"""Pixels hashed at a time, so that no second copy of a large image is made."""
+"""Pixels hashed at a time, to avoid a second copy of a large image."""
 
 
 class _Silence:
-    """No warnings while some image is decoded: Pillow warns of much that is settled here (large sizes, broken EXIF).
+    """Suppresses Pillow's warnings (large sizes, broken EXIF) while images are decoded.
 
-    Filters of warnings belong to the process, so the first of the threads that decode at the same time sets them, and the last one puts them back.
+    Warning filters belong to the process: the first of the threads that decode sets them, and the last one restores them.
     """
 
     def __init__(self) -> None:
@@ -91,27 +90,27 @@ _SILENCE = _Silence()
 def open_image(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[Image.Image]:
     """Decode the first frame of an image file to an upright RGB image, by the reference conversion of this module.
 
-    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before anything is decoded, for one that announces more than
-    `policy.max_source_pixels` (width times height) or no pixels at all.
+    Fails with `BadImage(index)` for what is not a complete image in one of `FORMATS`, and, before decoding, for more than `policy.max_source_pixels`
+    (width times height) or no pixels.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> open_image(b"no image", ImagePolicy()).failure().message
-    'image 0 (10 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
+    'image 0 (8 bytes) is not an image in a known format (PNG, JPEG, MPO, WEBP, GIF, BMP, TIFF, PPM, AVIF)'
     """
     return _opened(data, policy, index).map(lambda opened: opened.image)
 
 
 class FileToSend(NamedTuple):
-    """An image file for others: the kind, as in `image/png`, and its bytes."""
+    """An image file: the MIME subtype, as in `image/png`, and its bytes."""
 
     kind: str
     data: bytes
 
 
 def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileToSend]:
-    """An image file that any reader sees the same pixels in as `open_image`. Fails as that does.
+    """An image file in which any reader sees the pixels of `open_image`. Fails as `open_image` does.
 
-    A JPEG or PNG stays as it is, metadata and all, where its pixels are taken as they are: upright, opaque, of 8 bits. Else it is a PNG.
+    A JPEG or PNG that is upright, opaque and of 8 bits is returned unchanged; anything else becomes a PNG.
 
     >>> from pipegen.records.requests import ImagePolicy
     >>> from pipegen.testing.image_files import image_file
@@ -130,7 +129,7 @@ def file_to_send(data: bytes, policy: ImagePolicy, index: int = 0) -> Slot[FileT
 
 
 class _Opened(NamedTuple):
-    """A decoded image, and the kind of its file where that may be sent as it is."""
+    """A decoded image, and the kind of its file if that may be sent unchanged."""
 
     image: Image.Image
     kind: str
@@ -149,7 +148,6 @@ def _opened(data: bytes, policy: ImagePolicy, index: int) -> Slot[_Opened]:
 
 
 def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> Slot[_Opened]:
-    """The image, or what is wrong with the file. Decoders raise whatever they like."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -178,14 +176,14 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
 
 
 def _scans(image: Image.Image, data: bytes, counted: Counted) -> int:
-    """How often the decoder goes over the pixels. A TIFF may be made of JPEGs, one for each of its tiles."""
+    """The scans of the image. A TIFF may have a JPEG for each of its tiles."""
     if image.format == "TIFF" and image.info.get("compression") == "jpeg":
         return -(-data.count(b"\xff\xda") // max(1, len(getattr(image, "tile", ()))))
     return counted.scans
 
 
 def _is_plain(image: Image.Image, orientation: int) -> bool:
-    """Whether the pixels are taken as the file has them."""
+    """Whether the pixels are used unchanged."""
     one = image.format != "PNG" or getattr(image, "n_frames", 1) == 1
     return image.mode in ("RGB", "L") and orientation not in _TURNS and not image.has_transparency_data and one
 
@@ -198,8 +196,8 @@ def _known_formats() -> list[str]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8. EXIF that cannot be read turns nothing: the pixels themselves are whole."""
-    # After load(): Pillow turns a TIFF while it loads it, and takes the tag away.
+    """The EXIF orientation, 1 to 8; 1 if EXIF cannot be read."""
+    # After load(): Pillow turns a TIFF while it loads it, and removes the tag.
     found = guard(lambda: image.getexif().get(0x0112, 1), lambda raised: BadImage(message=raised.words), known=(Exception,)).value_or(1)
     return found if isinstance(found, int) else 1
 
@@ -211,26 +209,26 @@ def _turn(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB. Raises `ValueError` for numbers that are no 8 or 16 bit levels, and for modes without a conversion."""
+    """The image in RGB. Raises `ValueError` for levels that are not of 8 or 16 bits, and for modes without a conversion."""
     from PIL import Image
 
     if image.mode in _SIXTEEN_BITS:
-        # 65535 / 257 = 255. Half is never met (257 is odd), so rounding is plain.
+        # 65535 / 257 = 255. 257 is odd, so there are no ties in rounding.
         return image.convert("I").convert("F").point(lambda level: level * (1 / 257) + 0.5).convert("L").convert("RGB")
     if image.mode in ("I", "F"):
         low, high = image.getextrema()
         if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and 0 <= low <= high <= 255):
-            raise ValueError(f"its pixels run from {low} to {high}; 32-bit images are taken with levels from 0 to 255")
+            raise ValueError(f"its pixels are from {low} to {high}; 32-bit images must have levels from 0 to 255")
     if image.has_transparency_data:
         transparent = image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
         over_white.paste(transparent, mask=transparent.getchannel("A"))
         return over_white
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy an image that is RGB already
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy it
 
 
 def digest(image: Image.Image) -> str:
-    """SHA-256 over the size and the RGB pixels: the same for the same upright image, whatever file it came in.
+    """SHA-256 over the size and the RGB pixels.
 
     >>> from PIL import Image
     >>> digest(Image.new("RGB", (2, 1), "red"))[:12]
@@ -247,15 +245,15 @@ def digest(image: Image.Image) -> str:
 def prepare(data: bytes, spec: ImageSpec, options: VlmPreprocessOptions, index: int, policy: ImagePolicy) -> Slot[PreparedImage]:
     """Decode one image, turn it upright, and resize it once to a size that the model's processor keeps.
 
-    The pixels are those that a Qwen-VL processor (Pillow backend) makes of the same RGB image with the same budget, bit for bit, wherever it would keep
-    its own choice of size (see `fit`). For a `native` processor the size stays, and `tokens` is 1 until the engine knows better.
-    Fails with `BadImage(index)` for a broken image, one whose shape the model does not take, and, with `do_resize=False`, for sides that are not whole
-    tokens or an area outside the bounds that were asked; with `UnsupportedOption` for a budget that a `native` processor cannot honour.
+    The pixels are bit for bit those of a Qwen-VL processor (Pillow backend) with the same budget, wherever it keeps its own choice of size (see `fit`).
+    For a `native` processor the size is unchanged, and `tokens` is 1 until the engine counts them.
+    Fails with `BadImage(index)` for a broken image, a shape that the model does not take, and, with `do_resize=False`, for sides that are not whole
+    tokens or an area outside the requested bounds; with `UnsupportedOption` for a budget with a `native` processor.
     """
     if spec.kind == "native":
-        asked = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
-        for name in (name for name, said in asked.items() if said):
-            return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has sizes of its own", option=name))
+        given = {"min_pixels": options.min_pixels is not None, "max_pixels": options.max_pixels is not None, "do_resize": options.do_resize is False}
+        for name in (name for name, is_given in given.items() if is_given):
+            return Failure(UnsupportedOption(f"{name} does not apply: this model's processor has its own sizes", option=name))
     return open_image(data, policy, index).bind(lambda image: _sized(image, spec, options, index))
 
 
@@ -276,7 +274,7 @@ def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, i
             size = fit(width, height, factor=spec.factor, min_pixels=low, max_pixels=high)
         except ValueError as refused:
             message = f"image {index} of {width}x{height} pixels has no size that the model takes: {refused}"
-            return Failure(BadImage(index, message=message, hint="crop or pad the image, or allow more room between min_pixels and max_pixels"))
+            return Failure(BadImage(index, message=message, hint="crop or pad the image, or widen the range from min_pixels to max_pixels"))
     fitted = image if size == image.size else image.resize(size, Image.Resampling(spec.resample))
     grid = (1, size[1] // spec.patch_size, size[0] // spec.patch_size)
     tokens = grid[1] * grid[2] // spec.merge_size**2
@@ -284,13 +282,20 @@ def _sized(image: Image.Image, spec: ImageSpec, options: VlmPreprocessOptions, i
 
 
 def _misfit(width: int, height: int, spec: ImageSpec, options: VlmPreprocessOptions, index: int) -> BadImage | None:
-    """Why an image cannot be taken with `do_resize=False`, or None."""
+    """Why an image is rejected with `do_resize=False`, or None."""
     if width % spec.factor or height % spec.factor:
         nearest = nearest_sides(width, height, spec.factor)
         message = f"image {index} is {width}x{height}; with do_resize=False both sides must be multiples of {spec.factor} pixels"
         return BadImage(index, message=message, hint=f"resize it to {nearest[0]}x{nearest[1]}, the nearest valid size, or leave do_resize=True")
     low, high = options.min_pixels or 1, options.max_pixels or width * height
     if not low <= width * height <= high:
-        message = f"image {index} has {width * height} pixels, outside the asked {low} to {high}, and do_resize=False keeps its size"
+        message = f"image {index} has {width * height} pixels, outside the requested {low} to {high}, and do_resize=False keeps its size"
         return BadImage(index, message=message, hint="leave do_resize=True, or ask for other bounds")
     return None
+
+
+def as_pil(image: PreparedImage) -> Image.Image:
+    """The pixels as a Pillow image."""
+    from PIL import Image
+
+    return Image.frombytes("RGB", (image.width, image.height), image.rgb)

@@ -1,8 +1,8 @@
-"""Sizes of images: which one a model works on, and how many tokens it takes.
+"""The size to which an image is resized for a model.
 
-Models of the Qwen-VL families cut an image into patches and merge `merge_size` x `merge_size` of them into one token, so both sides are multiples of
-`patch_size * merge_size` pixels, and the area lies within a budget. `fit` follows the rule of their own processor (`smart_resize` of Qwen2-VL, Wang et
-al. 2024, as transformers ships it), and returns a size that this processor leaves as it is: an engine that applies it again changes nothing.
+Qwen-VL models cut an image into patches and merge `merge_size` x `merge_size` of them into one token, so both sides are multiples of `patch_size *
+merge_size` pixels, and the area is within a budget. `fit` follows the rule of their processor (`smart_resize` of Qwen2-VL, Wang et al. 2024, in
+transformers), and returns a size that this processor does not change again.
 
 >>> fit(4000, 3000, factor=32, min_pixels=65_536, max_pixels=786_432)
 (1024, 768)
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipegen.records.fields import InvalidField, one_of, record, whole
+from pipegen.records.fields import InvalidField, integer, one_of, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,24 +32,23 @@ BICUBIC = 3
 
 @record
 class ImageSpec:
-    """What a model's processor wants of an image.
+    """The image sizes of a model's processor.
 
-    `grid`: any size of whole tokens within a pixel budget, which pipegen resizes to. `native`: the processor tiles or has a fixed size of its own, so
-    pipegen leaves the size alone.
+    `grid`: any size of whole tokens within a pixel budget; pipegen resizes. `native`: the processor tiles or has a fixed size; pipegen does not resize.
     """
 
     kind: Annotated[Literal["grid", "native"], one_of("grid", "native")] = "native"
-    patch_size: Annotated[int, whole(low=1)] = 1
+    patch_size: Annotated[int, integer(low=1)] = 1
     """Side of one patch, in pixels."""
-    merge_size: Annotated[int, whole(low=1)] = 1
+    merge_size: Annotated[int, integer(low=1)] = 1
     """Patches along each side of one token."""
-    temporal_patch_size: Annotated[int, whole(low=1)] = 1
-    """Frames of one patch; a still image is repeated to fill them, and its grid is 1 in time."""
-    min_pixels: Annotated[int, whole(low=1)] = 1
-    max_pixels: Annotated[int, whole(low=1)] = 2**62
-    """The checkpoint's own budget: areas in pixels."""
-    resample: Annotated[int, whole(low=0, high=5)] = BICUBIC
-    """The processor's filter, as Pillow numbers them."""
+    temporal_patch_size: Annotated[int, integer(low=1)] = 1
+    """Frames of one patch; an image is repeated to fill them, and its grid is 1 in time."""
+    min_pixels: Annotated[int, integer(low=1)] = 1
+    max_pixels: Annotated[int, integer(low=1)] = 2**62
+    """The checkpoint's budget: areas in pixels."""
+    resample: Annotated[int, integer(low=0, high=5)] = BICUBIC
+    """The processor's filter, as Pillow's number."""
 
     def check_all(self) -> None:
         if self.min_pixels > self.max_pixels:
@@ -62,10 +61,9 @@ class ImageSpec:
 
 
 def pixel_budget(spec: ImageSpec, options: VlmPreprocessOptions) -> tuple[int, int]:
-    """The smallest and largest area that apply, in pixels: those of the options, else the checkpoint's.
+    """The smallest and largest area in pixels: those of the options, else the checkpoint's.
 
-    Where only one is asked for, the checkpoint's other one gives way to at least a factor of four (twice the side) between the two, so that images of
-    every shape find a size.
+    If the options set only one, the other is moved to leave at least a factor of four between them, so that every shape has a size.
 
     >>> from pipegen.records.options import VlmPreprocessOptions
     >>> spec = ImageSpec(kind="grid", patch_size=16, merge_size=2, min_pixels=65_536, max_pixels=1_000_000)
@@ -92,10 +90,9 @@ def nearest_sides(width: int, height: int, factor: int) -> tuple[int, int]:
 def fit(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """The size (width, height) to resize to: multiples of `factor`, area within the budget, a fixed point of the processor's own rule.
 
-    That is what the processor itself would choose, wherever the processor would keep its own choice. Where it would not (a rounded strip beyond the
-    aspect limit, a budget with no size of that shape), it is the valid size nearest to the image scaled into the budget, both sides compared by
-    ratio. A budget smaller than one token gives one token, as the processor does.
-    Raises `ValueError` for an aspect ratio above 200 and for a budget that no valid size has.
+    It is the processor's own choice, if the processor would keep that. Otherwise (a strip beyond the aspect limit, a budget without a size of that shape)
+    it is the valid size nearest to the image scaled into the budget, with both sides compared by ratio. A budget below one token gives one token.
+    Raises `ValueError` for an aspect ratio above 200, and for a budget without a valid size.
 
     >>> fit(41, 8159, factor=28, min_pixels=3136, max_pixels=1_003_520)
     (56, 8148)
@@ -131,7 +128,7 @@ def fit(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: in
 
 
 def _processor_size(width: int, height: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """One application of the processor's rule: round both sides; scale down (floor) or up (ceil) where the area is outside the budget."""
+    """The processor's rule: round both sides; scale down (floor) or up (ceil) if the area is outside the budget."""
     w, h = round(width / factor) * factor, round(height / factor) * factor
     if w * h > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)

@@ -1,4 +1,4 @@
-"""Loading images: the effect at the edge. Afterwards a request holds bytes, and everything that follows is pure.
+"""Load the images of a request: afterwards it has their bytes.
 
 >>> from pipegen.records.requests import ImagePolicy, VlmGenerationRequest
 >>> request = VlmGenerationRequest(prompt="What is it?", images=["data:text/plain,not%20yet%20looked%20at"])
@@ -38,7 +38,7 @@ _PIECE = 2**16
 
 
 class SourceRejected(Exception):
-    """A source is not read; the words say why, and what to do. It does not leave `load_sources`, which makes a `BadImage` of it."""
+    """Why a source is not read, and what to do; `load_sources` turns it into a `BadImage`."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -46,11 +46,10 @@ class SourceRejected(Exception):
 
 
 def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[GenerationRequest]:
-    """Read every image of the request: each source becomes `ImageSource(data=...)`, in message order. The same source is read once.
+    """Read every image of the request: each source becomes `ImageSource(data=...)`. Equal sources are read once.
 
-    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` bounds what is read, whether from a file, a URL or a data
-    URL; bytes that the caller holds already are taken as they are. Only whether bytes can be had is settled here, not whether they are an image.
-    Fails with `BadImage(index)` for the first image that is not there, not allowed or too large. Messages hold no credentials and no query of a URL.
+    With `policy.root`, relative paths start there and nothing outside is read. `max_bytes` limits files, URLs and data URLs, but not bytes of the caller.
+    Fails with `BadImage(index)` for the first image that is missing, not allowed or too large. Messages do not contain credentials or the query of a URL.
     """
     loaded: dict[ImageSource, ImageSource] = {}
     for index, source in enumerate(request.sources):
@@ -69,7 +68,7 @@ def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[byte
     except SourceRejected as refused:
         return Failure(BadImage(index, message=f"image {index}: {refused}", hint=refused.hint))
     except UnicodeError:
-        return Failure(BadImage(index, message=f"image {index}: its address holds characters that have no bytes (lone surrogates)"))
+        return Failure(BadImage(index, message=f"image {index}: its address contains lone surrogates, which cannot be encoded"))
 
 
 def _unread(index: int, raised: Raised) -> BadImage:
@@ -89,7 +88,7 @@ def _read(source: ImageSource, policy: ImagePolicy) -> bytes:
     if parts.scheme == "file":
         return _read_file(_path_of(parts), policy)
     if parts.scheme not in ("http", "https"):
-        raise SourceRejected(f"{shown(url)} is no URL of a kind that is read", "use http, https, file or data")
+        raise SourceRejected(f"{shown(url)} is not a URL of a supported kind", "use http, https, file or data")
     if not policy.allow_http:
         raise SourceRejected(f"{shown(url)} is not fetched, since allow_http is off", "set ImagePolicy(allow_http=True), or pass the bytes")
     from pipegen.media.download import download
@@ -104,15 +103,15 @@ def _path_of(url: SplitResult) -> str:
     if url.query or url.fragment:
         raise SourceRejected("a file URL has no query and no fragment", "write ? as %3F and # as %23 in a file's name")
     if not url.path.startswith("/"):
-        raise SourceRejected("a file URL holds an absolute path", "write file:///absolute/path")
+        raise SourceRejected("a file URL must have an absolute path", "write file:///absolute/path")
     return os.fsdecode(unquote_to_bytes(url.path))
 
 
 def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
-    """The bytes of a `data:` URL (RFC 2397); its size is checked before it is decoded."""
+    """The bytes of a `data:` URL (RFC 2397). The size is checked before decoding."""
     header, comma, body = url.partition(",")
     if not comma:
-        raise SourceRejected("a data URL holds no comma", "write data:image/png;base64,<the bytes in base64>")
+        raise SourceRejected("a data URL has no comma", "write data:image/png;base64,<the bytes in base64>")
     if not header.lower().endswith(";base64"):
         if len(body) - 2 * body.count("%") > policy.max_bytes:
             raise _too_large("a data URL", policy)
@@ -123,62 +122,62 @@ def _read_data_url(url: str, policy: ImagePolicy) -> bytes:
     try:
         data = base64.b64decode(_unquoted(body).translate(None, _WHITESPACE), validate=True)
     except ValueError as raised:  # binascii.Error is one
-        raise SourceRejected(f"a data URL holds bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
+        raise SourceRejected(f"a data URL has bad base64: {raised}", "write data:image/png;base64,<the bytes in base64>") from None
     if len(data) > policy.max_bytes:
         raise _too_large("a data URL", policy)
     return data
 
 
 def _unquoted(text: str) -> bytes:
-    """The bytes of a text with `%41` and the like, a piece at a time: the standard library makes an object of each of them.
+    """The bytes of a percent-encoded text, a piece at a time: the standard library makes an object for each escape.
 
     >>> _unquoted("a%20%zz%2"), _unquoted("é" * 3 + "%C3%A9") == ("é" * 4).encode()
     (b'a %zz%2', True)
     """
     if "%" not in text:
         return text.encode()
-    made, start = bytearray(), 0
+    data, start = bytearray(), 0
     while start < len(text):
         end = start + _PIECE
-        end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)  # an escape stays whole
-        made += unquote_to_bytes(text[start:end])
+        end -= next((back for back in (1, 2) if text[end - back : end - back + 1] == "%"), 0)  # do not cut an escape
+        data += unquote_to_bytes(text[start:end])
         start = end
-    return bytes(made)
+    return bytes(data)
 
 
 def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:
-    return SourceRejected(f"{what} holds more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
+    return SourceRejected(f"{what} has more than {policy.max_bytes} bytes", "make it smaller, or raise ImagePolicy.max_bytes")
 
 
 def _read_file(path: str, policy: ImagePolicy) -> bytes:
-    """The bytes of a regular file. Only regular files are opened: a device or a pipe might never end."""
+    """The bytes of a regular file. A device or a pipe might never end."""
     try:
         real = _confined(path, policy)
         mode = os.stat(real).st_mode
         if stat.S_ISDIR(mode):
             raise SourceRejected(f"{_named(path)} is a folder", "give the path of an image file; pipegen.images_in(folder) lists those of a folder")
         if not stat.S_ISREG(mode):
-            raise SourceRejected(f"{_named(path)} is no regular file")
-        # Between the look and the opening somebody might swap the file: no following of a link, no waiting for a pipe, and a second look.
+            raise SourceRejected(f"{_named(path)} is not a regular file")
+        # The file might be swapped before it is opened: do not follow a link, do not wait for a pipe, and check again.
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(real, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise SourceRejected(f"{_named(path)} is no regular file")
+                raise SourceRejected(f"{_named(path)} is not a regular file")
             if found.st_size > policy.max_bytes:
                 raise _too_large(_named(path), policy)
             data = file.read(policy.max_bytes + 1)
     except OSError as raised:
         raise SourceRejected(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
-    except ValueError as raised:  # a null byte, or characters that no file name can hold
-        raise SourceRejected(f"{_named(path)} is no path: {raised}", "check the path") from None
+    except ValueError as raised:  # a null byte, or characters that a file name cannot have
+        raise SourceRejected(f"{_named(path)} is not a path: {raised}", "check the path") from None
     if len(data) > policy.max_bytes:
         raise _too_large(_named(path), policy)
     return data
 
 
 def _named(path: str) -> str:
-    """The path as messages show it: what was meant for bytes may be as long as an image.
+    """The path as messages show it, shortened if it is as long as an image's data.
 
     >>> _named("a.png"), len(_named("A" * 100_000))
     ("'a.png'", 222)
@@ -187,22 +186,22 @@ def _named(path: str) -> str:
 
 
 def _advice(path: str) -> str:
-    """What to do about a path without a file that can be read, where it looks like something else.
+    """What to do about a path that cannot be read, if it looks like something else.
 
     >>> _advice("s3://bucket/a.png"), _advice("a.png")
-    ('URLs are read of the kinds http, https, file and data: fetch it yourself, and pass the bytes', 'check the path')
+    ('supported URLs are http, https, file and data: fetch it yourself, and pass the bytes', 'check the path')
     """
     if "://" in path:
-        return "URLs are read of the kinds http, https, file and data: fetch it yourself, and pass the bytes"
-    return "check the path; base64 goes into a data URL: data:image/png;base64,<the bytes in base64>" if len(path) > 1000 else "check the path"
+        return "supported URLs are http, https, file and data: fetch it yourself, and pass the bytes"
+    return "check the path; pass base64 as a data URL: data:image/png;base64,<the bytes in base64>" if len(path) > 1000 else "check the path"
 
 
 def _confined(path: str, policy: ImagePolicy) -> str:
-    """The path with links and `..` resolved. Raises `SourceRejected` where it leaves `policy.root`."""
+    """The path with links and `..` resolved. Raises `SourceRejected` if it leaves `policy.root`."""
     if policy.root is None:
         return os.path.realpath(path)
     root = os.path.realpath(policy.root)
     real = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath((root, real)) != root:
-        raise SourceRejected(f"{_named(path)} lies outside {policy.root!r}", "put the image inside ImagePolicy.root")
+        raise SourceRejected(f"{_named(path)} is outside {policy.root!r}", "put the image inside ImagePolicy.root")
     return real

@@ -2,7 +2,7 @@
 
 >>> plugin = balanced_json()
 >>> plugin.feed(plugin.start(), 'Sure: {"a": "}{"} tail')
-(Place(depth=0, in_string=False, escaped=False, closed=1), 17)
+(ScanState(depth=0, in_string=False, escaped=False, closed=1), 17)
 """
 
 from __future__ import annotations
@@ -13,45 +13,42 @@ from typing import NamedTuple
 from pipegen.engines.plugin import Plugin
 from pipegen.records.fields import InvalidField
 
-__all__ = ["Place", "balanced_json"]
+__all__ = ["ScanState", "balanced_json"]
 
 
-class Place(NamedTuple):
-    """Where in its JSON a row is: of constant size, however long or deep the JSON."""
+class ScanState(NamedTuple):
+    """Where in its JSON a row is; of constant size."""
 
     depth: int = 0
-    """Objects and lists that are open."""
+    """How many objects and lists are open."""
     in_string: bool = False
     escaped: bool = False
-    """The next character is escaped: it ends no string."""
+    """The next character is escaped: it does not end a string."""
     closed: int = 0
-    """Outermost values that have been closed."""
+    """How many outermost values are closed."""
 
 
 def balanced_json(max_objects: int | None = None) -> Plugin:
-    r"""Halt a row right after its outermost JSON value closes, be it an object or a list; on every engine that can be watched.
+    r"""Halt a row right after its outermost JSON value (object or list) closes.
 
-    With `max_objects=n` the row halts when the n-th outermost value closes: values one after the other, such as JSON Lines. What is nested in a value is
-    not counted, so the text is balanced wherever it ends. What stands before a value, and between two, is passed over: prose, a code fence. Braces
-    and brackets in strings do not count, nor do escaped quotes end a string. Any closer closes the innermost open value, even one of the wrong kind:
-    the text could not become JSON any more. A halt that `min_new_tokens` forbids is not made up for: the next outermost value to close halts the row.
-
-    Raises `InvalidField` unless `max_objects` is None or a whole number of at least 1. The cost is linear in the text, whatever the chunks.
+    With `max_objects=n` the row halts when the n-th outermost value closes, as for JSON Lines; nested values are not counted. Text before and between
+    values is ignored, and so are braces in strings. A closing brace or bracket of the wrong kind closes the innermost value too. If `min_new_tokens`
+    forbids a halt, the next outermost value that closes halts the row. Raises `InvalidField` unless `max_objects` is None or an integer of at least 1.
 
     >>> feed = balanced_json(max_objects=2).feed
-    >>> feed(Place(), '{"a": 1}\n{"a": ')
-    (Place(depth=1, in_string=False, escaped=False, closed=1), None)
-    >>> feed(Place(depth=1, closed=1), '2}\n{')
-    (Place(depth=1, in_string=False, escaped=False, closed=2), 2)
+    >>> feed(ScanState(), '{"a": 1}\n{"a": ')
+    (ScanState(depth=1, in_string=False, escaped=False, closed=1), None)
+    >>> feed(ScanState(depth=1, closed=1), '2}\n{')
+    (ScanState(depth=1, in_string=False, escaped=False, closed=2), 2)
     """
     if max_objects is not None and (type(max_objects) is not int or max_objects < 1):
         raise InvalidField(f"balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not {max_objects!r}")
-    return Plugin(name="balanced_json", start=Place, feed=_feed(1 if max_objects is None else max_objects))
+    return Plugin(name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=_feed(1 if max_objects is None else max_objects))
 
 
-def _feed(wanted: int) -> Callable[[Place, str], tuple[Place, int | None]]:
-    def feed(place: Place, new_text: str) -> tuple[Place, int | None]:
-        depth, in_string, escaped, closed = place
+def _feed(wanted: int) -> Callable[[ScanState, str], tuple[ScanState, int | None]]:
+    def feed(state: ScanState, new_text: str) -> tuple[ScanState, int | None]:
+        depth, in_string, escaped, closed = state
         halt = None
         for end, char in enumerate(new_text, start=1):
             if in_string:
@@ -66,6 +63,6 @@ def _feed(wanted: int) -> Callable[[Place, str], tuple[Place, int | None]]:
                 closed += not depth
                 if not depth and closed >= wanted and halt is None:
                     halt = end
-        return Place(depth, in_string, escaped, closed), halt
+        return ScanState(depth, in_string, escaped, closed), halt
 
     return feed

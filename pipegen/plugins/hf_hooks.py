@@ -20,17 +20,15 @@ Hook = Callable[..., Any]
 
 
 def hf_hooks(*, stopping_criteria: Hook | None = None, logits_processor: Hook | None = None, name: str = "hf_hooks") -> Plugin:
-    """Hooks of your own for Hugging Face engines: a logits processor, stopping criteria, or both.
+    """Your own hooks for Hugging Face engines: a logits processor, stopping criteria, or both.
 
-    Each is one of two things. An object of one of transformers' classes, or of a class derived from one (`LogitsProcessor`, `StoppingCriteria`, or a list
-    of them), is called as it is for every row, so it must not keep anything from one call to the next. Anything else is called with the `RowContext`
-    of each row, once, and makes the object for that row: a class or a function that takes the length of the prompt from it, or keeps a state.
+    An object of transformers' own classes or their subclasses (`LogitsProcessor`, `StoppingCriteria`, or a list of them) is called for every row, so it
+    must not keep state between calls. Anything else is called once for each row with its `RowContext`, and returns the hook of that row.
 
-    Either way it is called as transformers would call it, with `input_ids` (1, length) that begin with the row's prompt, without padding, and with
-    `scores` (1, vocabulary), which are None for stopping criteria. Rows never share a call, whatever batch they ride in. A processor returns scores of the
-    same shape, and criteria return a bool or a tensor of them.
+    A hook is called for one row at a time, with `input_ids` (1, length) that begin with the prompt, without padding, and `scores` (1, vocabulary), None
+    for stopping criteria. A processor returns scores of the same shape, criteria a bool or a tensor of them.
 
-    `name` is what results and errors call it. Raises `InvalidField` when neither hook is given, or one cannot be called.
+    `name` is the plugin's name in results and errors. Raises `InvalidField` if neither hook is given, or one is not callable.
     """
     hooks = {"stopping_criteria": stopping_criteria, "logits_processor": logits_processor}
     if not any(hook is not None for hook in hooks.values()):

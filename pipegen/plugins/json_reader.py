@@ -1,7 +1,6 @@
 r"""Read JSON objects out of a text, character by character.
 
-The state is a value: reading on from it does not change it, so that it can be tried what a text would become. The text itself is not kept, only
-digests of the values read, so that each character costs the same.
+The state is immutable, so continuations can be tried. It keeps digests instead of the text, so each character costs the same.
 
 >>> marks = []
 >>> state = Reading()
@@ -33,24 +32,24 @@ VALUE_OR_CLOSE, VALUE, NAME_OR_CLOSE, NAME, COLON, COMMA_OR_CLOSE = range(6)
 
 
 class Open(NamedTuple):
-    """An object or a list that is being written."""
+    """An open object or list."""
 
     outer: Open | None
     is_list: bool
     expected: int
-    """What may come next, but for white space."""
+    """What may come next, besides white space."""
     items: int = 0
-    """Digest of the items of a list."""
+    """Digest of the list's items."""
     members: Mapping[int, int] = immutabledict()
-    """Names and values of an object, as digests; of members with the same name the last one counts."""
+    """Names and values of the object, as digests; the last member of a name counts."""
     name: int = 0
-    """The name of the member that is being written."""
+    """Digest of the current member's name."""
     begun: int = 0
-    """The size of the text before it."""
+    """The `size` at which it began."""
 
     @property
     def counts(self) -> bool:
-        """Whether it stands in a list or by itself; an object that is the value of a member is only a part of another."""
+        """Whether it is a list item or an outermost value, and not the value of a member."""
         return self.outer is None or self.outer.is_list
 
 
@@ -58,27 +57,26 @@ class Reading(NamedTuple):
     """How far a text has been read."""
 
     top: Open | None = None
-    """The innermost object or list that is open; None in the prose around JSON."""
+    """The innermost open object or list; None outside JSON."""
     scalar: str = ""
-    """The number, true, false or null that is being written."""
+    """The unfinished number, true, false or null."""
     string: int | None = None
-    """Digest of the string that is being written; None outside strings."""
+    """Digest of the unfinished string; None outside strings."""
     escape: str = ""
-    """The escape sequence that is being written."""
+    """The unfinished escape sequence."""
     size: int = 0
-    """Characters read within JSON, but for the white space between its parts."""
+    """Characters of JSON read, without white space between its parts."""
 
 
 Step = tuple[Reading, int | None]
 
 
 def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_size: int = 0) -> Step:
-    """Read one more character. Gives the next state, and the digest of the object that this character makes known, or None.
+    """The state after one more character, and the digest of the object that this character completes, or None.
 
-    Without `keys` an object is known when it closes; equal JSON has equal digests, whatever its white space, escapes, notation of numbers and order of
-    members. With `keys` (digests of names) it is known when the last of these members is complete, and its digest is that of their values. Only
-    objects that are items of a list, or stand by themselves, are made known, and of these only such as have `min_size` characters by then, white space
-    between their parts aside. Where the text stops being JSON, what was open is dropped, as prose.
+    Without `keys` an object is complete when it closes; equal JSON has equal digests, whatever its white space, escapes, notation of numbers and order of
+    members. With `keys` (digests of names) it is complete when the last of these members is, and its digest is that of their values. Reported are list
+    items and outermost objects of at least `min_size` characters. If the text stops being JSON, everything open is dropped.
     """
     top, size = reading.top, reading.size
     if reading.string is not None:
@@ -104,7 +102,7 @@ def read(reading: Reading, char: str, keys: Sequence[int] | None = None, min_siz
 
 
 def _structure(top: Open, char: str, size: int) -> Reading:
-    """After a quote, an opener, a comma or a colon; anything else is no JSON."""
+    """The state after a quote, an opener, a comma or a colon; anything else is not JSON."""
     expected = top.expected
     if char == '"' and expected not in (COLON, COMMA_OR_CLOSE):
         return Reading(top, string=0, size=size + 1)
@@ -137,7 +135,7 @@ def _close(top: Open, char: str, size: int, keys: Sequence[int] | None, min_size
 
 
 def _put(top: Open, value: int, size: int, keys: Sequence[int] | None, min_size: int) -> tuple[Open, int | None]:
-    """The container with a finished value in it, and what that makes known of it."""
+    """The container with one more value, and the digest of the object if that completes it."""
     if top.is_list:
         return top._replace(expected=COMMA_OR_CLOSE, items=hash((top.items, value))), None
     members = {**top.members, top.name: value}
@@ -152,7 +150,7 @@ def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | N
             done = len(escape) == 5
             string = _longer(string, chr(int(escape[2:] + char, 16))) if done else string
             return Reading(top, string=string, escape="" if done else escape + char, size=size), None
-        string = _longer(string, escape)  # not JSON; taken as it stands
+        string = _longer(string, escape)  # not JSON; taken literally
     elif escape:
         return Reading(top, string=string if char == "u" else _longer(string, ESCAPES.get(char, char)), escape="\\u" if char == "u" else "", size=size), None
     if char == "\\":
@@ -166,7 +164,7 @@ def _in_string(reading: Reading, string: int, char: str, keys: Sequence[int] | N
 
 
 def _longer(string: int, text: str) -> int:
-    """The digest of a string with more text, by UTF-16 units, since escapes write those."""
+    """The digest of a string with more text, in UTF-16 units, as escapes are."""
     for char in text:
         unit = ord(char)
         if unit > 0xFFFF:
@@ -177,7 +175,7 @@ def _longer(string: int, text: str) -> int:
 
 
 def _scalar(text: str) -> int | None:
-    """The digest of a number or a literal; None where it is neither. Numbers are equal by value: 1, 1.0 and 10e-1."""
+    """The digest of a number or a literal, or None. Numbers are equal by value: 1, 1.0 and 10e-1."""
     # str(exponent): hash(-1) is hash(-2), so numbers must not be digested as such
     if text in LITERALS:
         return hash(("literal", text))
@@ -191,7 +189,7 @@ def _scalar(text: str) -> int | None:
 
 
 def following(reading: Reading) -> frozenset[str]:
-    """The characters with which JSON goes on after `reading`; any other leaves it. A string goes on with all, and `QUOTE` is what ends it.
+    """The characters that continue the JSON after `reading`; in a string, `QUOTE`, which ends it.
 
     >>> sorted(following(read(Reading(), "{")[0]) - following(Reading()))
     ['\\t', '\\n', '\\r', ' ', '"', ',', ':', '[', ']', '}']
@@ -204,7 +202,7 @@ def following(reading: Reading) -> frozenset[str]:
 
 
 def needed(reading: Reading, keys: Sequence[int] | None) -> str:
-    """Characters of which a text must hold one to make an object known that is open after `reading`; for `keys` see `read`.
+    """Characters of which a text must contain one to complete an object that is open after `reading`; for `keys` see `read`.
 
     >>> in_list, in_object = read(Reading(), "[")[0], read(Reading(), "{")[0]
     >>> needed(in_list, (digest("a"),)), needed(in_object, (digest("a"),)), needed(in_object, None)
@@ -213,7 +211,7 @@ def needed(reading: Reading, keys: Sequence[int] | None) -> str:
     top = reading.top
     if keys is None or top is None:
         return "" if top is None else "}"
-    if top.is_list or not top.counts:  # it has to close before one around it can be known
+    if top.is_list or not top.counts:  # it must close before one around it can be complete
         return "" if top.outer is None else "]" if top.is_list else "}"
     in_value = reading.scalar or top.expected in (VALUE, VALUE_OR_CLOSE)
     if in_value and top.name in keys and all(key in top.members or key == top.name for key in keys):

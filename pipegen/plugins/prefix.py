@@ -1,4 +1,4 @@
-"""Take a marker off the start of an answer.
+"""Remove a marker from the start of an answer.
 
 >>> strip_prefix(["Assistant:"]).trim("Assistant: A cat.")
 'A cat.'
@@ -15,12 +15,10 @@ __all__ = ["strip_prefix"]
 
 
 def strip_prefix(markers: Sequence[str]) -> Plugin:
-    r"""Remove one marker from the start of the answer, the longest that is there, with the white space on both sides of it; on every engine.
+    r"""Remove the longest of the markers that the answer begins with, and the white space around it.
 
-    Markers are taken literally, so give what cannot begin a word: `"Assistant:"` or `"assistant\n"` rather than `"assistant"`. White space before the
-    text or the marker makes no difference. A second marker stays, and a text without one is not changed.
-
-    Raises `InvalidField` unless `markers` holds at least one string, and none that is only white space.
+    Choose markers that cannot begin a word: `"Assistant:"` rather than `"assistant"`. White space before the text or the marker does not matter. Only
+    one marker is removed. Raises `InvalidField` unless `markers` has at least one string, and none that is blank.
 
     >>> plugin = strip_prefix(("assistant\n", "<|assistant|>", "<|assistant|>assistant\n"))
     >>> plugin.trim("\n<|assistant|>assistant\n\nYes."), plugin.trim("  No.")
@@ -35,4 +33,4 @@ def strip_prefix(markers: Sequence[str]) -> Plugin:
         marker = next((marker for marker in longest_first if begun.startswith(marker)), None)
         return text if marker is None else begun[len(marker) :].lstrip()
 
-    return Plugin(name="strip_prefix", trim=trim)
+    return Plugin(name="strip_prefix", version=repr(sorted(markers)), trim=trim)

@@ -1,4 +1,4 @@
-"""Keep a row from writing the same JSON object twice: for models that, asked for a list, fall into a loop.
+"""Keep a row from writing the same JSON object twice, for models that loop when they write a list.
 
 >>> from pipegen.engines.capabilities import ENGINES
 >>> plugin = forbid_repeated_objects(keys=("label", "box"))
@@ -31,25 +31,16 @@ CONTEXT = 8
 def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int | None = None) -> Plugin:
     """Forbid each row to write a JSON object that it has written before; Hugging Face engines only.
 
-    The objects meant are the items of lists, in any list of the row, and those that stand by themselves. Two are equal when their JSON is, whatever
-    the white space, the escapes and the order of members. At each step exactly those tokens are forbidden whose text would complete a repeat, however
-    it is tokenised: a row that would repeat nothing is not changed, and rows know nothing of each other. In place of a forbidden token comes the next
-    best one.
+    At each step the tokens whose text would complete a repeat are forbidden, however it is tokenised; other rows are not changed. Checked are objects that
+    are list items or outermost values. Two are equal if their JSON is, whatever the white space, escapes and order of members.
 
-    A repeat is certain only at its end, so there the row is turned off. Without `keys` that is the closing brace: the model has to add a member, or
-    breaks its JSON. With `keys`, the members that tell objects apart, it is the end of the last of their values: that value has to become another, and
-    the JSON stays whole; so give them where all objects are of one kind. Either way what comes instead is what the model thought less likely. Objects
-    that lack one of the keys may repeat; values of all the keys count as written once they are complete, even if their object never closes.
+    keys: the members that tell objects apart. A repeat is stopped at the last of their values, so the JSON stays valid; an object without one of them may
+    repeat. None: all members count, and a repeat is stopped at the closing brace, so the model must add a member or break its JSON.
+    min_match: objects of fewer characters, without white space, may repeat. Default: 24 without `keys`, 0 with them; with `keys` the object is measured up
+    to the last of their values.
 
-    An object of fewer than `min_match` characters, white space between its parts aside, may come again and again: short ones such as `{"a": 1}` recur by
-    right. Longer ones may be as alike as they like, as long as they differ somewhere. Without `keys`, `min_match` is 24 unless it is given, which is
-    less than a label and a box take; with `keys` it is 0, so that their values never come twice, and where it is given, the object is measured as
-    far as it is written when the last of those values is complete.
-
-    All generated text counts, a draft within `<think>` too; special tokens are invisible. Prose that begins as JSON does is read as JSON until it stops
-    being so, and an object that begins within that stretch is missed. Raises `InvalidField` unless `keys` is None or a sequence of at least one string, and
-    `min_match` None or a whole number of at least 0.
-    Each step costs the same, however long the output is; the vocabulary is read once, at the first step of the first row.
+    All generated text counts, `<think>` included, special tokens excluded. An object inside prose that begins like JSON is missed. The cost of a step does
+    not depend on the length of the output. Raises `InvalidField` for `keys` that are not at least one string, or a `min_match` below 0.
     """
     if keys is not None and (isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys)):
         raise InvalidField(f"forbid_repeated_objects takes at least one name of a member as keys, in a tuple or a list, or None, not {keys!r}")
@@ -57,7 +48,7 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int
         raise InvalidField(f"forbid_repeated_objects takes a whole number of at least 0 as min_match, or None, not {min_match!r}")
     min_size = min_match if min_match is not None else SHORT if keys is None else 0
     names = None if keys is None else tuple(digest(key) for key in keys)
-    last_read: list[Vocabulary] = []  # one at most: a plugin rarely sees two models
+    last_read: list[Vocabulary] = []  # at most one: a plugin rarely sees two models
 
     def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         known = next((vocabulary for vocabulary in last_read if vocabulary.tokenizer is tokenizer), None)
@@ -66,14 +57,18 @@ def forbid_repeated_objects(*, keys: Sequence[str] | None = None, min_match: int
             last_read[:] = [known]
         return known
 
-    return Plugin(name="forbid_repeated_objects", logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of))
+    return Plugin(
+        name="forbid_repeated_objects",
+        version=f"keys={keys and sorted(keys)}, min_match={min_match}",
+        logits_processor=lambda context: RepeatedObjects(context, names, min_size, vocabulary_of),
+    )
 
 
 Branches = tuple[tuple[str, "Branch"], ...]
 
 
 class Branch:
-    """The tokens whose texts begin alike: a node of a prefix tree that grows where it is looked at."""
+    """The tokens with a common prefix: a node of a prefix tree that is built on demand."""
 
     def __init__(self, tokens: Sequence[tuple[str, int]], depth: int) -> None:
         self._tokens = tokens  # sorted
@@ -86,17 +81,17 @@ class Branch:
 
     @cached_property
     def ahead(self) -> frozenset[str]:
-        """The characters that follow in some of the tokens."""
+        """The characters after the prefix, in any of the tokens."""
         return frozenset().union(*(text[self._depth :] for text, _ in self._tokens))
 
     @cached_property
     def _longer(self) -> Branches:
-        """The branches that are longer by one character, with that character."""
+        """The branches whose prefix is one character longer, with that character."""
         tokens = (token for token in self._tokens if len(token[0]) > self._depth)
         return tuple((char, Branch(list(group), self._depth + 1)) for char, group in groupby(tokens, key=lambda token: token[0][self._depth]))
 
     def after(self, reading: Reading, keys: Sequence[int] | None) -> Branches:
-        """The longer branches that may make an object known after `reading`: all but those of which that can be told without reading them."""
+        """The longer branches that may complete an object after `reading`; others are ruled out without reading them."""
         wanted = following(reading), needed(reading, keys), "}" if keys is None else ":"
         chosen = self._chosen.get(wanted)
         if chosen is None:
@@ -104,7 +99,7 @@ class Branch:
         return chosen
 
     def fits(self, char: str, goes_on_with: frozenset[str], needs: str, inner: str) -> bool:
-        """Whether this branch, which begins with `char`, may end an object that is open, or hold a whole one, in which `inner` comes after the brace."""
+        """Whether this branch, which begins with `char`, may end an open object, or contain a whole one, with `inner` after the brace."""
         whole = (char == "{" or "{" in self.ahead) and inner in self.ahead
         if goes_on_with is QUOTE and char != '"' and '"' not in self.ahead:
             return False  # the string does not end
@@ -113,7 +108,7 @@ class Branch:
 
 
 class Vocabulary:
-    """The tokens that can make an object known: those that hold one of the characters `enders`, and no special ones."""
+    """The tokens that can complete an object: those with one of the characters `enders`, without special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, enders: str) -> None:
         self.tokenizer = tokenizer
@@ -138,10 +133,10 @@ class RepeatedObjects:
         self._reading = Reading()
         self._written: set[int] = set()
         self._strings = {0}
-        """The strings written, and how each of them began."""
+        """Digests of the strings written, and of all their prefixes."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """The scores (1, vocabulary) with every token at minus infinity that would complete a repeat; `input_ids` (1, length) begin with the prompt."""
+        """The scores (1, vocabulary), minus infinity for tokens that would complete a repeat; `input_ids` (1, length) begin with the prompt."""
         vocabulary = self._vocabulary_of(self._tokenizer)
         new_ids = input_ids[0, self._read :].tolist()
         self._read += len(new_ids)
@@ -169,13 +164,13 @@ class RepeatedObjects:
         if not self._detokenizer.waits:
             return set(self._search(vocabulary, self._reading))
         shown = self._tokenizer.decode(self._recent)
-        held = shown[len(shown.rstrip(INCOMPLETE)) :]
+        waiting = shown[len(shown.rstrip(INCOMPLETE)) :]
         reading = self._reading
-        for char in held:  # an incomplete character stays one unless a token completes it
+        for char in waiting:  # an incomplete character stays one unless a token completes it
             reading, _ = read(reading, char, self._keys, self._min_size)
         forbidden = set(self._search(vocabulary, reading))
-        if held:
-            whole = len(shown) - len(held)
+        if waiting:
+            whole = len(shown) - len(waiting)
             texts = {token_id: self._tokenizer.decode([*self._recent, token_id])[whole:] for token_id in vocabulary.partial}
             forbidden = forbidden - vocabulary.partial | {token_id for token_id, text in texts.items() if self._repeats(text)}
         return forbidden
@@ -184,27 +179,27 @@ class RepeatedObjects:
         """The tokens that would complete a repeat after `reading`."""
         paths = [(vocabulary.root, reading, frozenset[int]())]
         while paths:
-            branch, before, made = paths.pop()
+            branch, before, new = paths.pop()
             for char, longer in branch.after(before, self._keys):
                 after, mark = read(before, char, self._keys, self._min_size)
-                if mark is not None and (mark in self._written or mark in made):
+                if mark is not None and (mark in self._written or mark in new):
                     yield from longer.token_ids
                 elif longer.ahead and not self._is_new(before, after, longer.ahead):
-                    paths.append((longer, after, made if mark is None else made | {mark}))
+                    paths.append((longer, after, new if mark is None else new | {mark}))
 
     def _is_new(self, before: Reading, after: Reading, ahead: frozenset[str]) -> bool:
-        """Whether a string is being written that the row has not, so that its object is new, and no other lies ahead."""
+        """Whether a new string is being written, so that its object is new, and no other object can begin."""
         # An escape may write half a character, after which nothing is known.
         in_escape = before.escape or after.escape
         return after.string is not None and not in_escape and after.string not in self._strings and ahead.isdisjoint(":{")
 
     def _repeats(self, text: str) -> bool:
         """Whether the row would repeat an object if `text` came next."""
-        reading, made = self._reading, set(self._written)
+        reading, written = self._reading, set(self._written)
         for char in text:
             reading, mark = read(reading, char, self._keys, self._min_size)
-            if mark in made:
+            if mark in written:
                 return True
             if mark is not None:
-                made.add(mark)
+                written.add(mark)
         return False

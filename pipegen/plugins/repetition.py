@@ -1,4 +1,4 @@
-"""Halt a row that has begun to loop, and leave one occurrence of what it repeats.
+"""Halt a row that loops, and keep one occurrence of what it repeats.
 
 >>> plugin = halt_on_repetition(ngram=20, count=3, min_length=1)
 >>> text = "A red car. A blue bus. A blue bus. A blue bus. A blue"
@@ -15,25 +15,20 @@ from pipegen.records.fields import InvalidField
 __all__ = ["halt_on_repetition"]
 
 PLAIN = "0123456789+-.,:;|=_*#~/()[]{} \t\r\n"
-"""What is long and alike by right: numbers in a list, rules, the lines of an empty table, white space."""
+"""Characters whose repetition is no loop: numbers in a list, rules, empty tables, white space."""
 
 
 def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 200) -> Plugin:
-    """Halt a row whose text ends in a loop, and trim the loop to one occurrence; on every engine that can be watched.
+    """Halt a row whose text ends in a loop, and trim the loop to one occurrence.
 
-    A loop is the same run of at most `ngram` characters, at least `count` times in a row, and at least `min_length` characters altogether. So by default
-    a sentence may come three times, and "ha " sixty times; a paragraph of 300 characters ends the row when its fourth copy is complete. Characters and
-    not words are counted, since much of the world writes without spaces, and a broken model repeats pieces of words. Where the last characters are all
-    digits, brackets, rules or white space nothing is seen as a loop: a list of equal numbers is long by right. A list of equal words is not, if it is
-    long enough: this plugin is for captions and prose; for JSON use `forbid_repeated_objects`, or a larger `min_length`.
+    ngram: the longest repeated text, in characters.
+    count: how often it must occur in a row.
+    min_length: how long the whole loop must be, in characters.
 
-    The watch keeps the text up to the character that completes the loop, and never halts at white space; the trim then cuts a loop at the end of the
-    text, whoever ended it, right after its first occurrence, at the first boundary between words that leaves it whole. Both ask the same question of
-    the text without white space at its ends, so it does not matter whether that was stripped. Other text is not changed, and trimmed text has nothing
-    left to trim.
-
-    Each character costs one search through the last `ngram` characters and some. Raises `InvalidField` unless `ngram` and `min_length` are whole numbers
-    of at least 1 and `count` one of at least 2.
+    Digits, brackets, rules and white space alone are no loop. For JSON use `forbid_repeated_objects`, or a larger `min_length`. The row halts at the
+    character that completes the loop, never at white space. The trim cuts a loop at the end of the text after its first occurrence, at a word boundary;
+    trimming again changes nothing. White space at the ends of the text does not matter. Each character costs one search through about `ngram` characters.
+    Raises `InvalidField` for an `ngram` or `min_length` below 1, or a `count` below 2.
 
     >>> halt_on_repetition().trim("I see a cat. " + "It sleeps on the mat. " * 12)
     'I see a cat. It sleeps on the mat.'
@@ -43,11 +38,11 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
     for name, value, low in (("ngram", ngram, 1), ("count", count, 2), ("min_length", min_length, 1)):
         if type(value) is not int or value < low:
             raise InvalidField(f"halt_on_repetition takes a whole number of at least {low} as {name}, not {value!r}")
-    echo = -(-min_length * (count - 1) // count)  # in every loop the last so many characters stand one period earlier, too
+    echo = -(-min_length * (count - 1) // count)  # in every loop the last so many characters also occur one period earlier
     memory = max(count * ngram, min_length)
 
     def period(text: str, end: int) -> int:
-        """The length of what is repeated at the end of `text[:end]`; 0 where that is no loop."""
+        """The length of what is repeated at the end of `text[:end]`; 0 if that is no loop."""
         last = text[max(0, end - echo) : end]
         if len(last) < echo or last[-1].isspace() or not last.strip(PLAIN):
             return 0
@@ -74,15 +69,15 @@ def halt_on_repetition(*, ngram: int = 400, count: int = 4, min_length: int = 20
             text = _once(text.rstrip(), begin, length)
         return text
 
-    return Plugin(name="halt_on_repetition", start=str, feed=feed, trim=trim)
+    return Plugin(name="halt_on_repetition", version=repr((ngram, count, min_length)), start=str, feed=feed, trim=trim)
 
 
 def _once(text: str, begin: int, length: int) -> str:
-    """The text with one occurrence of the `length` characters that it repeats at its end; what is before `begin` is none of it."""
+    """The text with one occurrence of the `length` characters that it repeats at its end, after `begin`."""
     start = len(text) - length
     while start > begin and text[start - 1] == text[start - 1 + length]:
         start -= 1
-    if start > begin and not text[start - 1].isspace():  # what was before the loop ends as the loop does: let whole words begin it
-        words = (place for place in range(start, start + length) if text[place].isspace())
-        start = next(words, start - 1) + 1
+    if start > begin and not text[start - 1].isspace():  # the text before the loop ends as the loop does: begin at a whole word
+        starts = (index for index in range(start, start + length) if text[index].isspace())
+        start = next(starts, start - 1) + 1
     return text[: start + length].rstrip()

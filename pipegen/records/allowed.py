@@ -15,20 +15,22 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
-from pipegen.records.limits import INTEGER
 from pipegen.records.messages import TextPart
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, RequestPolicy
 
 __all__ = ["allowed"]
 
+INTEGER = 2**31 - 1
+"""The largest whole number of an option: engines keep them in 32 bits."""
+
 
 def allowed(request: GenerationRequest, policy: RequestPolicy, own: GenerationOptions | None) -> Slot[GenerationRequest]:
-    """The request, or `InvalidRequest` for what it asks for beyond the policy. `own` are the options that it brought itself, before the run's."""
+    """The request, or `InvalidRequest` if it asks for more than the policy allows. `own` are the request's options before those of the run."""
     template = own.chat.template if own is not None and own.chat is not None else None
-    if template is not None and "{" in template and not policy.allow_templates:  # without a brace it is one of the checkpoint's own, by name
+    if template is not None and "{" in template and not policy.allow_templates:  # without a brace it is the name of a template of the checkpoint
         hint = "set RequestPolicy(allow_templates=True), or --allow-templates; or give the template with the options of the whole run"
-        return Failure(InvalidRequest("options.chat.template: a request may not bring a chat template of its own", hint=hint))
+        return Failure(InvalidRequest("options.chat.template: a request may not have a chat template of its own", hint=hint))
     for what, number in _numbers(request.options):
         if number > INTEGER:
             return Failure(InvalidRequest(f"{what} is {_shown(number)}; the limit is {INTEGER}"))
@@ -40,11 +42,11 @@ def allowed(request: GenerationRequest, policy: RequestPolicy, own: GenerationOp
 
 
 def _shown(number: int) -> str:
-    return str(number) if number < 10**30 else "more than 30 digits long"  # Python prints no number of thousands of digits
+    return str(number) if number < 10**30 else "more than 30 digits long"  # Python does not print thousands of digits
 
 
 def _numbers(options: GenerationOptions | None) -> Iterator[tuple[str, int]]:
-    """The whole numbers of the options that engines compute with."""
+    """The integers of the options that engines compute with."""
     if options is None:
         return
     preprocess, stop = options.preprocess, options.stop
@@ -56,7 +58,7 @@ def _numbers(options: GenerationOptions | None) -> Iterator[tuple[str, int]]:
 
 
 def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
-    """What there is how much of, with the policy's name for its limit."""
+    """Each amount that is limited: what it is, the policy's name for its limit, and the amount."""
     messages, options = request.messages or (), request.options
     parts = [part for message in messages if isinstance(message.content, tuple) for part in message.content]
     yield "the number of messages", "max_messages", len(messages)

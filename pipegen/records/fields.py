@@ -1,11 +1,11 @@
 """Strict records: frozen, slotted, keyword-only, checked at construction.
 
-`@record` makes a class such a record. A field says what it takes in its annotation: `Annotated[int | None, whole(low=1)]`. A check gets the value
-and returns it (perhaps made immutable), or raises `ValueError` with the words for what it takes; `None` passes unchecked where it is the default.
+`@record` makes a class such a record. The annotation of a field holds its check: `Annotated[int | None, integer(low=1)]`. A check returns the value
+(perhaps made immutable), or raises `ValueError` with what it takes. A value that is the field's default is not checked.
 
 >>> @record
 ... class Room:
-...     seats: Annotated[int, whole(low=1)] = 4
+...     seats: Annotated[int, integer(low=1)] = 4
 >>> Room(seats=0)
 Traceback (most recent call last):
 ...
@@ -20,35 +20,235 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+import os
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count, islice
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from pipegen.records.checks import Check, boolean, freeze, mapping, nearest, one_of, path, printed, real, schema_of, text, tuple_of, whole, with_schema
-from pipegen.records.secret import masked
+from immutabledict import immutabledict
+
+from pipegen.core.border import guard
+from pipegen.core.errors import InvalidRequest
 
 __all__ = [
-    "Check",
-    "InvalidField",
-    "UnknownField",
-    "altered",
-    "boolean",
-    "checks_of",
-    "freeze",
-    "mapping",
-    "nearest",
-    "one_of",
-    "path",
-    "printed",
-    "real",
-    "record",
-    "schema_of",
-    "text",
-    "tuple_of",
-    "whole",
-    "with_schema",
-]
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "integer", "mapping", "nearest",
+    "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
+]  # fmt: skip
 
+NESTING = 64
+"""How deep the lists and mappings of plain data may be nested."""
+VALUES = 200_000
+"""How many values plain data may have in all; a list that occurs several times counts each time."""
+_NOTHING: immutabledict[str, Any] = immutabledict()
 C = TypeVar("C")
+T = TypeVar("T")
+Check = Callable[[Any], Any]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known word, or nothing.
+
+    >>> nearest("temprature", ["temperature", "top_p"])
+    "; did you mean 'temperature'?"
+    """
+    if len(word) > 100:  # nobody's name; and looking at it would take long
+        return ""
+    import difflib
+
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+class _Printer(reprlib.Repr):
+    """Prints as `reprlib` does, but a dict's keys in their own order, and an object that cannot be printed as its class."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return guard(lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(x).__name__)
+
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+        if not x or level <= 0:
+            return "{...}" if x else "{}"
+        pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in islice(x.items(), self.maxdict)]
+        return "{" + ", ".join([*pairs, "..."] if len(x) > self.maxdict else pairs) + "}"
+
+
+SHOWN = 10
+"""How many entries of a list or a mapping a message shows."""
+_PRINTER = _Printer()
+_PRINTER.maxlevel = 4
+_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = SHOWN
+_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 200
+
+
+def printed(value: object) -> str:
+    """The value as messages show it: short, whatever it is. Data that is nested deep, or holds itself, is shown in part.
+
+    >>> loop = [1]; loop.append(loop)
+    >>> printed({"a": 1}), printed(loop), printed(10**5000)
+    ("{'a': 1}", '[1, [1, [1, [1, [...]]]]]', 'int of too many digits')
+    """
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
+        return f"{type(value).__name__} of too many digits"
+    return guard(lambda: _PRINTER.repr(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(value).__name__)
+
+
+def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
+    """The check with the JSON Schema of its values attached.
+
+    >>> schema_of(with_schema(lambda value: value, {"type": "null"}))
+    {'type': 'null'}
+    """
+    check.schema = {name: value for name, value in schema.items() if value is not None}  # type: ignore[attr-defined]  # read by schema_of
+    return check
+
+
+def schema_of(check: Check) -> dict[str, Any]:
+    """The JSON Schema of what a check takes; empty (anything) if it has none.
+
+    >>> schema_of(integer(low=1))
+    {'type': 'integer', 'minimum': 1}
+    """
+    return dict(getattr(check, "schema", {}))
+
+
+def integer(low: int | None = None, high: int | None = None) -> Check:
+    """A whole number within bounds; not a bool."""
+    expected = "a whole number" + (f" of at least {low}" if low is not None else "") + (f" and at most {high}" if high is not None else "")
+
+    def check(value: Any) -> Any:
+        if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
+            raise ValueError(expected)
+        return value
+
+    return with_schema(check, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> Check:
+    """A finite number with `low <= value <= high` and `value > above`, as a float; not a bool."""
+    bound = f"above {above:g}" if above > -math.inf else f"of at least {low:g}"
+    expected = f"a number {bound}" + (f" and at most {high:g}" if high < math.inf else "")
+
+    def check(value: Any) -> Any:
+        if type(value) not in (int, float) or not (low <= value <= high and above < value and abs(value) <= sys.float_info.max):
+            raise ValueError(expected)
+        return float(value)
+
+    lowest = {"exclusiveMinimum": above} if above > -math.inf else {"minimum": low} if low > -math.inf else {}
+    return with_schema(check, {"type": "number", **lowest, "maximum": high if high < math.inf else None})
+
+
+def boolean(value: Any) -> Any:
+    """True or False, nothing else."""
+    if type(value) is not bool:
+        raise ValueError("True or False")
+    return value
+
+
+def non_empty_string(value: Any) -> Any:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("a string that is not empty")
+    return value
+
+
+def one_of(*choices: str) -> Check:
+    """One of these words, in any case; the result is in lower case."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value.lower() in choices:
+            return value.lower()
+        raise ValueError("one of " + ", ".join(map(repr, choices)) + (nearest(value, choices) if isinstance(value, str) else ""))
+
+    return with_schema(check, {"enum": list(choices)})
+
+
+def path(value: Any) -> Any:
+    """A path or a name, as a string that is not empty; `os.PathLike` is converted."""
+    result = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(result, str) or not result:
+        raise ValueError("a path or a name")
+    return result
+
+
+def tuple_of(item: Check) -> Check:
+    """A tuple or list whose items all pass `item`; not a string. The error names the position of a bad item."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, (tuple, list)):
+            raise ValueError("a tuple or a list")
+        result = []
+        for position, entry in enumerate(value):
+            try:
+                result.append(item(entry))
+            except ValueError as refusal:
+                raise ValueError(f"{refusal} at position {position}") from None
+        return tuple(result)
+
+    return with_schema(check, {"type": "array", "items": schema_of(item)})
+
+
+def freeze(value: Any) -> Any:
+    """Plain data (mappings, lists, tuples, strings, bytes, numbers, booleans, None) made deeply immutable. Nesting and size are limited.
+
+    >>> freeze({"a": [1, {"b": 2}]})
+    immutabledict({'a': (1, immutabledict({'b': 2}))})
+    """
+    return _frozen(value, 1, count())
+
+
+def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither.
+
+    >>> thaw(freeze({"a": (1, 2)}))
+    {'a': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {key: thaw(entry, leaf) for key, entry in value.items()}
+    return [thaw(entry, leaf) for entry in value] if isinstance(value, (tuple, list)) else leaf(value)
+
+
+def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
+    if value is None or isinstance(value, (str, bytes, int, float, bool)):
+        return value
+    if depth > NESTING:
+        raise ValueError(f"plain data nested at most {NESTING} deep")
+    if isinstance(value, Mapping):
+        return immutabledict({_key(key): _frozen(entry, depth + 1, seen) for key, entry in _few(value.items(), seen)}) if len(value) else _NOTHING
+    if isinstance(value, (list, tuple)):
+        return tuple([_frozen(entry, depth + 1, seen) for entry in _few(value, seen)])
+    raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
+
+
+def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
+    for entry in entries:
+        if next(seen) >= VALUES:
+            raise ValueError(f"plain data with at most {VALUES} values")
+        yield entry
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"mappings with string keys, without {printed(key)}")
+    return key
+
+
+def mapping(value: Any) -> Any:
+    """A mapping of plain data, deeply frozen."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping")
+    return freeze(value)
+
+
+for _check, _schema in (
+    (boolean, {"type": "boolean"}),
+    (non_empty_string, {"type": "string", "minLength": 1}),
+    (path, {"type": "string", "minLength": 1}),
+    (mapping, {"type": "object"}),
+):
+    with_schema(_check, _schema)
 
 
 class InvalidField(ValueError):
@@ -79,28 +279,29 @@ def checks_of(cls: type) -> Mapping[str, Check]:
 
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
-        kept = check(value)
-    except InvalidField:  # a nested record has already said what is wrong, and where
+        result = check(value)
+    except InvalidField:  # of a nested record, with its own message
         raise
     except ValueError as refusal:
-        words, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {words}, not {printed(masked(value))}{also}{near}") from None
-    if kept is not value:
-        object.__setattr__(self, name, kept)
+        from pipegen.records.secret import masked  # which is made of records
+
+        expected, also, near = str(refusal).partition("; did you mean ")
+        raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked(value))}{also}{near}") from None
+    if result is not value:
+        object.__setattr__(self, name, result)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[C]) -> type[C]:
     """A frozen, slotted, keyword-only dataclass whose fields are checked at construction.
 
-    A method `check_all(self)` may compare fields with each other; it runs after the single checks. A static method `_hint_for(name)` may say more of an
-    unknown field than the nearest one.
-    Raises `InvalidField` for a bad value and `UnknownField`, which names the nearest field, for an unknown one.
+    A method `check_all(self)` may compare fields; it runs after the checks of single fields. A static method `_hint_for(name)` may give the hint for an
+    unknown field in place of the nearest name. Raises `InvalidField` for a bad value and `UnknownField` for an unknown field.
     """
-    made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    names = frozenset(f.name for f in dataclasses.fields(made))
-    plain_init, check_all = made.__init__, getattr(made, "check_all", None)
-    hint: Callable[[str], str] = getattr(made, "_hint_for", lambda name: nearest(name, names))
+    result: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    plain_init, names = result.__init__, _names(result)
+    checks_all = hasattr(result, "check_all")
+    hint: Callable[[str], str] = getattr(result, "_hint_for", lambda name: nearest(name, names))
 
     @functools.wraps(plain_init)
     def init(self: Any, **values: Any) -> None:
@@ -109,17 +310,17 @@ def record(cls: type[C]) -> type[C]:
         except TypeError:
             for name in values:
                 if name not in names:
-                    raise UnknownField(f"{made.__name__} has no field {name!r}{hint(name)}") from None
+                    raise UnknownField(f"{type(self).__name__} has no field {name!r}{hint(name)}") from None
             raise
-        for name, default, check in _checks(made):
+        for name, default, check in _checks(result):
             value = getattr(self, name)
-            if value is not default:  # which needs no check: None, or a value that passes
+            if value is not default:
                 _run_check(self, name, value, check)
-        if check_all is not None:
-            check_all(self)
+        if checks_all:  # looked up now: a subclass may have its own
+            self.check_all()
 
-    made.__init__ = init
-    return made  # type: ignore[no-any-return]
+    result.__init__ = init
+    return result  # type: ignore[no-any-return]
 
 
 def altered(original: C, **values: Any) -> C:
@@ -127,15 +328,15 @@ def altered(original: C, **values: Any) -> C:
 
     >>> @record
     ... class Room:
-    ...     seats: Annotated[int, whole(low=1)] = 4
+    ...     seats: Annotated[int, integer(low=1)] = 4
     >>> altered(Room(), seats=7)
     Room(seats=7)
     """
     kind: Any = type(original)
-    made = object.__new__(kind)
+    result = object.__new__(kind)
     for name in _names(kind):
-        object.__setattr__(made, name, values[name] if name in values else getattr(original, name))
-    return made  # type: ignore[no-any-return]
+        object.__setattr__(result, name, values[name] if name in values else getattr(original, name))
+    return result  # type: ignore[no-any-return]
 
 
 @functools.cache

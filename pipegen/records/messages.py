@@ -1,4 +1,4 @@
-"""Messages in the OpenAI chat form, as frozen records, and the images that they carry.
+"""Messages in the OpenAI chat form, as frozen records, with their images.
 
 >>> message = message_from({"role": "user", "content": [{"type": "text", "text": "Hi"}]}, "messages[0]")
 >>> message.role, message.content[0].text
@@ -21,12 +21,12 @@ from returns.result import Failure
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
-from pipegen.records.fields import InvalidField, freeze, mapping, printed, record
+from pipegen.records.fields import InvalidField, freeze, mapping, printed, record, thaw
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
 _SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width", "detail")
-"""What other programs let the part of an image say of its size."""
+"""Keys of an image part that set its size in other programs."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -38,7 +38,7 @@ class ImageSource:
     url: str | None = None
     data: bytes | None = None
     max_pixels: int | None = None
-    """Width times height that the file may announce, from the `ImagePolicy` under which it was read."""
+    """The most pixels that the image may have, from the `ImagePolicy` under which it was read."""
 
     def check_all(self) -> None:
         if sum(value is not None for value in (self.path, self.url, self.data)) != 1:
@@ -48,11 +48,11 @@ class ImageSource:
                 raise InvalidField(f"ImageSource.{name} takes {kind.__name__}, not {type(value).__name__}")
 
     @classmethod
-    def of(cls, value: Any, place: str = "image") -> ImageSource:
-        """A source from what callers have at hand: a path, a URL, bytes, a PIL image or a source.
+    def of(cls, value: Any, where: str = "image") -> ImageSource:
+        """A source from a path, a URL, bytes, a PIL image or a source.
 
-        A PIL image is kept losslessly, turned by its EXIF orientation. Raises `InvalidField` with the place for anything else, and for a PIL image whose
-        pixels cannot be read: PIL opens a file that is cut short, and fails when the pixels are wanted.
+        A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField` (which begins with `where`) for anything else, and for a PIL
+        image whose pixels cannot be read, such as a truncated file.
 
         >>> ImageSource.of("https://example.org/a.png").url
         'https://example.org/a.png'
@@ -68,23 +68,23 @@ class ImageSource:
         if isinstance(value, str) and value:
             is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
             return cls(url=value) if is_url else cls(path=value)
-        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image: whoever made it has loaded PIL already
-            return cls(data=_losslessly(value, place))
-        raise InvalidField(f"{place} takes a path, a URL, bytes or a PIL image, not {repr(value) if value == '' else type(value).__name__}")
+        if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
+            return cls(data=_losslessly(value, where))
+        raise InvalidField(f"{where} takes a path, a URL, bytes or a PIL image, not {repr(value) if value == '' else type(value).__name__}")
 
     def __repr__(self) -> str:
-        """Short, and without secrets: bytes are not printed, and a URL as `shown` tells it."""
+        """Short and without secrets: no bytes, and URLs as `shown` prints them."""
         if self.data is not None:
             return f"ImageSource(data=<{len(self.data)} bytes>)"
         return f"ImageSource(path={self.path!r})" if self.path is not None else f"ImageSource(url={shown(self.url or '')!r})"
 
 
-def _losslessly(image: Any, place: str) -> bytes:
+def _losslessly(image: Any, where: str) -> bytes:
     """A PIL image as the bytes of a file, upright."""
-    made = guard(lambda: _tiff(image), lambda raised: InvalidRequest(raised.words), known=(Exception,))
-    if isinstance(made, Failure):
-        raise InvalidField(f"{place}: the PIL image cannot be read: {made.failure().message}"[:300])
-    return made.unwrap()
+    data = guard(lambda: _tiff(image), lambda raised: InvalidRequest(raised.words), known=(Exception,))
+    if isinstance(data, Failure):
+        raise InvalidField(f"{where}: the PIL image cannot be read: {data.failure().message}"[:300])
+    return data.unwrap()
 
 
 def _tiff(image: Any) -> bytes:
@@ -110,7 +110,7 @@ class TextPart:
 
 @record
 class ImagePart:
-    """An image within a message; `source` is None until the request's own `images` fill it, in order."""
+    """An image within a message; `source` is None until the request's `images` fill it, in order."""
 
     source: ImageSource | None = None
 
@@ -141,7 +141,7 @@ class Message:
 
 
 def shown(url: str) -> str:
-    """The URL as messages may show it: without user, password, query and fragment; a data URL as its kind alone.
+    """The URL as messages show it: without user, password, query and fragment; without the content of a data URL.
 
     >>> shown("https://me:secret@example.org:8080/a.png?key=1#x"), shown("data:image/png;base64,AAAA")
     ('https://example.org:8080/a.png', 'a data URL')
@@ -153,76 +153,76 @@ def shown(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
-    except ValueError:  # such as a bracket without its other half
+    except ValueError:  # such as a bracket that is not closed
         return "a malformed URL"
     # An @ in the path may be the end of a password with a slash in it.
-    place = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
-    return place[:200].encode(errors="replace").decode()
+    address = f"{parts.scheme}://{parts.hostname}{port}{'' if '@' in parts.path else parts.path}" if parts.hostname else f"a URL of kind {parts.scheme!r}"
+    return address[:200].encode(errors="replace").decode()
 
 
-def _part_from(value: Any, place: str) -> TextPart | ImagePart:
+def _part_from(value: Any, where: str) -> TextPart | ImagePart:
     if isinstance(value, (TextPart, ImagePart)):
         return value
     if not isinstance(value, Mapping):
-        raise InvalidField(f"{place} takes a mapping with a 'type', not {type(value).__name__}")
+        raise InvalidField(f"{where} takes a mapping with a 'type', not {type(value).__name__}")
     kind = value.get("type")
     if kind == "text":
         if not isinstance(value.get("text"), str):
-            raise InvalidField(f"{place}.text takes a string, not {type(value.get('text')).__name__}")
+            raise InvalidField(f"{where}.text takes a string, not {type(value.get('text')).__name__}")
         return TextPart(text=value["text"])
     if kind == "image":
-        _refuse_sizes(value, place)
+        _refuse_sizes(value, where)
         given = next((value[key] for key in ("image", "url", "path", "data") if value.get(key) is not None), None)
-        others = [key for key, said in value.items() if key != "type" and said is not None]
+        others = [key for key, entry in value.items() if key != "type" and entry is not None]
         if given is None and others:
-            raise InvalidField(f"{place} takes its image as image, url, path or data, not as {', '.join(map(str, others))}"[:300])
-        return ImagePart(source=None if given is None else ImageSource.of(given, f"{place}.image"))
+            raise InvalidField(f"{where} takes its image as image, url, path or data, not as {', '.join(map(str, others))}"[:300])
+        return ImagePart(source=None if given is None else ImageSource.of(given, f"{where}.image"))
     if kind == "image_url":
         given = value.get("image_url")
-        _refuse_sizes(value, place)
-        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{place}.image_url")
+        _refuse_sizes(value, where)
+        _refuse_sizes(given if isinstance(given, Mapping) else {}, f"{where}.image_url")
         url = given.get("url") if isinstance(given, Mapping) else given
         if not isinstance(url, str) or not url:
-            raise InvalidField(f"{place}.image_url.url takes a string that is not empty, not {type(url).__name__}")
-        return ImagePart(source=ImageSource.of(url, f"{place}.image_url.url"))
-    raise InvalidField(f"{place}.type takes 'text', 'image' or 'image_url', not {printed(kind)}")
+            raise InvalidField(f"{where}.image_url.url takes a string that is not empty, not {type(url).__name__}")
+        return ImagePart(source=ImageSource.of(url, f"{where}.image_url.url"))
+    raise InvalidField(f"{where}.type takes 'text', 'image' or 'image_url', not {printed(kind)}")
 
 
-def _refuse_sizes(part: Mapping[str, Any], place: str) -> None:
+def _refuse_sizes(part: Mapping[str, Any], where: str) -> None:
     for name in _SIZES:
         if part.get(name) not in (None, "auto"):
-            raise InvalidField(f"{place}.{name} is not carried out: the pixel budget of a request's images stands in its options (preprocess.max_pixels)")
+            raise InvalidField(f"{where}.{name} is not supported: set the pixel budget of a request's images in its options (preprocess.max_pixels)")
 
 
-def _content_from(role: str, content: Any, place: str) -> Any:
+def _content_from(role: str, content: Any, where: str) -> Any:
     if isinstance(content, str):
         return content
     if isinstance(content, tuple) and all(isinstance(part, (TextPart, ImagePart)) for part in content):
         return content
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return tuple(_part_from(part, f"{place}.content[{position}]") for position, part in enumerate(content))
+        return tuple(_part_from(part, f"{where}.content[{position}]") for position, part in enumerate(content))
     if content is None and role == "assistant":
         return None
-    raise InvalidField(f"{place}.content takes a string or a list of parts, not {'None' if content is None else type(content).__name__}")
+    raise InvalidField(f"{where}.content takes a string or a list of parts, not {'None' if content is None else type(content).__name__}")
 
 
-def message_from(value: Any, place: str) -> Message:
-    """A message from its OpenAI form. Raises `InvalidField`, which names the place, such as `messages[2].content[0].type`."""
+def message_from(value: Any, where: str) -> Message:
+    """A message from its OpenAI form. Raises `InvalidField`, which begins with the path, such as `messages[2].content[0].type`."""
     if isinstance(value, Message):
         return value
     if not isinstance(value, Mapping):
-        raise InvalidField(f"{place} takes a mapping with 'role' and 'content', not {type(value).__name__}")
+        raise InvalidField(f"{where} takes a mapping with 'role' and 'content', not {type(value).__name__}")
     role, content = value.get("role"), value.get("content")
     if role not in ROLES:
-        raise InvalidField(f"{place}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
-    content = _content_from(role, content, place)
+        raise InvalidField(f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
+    content = _content_from(role, content, where)
     extras = {key: entry for key, entry in value.items() if key not in ("role", "content")}
     if not extras:
         return Message(role=role, content=content)
     try:
         extras = freeze(extras)
     except ValueError as refusal:
-        raise InvalidField(f"{place} takes {refusal}") from None
+        raise InvalidField(f"{where} takes {refusal}") from None
     return Message(role=role, content=content, extras=extras)
 
 
@@ -232,16 +232,10 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     >>> plain_messages([Message(role="user", content="Hi")])
     [{'role': 'user', 'content': 'Hi'}]
     """
-    return [{"role": message.role, "content": _plain_content(message.content), **_thaw(message.extras)} for message in messages]
+    return [{"role": message.role, "content": _plain_content(message.content), **thaw(message.extras)} for message in messages]
 
 
 def _plain_content(content: str | tuple[TextPart | ImagePart, ...] | None) -> Any:
     if not isinstance(content, tuple):
         return content
     return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content]
-
-
-def _thaw(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _thaw(entry) for key, entry in value.items()}
-    return [_thaw(entry) for entry in value] if isinstance(value, tuple) else value

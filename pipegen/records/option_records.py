@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from immutabledict import immutabledict
 
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, boolean, freeze, mapping, one_of, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.records.fields import InvalidField, boolean, freeze, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
 from pipegen.records.option_names import meant
 
 __all__ = ["DEFAULTS", "GROUPS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
@@ -24,9 +24,9 @@ __all__ = ["DEFAULTS", "GROUPS", "ChatTemplateOptions", "DecodeOptions", "Genera
 class StopOptions:
     """Where generation ends, besides the model's own end tokens."""
 
-    stop: Annotated[tuple[str, ...] | None, tuple_of(text)] = None
+    stop: Annotated[tuple[str, ...] | None, tuple_of(non_empty_string)] = None
     """Stop strings; the one that completes first wins, and the text ends before it."""
-    stop_token_ids: Annotated[tuple[int, ...] | None, tuple_of(whole(low=0))] = None
+    stop_token_ids: Annotated[tuple[int, ...] | None, tuple_of(integer(low=0))] = None
     """Token ids that end generation; their text stays in `raw_text` only."""
     ignore_eos: Annotated[bool | None, boolean] = None
     """Generate on past the model's own end tokens."""
@@ -56,7 +56,7 @@ class ChatTemplateOptions:
     """What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it."""
     trust: Annotated[tuple[str, ...] | None, tuple_of(one_of("assistant", "tools", "template_kwargs"))] = None
     """What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template."""
-    template: Annotated[str | None, text] = None
+    template: Annotated[str | None, non_empty_string] = None
     """A chat template (Jinja) to use instead of the checkpoint's own."""
     template_kwargs: Annotated[Mapping[str, Any] | None, mapping] = None
     """Further variables for the template."""
@@ -70,9 +70,9 @@ class ChatTemplateOptions:
 class VlmPreprocessOptions:
     """How images become pixels; all in pixels (an area, not a side)."""
 
-    min_pixels: Annotated[int | None, whole(low=1)] = None
+    min_pixels: Annotated[int | None, integer(low=1)] = None
     """Enlarge smaller images to at least this area."""
-    max_pixels: Annotated[int | None, whole(low=1)] = None
+    max_pixels: Annotated[int | None, integer(low=1)] = None
     """Shrink larger images to at most this area."""
     do_resize: Annotated[bool | None, boolean] = None
     """Resize to a size that the model's processor keeps; with False the sides must already be such a size."""
@@ -102,14 +102,14 @@ def _jsonable(value: Any) -> Any:
 
 
 def _choices(value: Any) -> Any:
-    kept = tuple_of(text)(value)
+    kept = tuple_of(non_empty_string)(value)
     if not kept:
         raise ValueError("at least one text to choose")
     return kept
 
 
 with_schema(_schema, {"type": ["object", "string"]})
-with_schema(_choices, {**schema_of(tuple_of(text)), "minItems": 1})
+with_schema(_choices, {**schema_of(tuple_of(non_empty_string)), "minItems": 1})
 
 
 @record
@@ -118,7 +118,7 @@ class StructuredOptions:
 
     json_schema: Annotated[Mapping[str, Any] | str | None, _schema] = None
     """The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts."""
-    regex: Annotated[str | None, text] = None
+    regex: Annotated[str | None, non_empty_string] = None
     """The whole answer matches this regular expression, in the dialect of the engine."""
     choice: Annotated[tuple[str, ...] | None, _choices] = None
     """The answer is one of these texts."""
@@ -161,35 +161,35 @@ def _stops(value: Any) -> Any:
 class GenerationOptions:
     """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
 
-    max_new_tokens: Annotated[int | None, whole(low=1)] = None
+    max_new_tokens: Annotated[int | None, integer(low=1)] = None
     """How many tokens may be generated at most; a row that gets there ends with `LENGTH`."""
-    min_new_tokens: Annotated[int | None, whole(low=0)] = None
+    min_new_tokens: Annotated[int | None, integer(low=0)] = None
     """Nothing ends a row before it has this many tokens, and a stop within them does not count."""
-    temperature: Annotated[float | None, real(0)] = None
+    temperature: Annotated[float | None, number(0)] = None
     """0 takes the likeliest token each time (greedy)."""
-    top_p: Annotated[float | None, real(above=0, high=1)] = None
+    top_p: Annotated[float | None, number(above=0, high=1)] = None
     """Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all."""
-    top_k: Annotated[int | None, whole(low=0)] = None
+    top_k: Annotated[int | None, integer(low=0)] = None
     """Sample from the k likeliest tokens only; 0 means all."""
-    min_p: Annotated[float | None, real(0, 1)] = None
+    min_p: Annotated[float | None, number(0, 1)] = None
     """Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all."""
-    repetition_penalty: Annotated[float | None, real(above=0)] = None
+    repetition_penalty: Annotated[float | None, number(above=0)] = None
     """Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing."""
-    presence_penalty: Annotated[float | None, real(-2, 2)] = None
+    presence_penalty: Annotated[float | None, number(-2, 2)] = None
     """Subtract this from the logits of tokens that stand in the answer."""
-    frequency_penalty: Annotated[float | None, real(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, number(-2, 2)] = None
     """Subtract this from the logits of tokens for each time that they stand in the answer."""
-    no_repeat_ngram_size: Annotated[int | None, whole(low=0)] = None
+    no_repeat_ngram_size: Annotated[int | None, integer(low=0)] = None
     """Never write the same sequence of that many tokens twice; 0 means no limit."""
-    seed: Annotated[int | None, whole(low=0, high=2**63 - 1)] = None
+    seed: Annotated[int | None, integer(low=0, high=2**63 - 1)] = None
     """Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run."""
-    samples: Annotated[int | None, whole(low=1)] = None
+    samples: Annotated[int | None, integer(low=1)] = None
     """How many completions to draw for the one prompt; their seeds are derived from `seed`."""
     logprobs: Annotated[bool | None, boolean] = None
     """Report the model's own log probability of each generated token (before temperature, penalties and filters)."""
-    top_logprobs: Annotated[int | None, whole(low=0, high=20)] = None
+    top_logprobs: Annotated[int | None, integer(low=0, high=20)] = None
     """Report that many likeliest tokens for each position too; asks for `logprobs`."""
-    max_prompt_tokens: Annotated[int | None, whole(low=1)] = None
+    max_prompt_tokens: Annotated[int | None, integer(low=1)] = None
     """Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts."""
     on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
     """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""

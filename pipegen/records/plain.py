@@ -1,4 +1,4 @@
-"""Requests from plain data, as JSON and YAML have them."""
+"""Requests from plain data, such as parsed JSON."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from pipegen.records.requests import FIELDS, GenerationRequest, TextGenerationRe
 __all__ = ["Request", "request_from", "unreadable"]
 
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
-"""What the drivers take: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
+"""What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
 
 
-def request_from(values: Mapping[str, Any], place: str = "request") -> Slot[GenerationRequest]:
+def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`.
 
-    Whatever is wrong with it becomes `InvalidRequest`, which names the place.
+    Anything wrong with it is an `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
     """
-    return guard_slot(lambda: _request_from(values, place), lambda raised: unreadable(place, raised))
+    return guard_slot(lambda: _request_from(values, where), lambda raised: unreadable(where, raised))
 
 
-def unreadable(place: str, raised: Raised) -> InvalidRequest:
-    return InvalidRequest(f"{place}: it cannot be read: {raised.words}", incident=raised.incident)
+def unreadable(where: str, raised: Raised) -> InvalidRequest:
+    return InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident)
 
 
-def _request_from(values: Mapping[str, Any], place: str) -> Slot[GenerationRequest]:
+def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
-        return Failure(InvalidRequest(f"{place}: a mapping or a request is wanted, not {printed(values)}"))
+        return Failure(InvalidRequest(f"{where}: a mapping or a request is wanted, not {printed(values)}"))
     if not _FIELDS.keys() >= values.keys():
         unknown = next(name for name in values if name not in _FIELDS)
-        return Failure(InvalidRequest(f"{place}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
-    said = {name: value for name, value in values.items() if value is not None}
+        return Failure(InvalidRequest(f"{where}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
+    fields = {name: value for name, value in values.items() if value is not None}
     try:
-        if isinstance(said.get("options"), Mapping):
-            said["options"] = options_from(said["options"])
-        none = isinstance(said.get("images", ()), (list, tuple)) and not said.get("images")
-        images = not none or _holds_images(said.get("messages"))
+        if isinstance(fields.get("options"), Mapping):
+            fields["options"] = options_from(fields["options"])
+        none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
+        images = not none or _holds_images(fields.get("messages"))
         kind = VlmGenerationRequest if images else TextGenerationRequest
         if not images:
-            said.pop("images", None)
-        return Success(kind(**said))
+            fields.pop("images", None)
+        return Success(kind(**fields))
     except InvalidField as refusal:
-        words = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
-        return Failure(InvalidRequest(f"{place}: {words}"))
+        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
+        return Failure(InvalidRequest(f"{where}: {message}"))
 
 
 _FIELDS = dict.fromkeys(FIELDS)

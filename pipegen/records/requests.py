@@ -1,4 +1,4 @@
-"""Requests: what to generate from, and which image sources may be read for it.
+"""Requests, and what a request may read and ask for.
 
 >>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
 >>> request.messages[0].content
@@ -16,8 +16,21 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.records import limits
-from pipegen.records.fields import InvalidField, boolean, mapping, nearest, path, printed, real, record, schema_of, text, tuple_of, whole, with_schema
+from pipegen.records.fields import (
+    InvalidField,
+    boolean,
+    integer,
+    mapping,
+    nearest,
+    non_empty_string,
+    number,
+    path,
+    printed,
+    record,
+    schema_of,
+    tuple_of,
+    with_schema,
+)
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.records.option_names import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
@@ -39,11 +52,11 @@ def _images(value: Any) -> Any:
     return tuple(ImageSource.of(image, f"images[{position}]") for position, image in enumerate(value))
 
 
-_ids = tuple_of(whole(low=0))
+_ids = tuple_of(integer(low=0))
 
 
 def _token_ids(value: Any) -> Any:
-    """As `_ids`, which says what is wrong and where: a prompt may have a hundred thousand ids, so all are looked at together first."""
+    """As `_ids`, but fast where all is well: a prompt may have a hundred thousand ids."""
     if isinstance(value, (tuple, list)) and value and set(map(type, value)) == {int} and min(value) >= 0:
         return tuple(value)
     return _ids(value)
@@ -52,11 +65,11 @@ def _token_ids(value: Any) -> Any:
 with_schema(_token_ids, schema_of(_ids))
 
 FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options")
-"""What a request may hold."""
+"""The fields of a request."""
 
 
 def field_hint(name: str) -> str:
-    """What to say of a field that a request does not have.
+    """The hint for a field that a request does not have.
 
     >>> field_hint("temperature")
     '; it is an option, and goes into options'
@@ -72,19 +85,19 @@ def field_hint(name: str) -> str:
 
 @record
 class GenerationRequest:
-    """What to generate from: messages, or a plain prompt, or token ids. `id` is the caller's own name for it.
+    """What to generate from: messages, a plain prompt (completed without a chat template), or token ids.
 
-    A plain prompt is completed as it stands, without a chat template. `tools` go to the chat template.
+    `id` is the caller's name for the request. `tools` go to the chat template.
     """
 
-    id: Annotated[str | None, text] = None
+    id: Annotated[str | None, non_empty_string] = None
     messages: Annotated[tuple[Message, ...] | None, _messages] = None
     prompt: str | None = None
     prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
 
-    if TYPE_CHECKING:  # what may be given is wider than what is kept
+    if TYPE_CHECKING:  # accepts wider types than the fields have
 
         def __init__(
             self,
@@ -130,26 +143,14 @@ def _filled(message: Message, sources: Any) -> Message:
     return dataclasses.replace(message, content=parts)  # type: ignore[arg-type]  # a message with sources has parts
 
 
-@record
 class TextGenerationRequest(GenerationRequest):
     """A request without images."""
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            id: str | None = None,
-            messages: Sequence[Message | Mapping[str, Any]] | None = None,
-            prompt: str | None = None,
-            prompt_token_ids: Sequence[int] | None = None,
-            tools: Sequence[Mapping[str, Any]] = (),
-            options: GenerationOptions | None = None,
-        ) -> None: ...
+    __slots__ = ()
 
     @property
     def sources(self) -> tuple[ImageSource, ...]:
-        """None."""
+        """Always empty."""
         return ()
 
     def check_all(self) -> None:
@@ -163,8 +164,8 @@ class TextGenerationRequest(GenerationRequest):
 class VlmGenerationRequest(GenerationRequest):
     """A request with any number of images.
 
-    Images stand in the messages, or in `images`: these fill the messages' empty image parts in order, and where there are none they go before
-    the text of the first user turn. `prompt` with images is short for one user turn: the images, then the text.
+    Images are in the messages, or in `images`: these fill the messages' empty image parts in order. If there are none, they go before the text of the
+    first user turn. `prompt` with images is short for one user turn: the images, then the text.
 
     >>> VlmGenerationRequest(prompt="What is it?", images=["a.png"]).messages[0].content[0].source
     ImageSource(path='a.png')
@@ -199,12 +200,12 @@ class VlmGenerationRequest(GenerationRequest):
 
 
 def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tuple[Message, ...]:
-    """Put `images` into the empty image parts, or before the text of the first user turn where there are none."""
+    """Put `images` into the empty image parts, or before the text of the first user turn if there are none."""
     empty = sum(source is None for message in messages for source in message.sources)
     if images and not empty:
         first = next((position for position, message in enumerate(messages) if message.role == "user"), None)
         if first is None:
-            raise InvalidField("images take a user message to stand in, or an image part in the messages")
+            raise InvalidField("images take a user message, or an image part in the messages")
         content = messages[first].content
         parts = (TextPart(text=content),) if isinstance(content, str) else content or ()
         holder = dataclasses.replace(messages[first], content=(*(ImagePart() for _ in images), *parts))
@@ -220,36 +221,40 @@ def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tu
 class ImagePolicy:
     """Which image sources may be read, and how much of them.
 
-    Paths are read everywhere unless `root` names a folder, which then nothing gets out of (neither `..` nor links). `http:` and `https:` are off;
-    private addresses stay refused even when they are on, unless their host stands in `allowed_hosts`.
+    root: only files in this folder are read, whatever `..` and links say. None: any file.
+    allow_http: whether `http:` and `https:` URLs are fetched.
+    allowed_hosts: hosts that may have private addresses.
     """
 
     root: Annotated[str | os.PathLike[str] | None, path] = None
     allow_http: Annotated[bool, boolean] = False
-    allowed_hosts: Annotated[tuple[str, ...], tuple_of(text)] = ()
-    max_bytes: Annotated[int, whole(low=1)] = 64 * 2**20
-    max_source_pixels: Annotated[int, whole(low=1)] = 100_000_000
-    """Width times height that an image may announce before it is decoded against decompression bombs; an image takes 3 to 12 bytes of memory for each."""
-    timeout: Annotated[float, real(above=0)] = 30.0
+    allowed_hosts: Annotated[tuple[str, ...], tuple_of(non_empty_string)] = ()
+    max_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
+    max_source_pixels: Annotated[int, integer(low=1)] = 100_000_000
+    """The most pixels (width times height) that an image is decoded with, against decompression bombs. Each pixel takes 3 to 12 bytes of memory."""
+    timeout: Annotated[float, number(above=0)] = 30.0
     """Seconds for one download."""
 
 
 @record
 class RequestPolicy:
-    """What a request may ask for: more fails it with `InvalidRequest`, which names the setting here. The numbers stand in `pipegen.records.limits`."""
+    """What one request may ask for. More fails the request with `InvalidRequest`, which names the setting.
+
+    Without limits one line of a file could take all the memory, or never end.
+    """
 
     allow_templates: Annotated[bool, boolean] = False
-    """Whether a request may bring a chat template of its own (`options.chat.template`); the options of the run may in any case."""
-    max_samples: Annotated[int, whole(low=1)] = limits.SAMPLES
-    max_messages: Annotated[int, whole(low=1)] = limits.MESSAGES
-    max_parts: Annotated[int, whole(low=1)] = limits.PARTS
+    """Whether a request may have its own chat template (`options.chat.template`). The options of the run always may."""
+    max_samples: Annotated[int, integer(low=1)] = 1024
+    max_messages: Annotated[int, integer(low=1)] = 10_000
+    max_parts: Annotated[int, integer(low=1)] = 100_000
     """Parts of content, of all messages together."""
-    max_images: Annotated[int, whole(low=0)] = limits.IMAGES
-    max_stops: Annotated[int, whole(low=0)] = limits.STOPS
+    max_images: Annotated[int, integer(low=0)] = 1024
+    max_stops: Annotated[int, integer(low=0)] = 1024
     """Stop strings and stop token ids together."""
-    max_choices: Annotated[int, whole(low=1)] = limits.CHOICES
+    max_choices: Annotated[int, integer(low=1)] = 10_000
     """Texts of the option `choice`."""
-    max_prompt_bytes: Annotated[int, whole(low=1)] = limits.PROMPT_BYTES
-    """Text of the prompt, the messages and the tools in UTF-8, before it is tokenised; four bytes for each given token id."""
-    max_option_bytes: Annotated[int, whole(low=1)] = limits.OPTION_BYTES
+    max_prompt_bytes: Annotated[int, integer(low=1)] = 64 * 2**20
+    """Text of the prompt, messages and tools in UTF-8, and four bytes for each given token id."""
+    max_option_bytes: Annotated[int, integer(low=1)] = 2**20
     """Text of the options in UTF-8: stops, template and its variables, schema, regex and choices together."""

@@ -1,4 +1,4 @@
-"""The records that travel through a pipeline, from the request to the result.
+"""The records of a pipeline, from the resolved request to the result.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> GenerationResult(text="a", raw_text="a", finish=Finish.EOS, options=resolve(GenerationOptions())).finish.value
@@ -18,7 +18,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
-from pipegen.records.fields import boolean, one_of, path, record, schema_of, text, whole, with_schema
+from pipegen.records.fields import boolean, integer, non_empty_string, one_of, path, record, schema_of, with_schema
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -72,9 +72,9 @@ class PreparedImage:
     grid: Grid | None = None
     """Patches in time, height and width, where the model works on such a grid."""
     tokens: int = 1
-    """How many tokens of the prompt its features take the place of."""
+    """How many tokens of the prompt the image takes."""
     expansion: str | None = None
-    """What stands in the prompt for its placeholder, where that is more than so many copies of it: frames, marks of tiles, line ends."""
+    """What replaces its placeholder in the prompt, if that is more than copies of it: frames, tile marks, line ends."""
 
     def __repr__(self) -> str:
         return f"PreparedImage({self.width}x{self.height}, {self.digest[:12]}, grid={self.grid}, tokens={self.tokens})"
@@ -108,7 +108,7 @@ class Prompt:
 
 @record
 class Encoded:
-    """A prompt and the effective options: what an engine is called with."""
+    """A prompt and the effective options: the input of an engine."""
 
     request: GenerationRequest
     """The request as it came."""
@@ -117,7 +117,7 @@ class Encoded:
     prompt: Prompt
     """The ids and the images."""
     clipped_from: int | None = None
-    """The `max_new_tokens` that was asked, where `on_overflow="clip"` lowered it."""
+    """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
 
 
 @record
@@ -129,14 +129,13 @@ class TokenLogprob:
     logprob: float
     """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at that position with theirs, best first, where asked."""
+    """The likeliest tokens at that position with their log probabilities, best first, if requested."""
     margin: float | None = None
-    """How much likelier the likeliest token at that position is than the second, whichever was taken: the difference of their log probabilities, at least 0.
-    None where the engine does not give two."""
+    """The difference between the two greatest log probabilities at that position, whichever token was generated; None if the engine does not give two."""
 
 
 def margin_of(logprobs: Iterable[float]) -> float | None:
-    """The difference between the greatest and the second of the model's log probabilities at one position; None where it is not known.
+    """The difference between the two greatest log probabilities at one position; None if unknown.
 
     >>> margin_of([-2.0, -0.5, -0.75]), margin_of([-0.5]), margin_of([-0.5, float("-inf")])
     (0.25, None, None)
@@ -146,7 +145,7 @@ def margin_of(logprobs: Iterable[float]) -> float | None:
 
 
 def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
-    """The smallest margin of these tokens; None where there are none, or where one of theirs is not known.
+    """The smallest margin of these tokens; None if there are none or one is unknown.
 
     >>> closest_choice([TokenLogprob(token_id=1, logprob=-0.5, margin=0.25), TokenLogprob(token_id=2, logprob=-1.0, top=((3, -0.5), (2, -1.0)))])
     0.25
@@ -154,6 +153,18 @@ def closest_choice(logprobs: Sequence[TokenLogprob] | None) -> float | None:
     margins = [one.margin if one.margin is not None else margin_of(value for _, value in one.top) for one in logprobs or ()]
     known = [margin for margin in margins if margin is not None]
     return min(known) if known and len(known) == len(margins) else None
+
+
+@record
+class Ending:
+    """How a row ended, as whatever followed its ids found it."""
+
+    finish: Finish
+    stop: str | int | None = None
+    length: int | None = None
+    """How many characters of the text belong to the answer; None where nothing is cut, or the text ends before `stop`, which its last token completes."""
+    watched: tuple[str, ...] = ()
+    """The names of the plugins that have seen the text."""
 
 
 @record
@@ -170,6 +181,8 @@ class Raw:
     """The engine stopped the row early, for example because it was cancelled."""
     halted: str | None = None
     """The name of the engine-side plugin that ended the row."""
+    ending: Ending | None = None
+    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again."""
 
 
 @record
@@ -190,6 +203,8 @@ class Decoded:
     """How the generation ended."""
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
+    followed: str | None = None
+    """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
 
 
 @record
@@ -219,9 +234,8 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
-    """Where `logprobs` are asked, how close the closest choice was: the smallest `TokenLogprob.margin` of `token_ids`. A near tie (about 0.01 in float32, 0.1
-    in bfloat16, or less) may come out otherwise in another batch, on another engine or device. It is the model's own, before temperature, penalties, filters,
-    forms and seeds, so of a sampled row it tells how sure the model was, not how close the draw was. None where it is not known for every token."""
+    """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A near tie (0.01 in float32, 0.1 in bfloat16, or less) may
+    come out differently in another batch, engine or device. It is measured before temperature, penalties, filters and seeds."""
     route: str = ""
     """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
@@ -229,11 +243,11 @@ class GenerationResult:
     thinking: Thinking | None = None
     """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None` where no template was rendered here."""
     reasoning: str | None = None
-    """What the model thought before it answered, where a server tells it apart from the text."""
+    """What the model thought before it answered, if a server returns it separately."""
     thinking_unfinished: bool = False
-    """The length ran out while the model was still thinking: there is no answer. More `max_new_tokens` leave room for one."""
+    """The length limit ended the row while the model was still thinking: there is no answer. Raise `max_new_tokens`."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """The calls of tools that a chat server found in the answer, in the OpenAI form, their arguments as it wrote them."""
+    """The tool calls that a chat server found in the answer, in the OpenAI form."""
     image_grid_thw: tuple[Grid | None, ...] = ()
     """For each image, its patches in time, height and width; `None` for models that do not work on such a grid."""
     image_digests: tuple[str, ...] = ()
@@ -242,17 +256,18 @@ class GenerationResult:
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
     """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
+    previous: GenerationResult | None = None
+    """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
     samples: tuple[GenerationResult, ...] = ()
-    """The completions, in order, where `samples` was more than 1; the fields of this record are then those of the first."""
+    """The completions, in order, if `samples` was more than 1; the other fields are then those of the first."""
     failed_samples: tuple[tuple[int, GenerationError], ...] = ()
-    """Of those completions that failed while others came through: which they are, counted from 0, and why."""
+    """The completions that failed while others succeeded: their index, and the error."""
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as an assistant's message, to append to the conversation's messages.
+        """The answer as an assistant's message, to append to the conversation.
 
-        Its words stay text there, whatever control tokens they spell, unless `ChatTemplateOptions.trust` says otherwise. What the model thought and the
-        tools that it called have their own entries, where the engine tells them apart.
+        Control tokens in its text stay text, unless `ChatTemplateOptions.trust` includes the assistant.
         """
         more = {"reasoning_content": self.reasoning, "tool_calls": self.tool_calls}
         message = Message(role="assistant", content=self.text, extras={name: value for name, value in more.items() if value})
@@ -260,10 +275,10 @@ class GenerationResult:
 
     @property
     def completions(self) -> Batch[GenerationResult]:
-        """A slot for each completion that was asked for, in order: one where `samples` was 1."""
-        failed, made = dict(self.failed_samples), iter(self.samples or (self,))
+        """A slot for each requested completion, in order."""
+        failed, results = dict(self.failed_samples), iter(self.samples or (self,))
         count = len(self.samples or (self,)) + len(failed)
-        return tuple(Failure(failed[sample]) if sample in failed else Success(next(made)) for sample in range(count))
+        return tuple(Failure(failed[sample]) if sample in failed else Success(next(results)) for sample in range(count))
 
 
 _DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
@@ -283,24 +298,24 @@ class ModelLoadConfig:
 
     model: Annotated[str, path]
     """A local folder, a hub name, or `embedded`."""
-    backend: Annotated[str, text] = "hf"
+    backend: Annotated[str, non_empty_string] = "hf"
     """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
-    fallback_backend: Annotated[str | None, text] = None
+    fallback_backend: Annotated[str | None, non_empty_string] = None
     """The engine for images that the first one does not take; see `pipegen.backends.load`."""
     variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
     dtype: Annotated[str, _dtype] = "auto"
-    device: Annotated[str | None, text] = None
-    device_map: Annotated[str | None, text] = None
-    attn_implementation: Annotated[str | None, text] = None
+    device: Annotated[str | None, non_empty_string] = None
+    device_map: Annotated[str | None, non_empty_string] = None
+    attn_implementation: Annotated[str | None, non_empty_string] = None
     trust_remote_code: Annotated[bool, boolean] = False
-    revision: Annotated[str | None, text] = None
+    revision: Annotated[str | None, non_empty_string] = None
     adapter: Annotated[str | None, path] = None
     """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int | None, whole(low=1)] = None
+    batch_size: Annotated[int | None, integer(low=1)] = None
     """Rows that may run side by side; None is the engine's own default (hf: 32)."""
     compile: Annotated[bool, boolean] = False
     """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
-    image_memory_bytes: Annotated[int | None, whole(low=0)] = None
+    image_memory_bytes: Annotated[int | None, integer(low=0)] = None
     """Memory for images that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
     engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""

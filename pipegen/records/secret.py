@@ -1,4 +1,4 @@
-"""Keys among settings: kept as `Secret`s, which nothing shows, and revealed where an engine or a server is given them.
+"""Keys among settings are `Secret`s: nothing prints them, and only the engine or server that needs them gets their text.
 
 >>> settings = secretive({"base_url": "http://h", "api_key": "sk-123", "headers": {"X-Team": "red"}, "max_tokens": 5})
 >>> settings
@@ -16,7 +16,7 @@ from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.checks import SHOWN, freeze, mapping, schema_of, with_schema
+from pipegen.records.fields import SHOWN, freeze, mapping, schema_of, thaw, with_schema
 
 __all__ = ["Secret", "masked", "revealed", "secretive"]
 
@@ -25,17 +25,17 @@ _SECRET = frozenset(
     {"apikey", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase", "passwd", "password", "pwd", "secret", "secrets"}
 )
 _KEYS = frozenset(["access", "api", "auth", "encryption", "private", "secret", "service", "shared", "signing", "subscription"])
-"""What a `key` is called that lets somebody in."""
+"""Words before `key` that make it a secret."""
 _PLAIN_TOKENS = frozenset(["audio", "bos", "cls", "eos", "image", "mask", "pad", "sep", "special", "stop", "unk", "video"])
-"""What a `token` is called that is a word of a model."""
+"""Words before `token` that make it a token of a model, which is no secret."""
 _CARRIERS = frozenset({"headers", "header", "cookies"})
-"""What every entry of is a secret."""
+"""Mappings whose entries are all secrets."""
 _LOGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+@")
-"""An address that holds a user, and perhaps a password."""
+"""The start of a URL with a user, and perhaps a password."""
 
 
 class Secret:
-    """A text that neither its repr nor its str shows, and that does not pickle."""
+    """A text that is not printed and not pickled."""
 
     __slots__ = ("_text",)
 
@@ -59,24 +59,24 @@ class Secret:
         return self
 
     def __reduce__(self) -> str:
-        raise TypeError("a Secret is not pickled: read it again where it is needed")
+        raise TypeError("a Secret cannot be pickled: read it again where it is needed")
 
 
 def _is_secret(name: str) -> bool:
-    """Whether what has this name is a secret.
+    """Whether a setting of this name is a secret.
 
     >>> [name for name in ("api_key", "X-Api-Key", "hfToken", "HF_TOKEN", "eos_token", "max_tokens", "monkey", "Authorization") if _is_secret(name)]
     ['api_key', 'X-Api-Key', 'hfToken', 'HF_TOKEN', 'Authorization']
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
-    before = words[-2] if len(words) > 1 else ""
-    if not _SECRET.isdisjoint(words):
+    parts = [word.lower() for word in _WORDS.findall(name)]
+    before = parts[-2] if len(parts) > 1 else ""
+    if not _SECRET.isdisjoint(parts):
         return True
-    return bool(words) and ((words[-1] == "token" and before not in _PLAIN_TOKENS) or (words[-1] == "key" and before in _KEYS))
+    return bool(parts) and ((parts[-1] == "token" and before not in _PLAIN_TOKENS) or (parts[-1] == "key" and before in _KEYS))
 
 
 def secretive(value: Any) -> Any:
-    """A check of a field: a mapping of plain data, deeply frozen, in which keys, tokens, passwords and headers are `Secret`s."""
+    """A check: a mapping of plain data, deeply frozen, with keys, tokens, passwords and headers as `Secret`s."""
     if not isinstance(value, Mapping):
         raise ValueError("a mapping")
     return _hidden(value, hides=False)
@@ -89,7 +89,7 @@ def _hidden(value: Any, *, hides: bool) -> Any:
     if isinstance(value, Secret):
         return value
     if isinstance(value, Mapping):
-        names = freeze(dict.fromkeys(value))  # which takes strings alone
+        names = freeze(dict.fromkeys(value))  # the names must be strings
         return immutabledict({name: _hidden(value[name], hides=hides or _holds(name)) for name in names})
     if isinstance(value, (list, tuple)):
         return tuple(_hidden(entry, hides=hides) for entry in value)
@@ -102,7 +102,7 @@ def _holds(name: object) -> bool:
 
 
 def masked(value: Any, levels: int = 5) -> Any:
-    """A value as a message may show it: `Secret`s take the place of what has a secret's name. What no message shows, deeper or further on, is left out.
+    """The value as messages may show it, with a `Secret` for each secret; what is too deep or too long for a message is left out.
 
     >>> masked({"password": 5, "a": [{"token": "x"}]})
     {'password': Secret(hidden), 'a': [{'token': Secret(hidden)}]}
@@ -118,9 +118,5 @@ def masked(value: Any, levels: int = 5) -> Any:
 
 
 def revealed(value: Any) -> Any:
-    """The same with the texts of its secrets, in plain dicts and lists: for whom the settings are meant."""
-    if isinstance(value, Secret):
-        return value.reveal()
-    if isinstance(value, Mapping):
-        return {name: revealed(entry) for name, entry in value.items()}
-    return [revealed(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    """The settings as dicts and lists, with the text of each secret."""
+    return thaw(value, lambda leaf: leaf.reveal() if isinstance(leaf, Secret) else leaf)

@@ -5,7 +5,7 @@
 >>> load('{"a": 1, "a": 2}')
 Traceback (most recent call last):
 ...
-pipegen.records.strict_json.NotStrict: the key 'a' stands there twice
+pipegen.records.strict_json.NotStrict: the key 'a' occurs twice
 >>> dump({"text": "é", "logprob": float("-inf")})
 '{"text": "é", "logprob": "-Infinity"}'
 """
@@ -14,22 +14,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pipegen.records.limits import NESTING
+from pipegen.records.fields import NESTING, thaw
 
-__all__ = ["MAX_DEPTH", "NotStrict", "check_plain", "dump", "load", "plain"]
-
-MAX_DEPTH = NESTING
-"""How deep lists and mappings may be nested."""
+__all__ = ["NotStrict", "check_plain", "dump", "load", "plain"]
 
 _LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-"""Characters that some readers take for the end of a line, as JSON escapes (they can only stand within strings)."""
+"""Characters that some readers take for the end of a line, as JSON escapes (they occur only within strings)."""
 
 
 class NotStrict(ValueError):
-    """A text is not the JSON that is taken here; the message says why."""
+    """The text is not strict JSON; the message says why."""
 
 
 def load(text: str) -> Any:
@@ -38,17 +34,17 @@ def load(text: str) -> Any:
     >>> load('{"a": NaN}')
     Traceback (most recent call last):
     ...
-    pipegen.records.strict_json.NotStrict: NaN is no number in JSON
+    pipegen.records.strict_json.NotStrict: NaN is not a number in JSON
     """
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except NotStrict:
         raise
     except json.JSONDecodeError as refusal:
-        place = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
-        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {place}") from None
+        position = f"line {refusal.lineno} column {refusal.colno}" if "\n" in text.strip() else f"column {refusal.colno}"
+        raise NotStrict(f"{refusal.msg.removesuffix(' at')} at {position}") from None
     except RecursionError:
-        raise NotStrict(f"it is nested more than {MAX_DEPTH} deep") from None
+        raise NotStrict(f"it is nested more than {NESTING} deep") from None
     except ValueError as refusal:  # a whole number with thousands of digits
         raise NotStrict(str(refusal).split(";")[0]) from None
     check_plain(value)
@@ -59,22 +55,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, entry in pairs:
         if key in value:
-            raise NotStrict(f"the key {key!r:.200} stands there twice")
+            raise NotStrict(f"the key {key!r:.200} occurs twice")
         value[key] = entry
     return value
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise NotStrict(f"{name} is no number in JSON")
+    raise NotStrict(f"{name} is not a number in JSON")
 
 
 def check_plain(value: Any) -> None:
-    """Refuse plain data that JSON cannot hold, or that is nested too deep: raises `NotStrict`.
+    """Raise `NotStrict` for plain data that JSON cannot express, or that is nested too deep.
 
     >>> check_plain({"a": [float("nan")]})
     Traceback (most recent call last):
     ...
-    pipegen.records.strict_json.NotStrict: nan is no number in JSON
+    pipegen.records.strict_json.NotStrict: nan is not a number in JSON
     """
     left = [(value, 1)]
     while left:
@@ -82,10 +78,10 @@ def check_plain(value: Any) -> None:
         if isinstance(entry, str):
             _check_text(entry)
         elif isinstance(entry, float) and not math.isfinite(entry):
-            raise NotStrict(f"{entry} is no number in JSON")
+            raise NotStrict(f"{entry} is not a number in JSON")
         elif isinstance(entry, (dict, list)):
-            if depth > MAX_DEPTH:
-                raise NotStrict(f"it is nested more than {MAX_DEPTH} deep")
+            if depth > NESTING:
+                raise NotStrict(f"it is nested more than {NESTING} deep")
             inner = [*entry.keys(), *entry.values()] if isinstance(entry, dict) else entry
             left.extend((part, depth + 1) for part in inner)
 
@@ -98,22 +94,22 @@ def _check_text(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Immutable plain data as JSON has it: mappings as dicts, tuples as lists, NaN and infinities as the strings that `float` reads.
+    """Plain data as dicts and lists, with NaN and infinities as strings that `float` reads.
 
     >>> plain((1, float("nan")))
     [1, 'NaN']
     """
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return thaw(value, _finite)
+
+
+def _finite(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def dump(value: Any) -> str:
-    """The value as one line of JSON that every strict reader takes; text stays readable. Raises `TypeError` for what is not plain data."""
+    """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not plain data."""
     line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     try:
         line.encode()

@@ -1,6 +1,4 @@
-"""Where two runs of the same requests part: the first stage at which their results differ.
-
-Results are made in stages, each from the one before, so the first that differs is the one to look at; what comes after it follows from it.
+"""Where two runs of the same requests differ: the first stage whose outputs differ, since later stages follow from it.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.results import Finish
@@ -30,7 +28,7 @@ WIDTH = 60
 
 
 class Difference(NamedTuple):
-    """The first stage that differs, and what each side has there, in a few words."""
+    """The first stage that differs, and the value of each side there."""
 
     stage: str
     first: str
@@ -38,17 +36,21 @@ class Difference(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """One request, by its id, and where its two results part; None where they are equal."""
+    """One request, by its id, and where its two results differ; None if they are equal."""
 
     id: str
     difference: Difference | None
 
 
+def _parting(first: Sequence[Any], second: Sequence[Any]) -> int:
+    return next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+
+
 def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
-    """None where a side does not tell its ids, as brief files do not."""
+    """None also if a side has no ids, as in brief files."""
     if first == second or not first or not second:
         return None
-    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    at = _parting(first, second)
 
     def shown(ids: Sequence[int]) -> str:
         return f"{len(ids)} tokens, at {at}: {ids[at] if at < len(ids) else 'the end'}"
@@ -59,7 +61,7 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
 def _texts(first: str, second: str) -> tuple[str, str] | None:
     if first == second:
         return None
-    at = next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    at = _parting(first, second)
     return f"at {at}: {first[at : at + WIDTH]!r}", f"at {at}: {second[at : at + WIDTH]!r}"
 
 
@@ -86,19 +88,19 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
     "text": lambda one, other: _texts(one.text, other.text),
     "finish": lambda one, other: _values(_ending(one), _ending(other)),
 }
-"""In the order in which a result is made; `finish` also compares what ended it and the counts of tokens."""
+"""In the order in which a result is made; `finish` also compares the stop and the token counts."""
 
 
 def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult]) -> Difference | None:
-    """The first stage at which two slots differ, or None. Errors are equal when they are of one kind; samples are compared one by one."""
+    """The first stage at which two slots differ, or None. Errors are equal if they are of one type; samples are compared one by one."""
     if not (is_ok(first) and is_ok(second)):
-        said = _outcome(first), _outcome(second)
-        return None if said[0] == said[1] else Difference("outcome", *said)
+        outcomes = _outcome(first), _outcome(second)
+        return None if outcomes[0] == outcomes[1] else Difference("outcome", *outcomes)
     one, other = first.unwrap(), second.unwrap()
     for stage, differs in STAGES.items():
-        words = differs(one, other)
-        if words is not None:
-            return Difference(stage, *words)
+        difference = differs(one, other)
+        if difference is not None:
+            return Difference(stage, *difference)
     if len(one.samples) != len(other.samples):
         return Difference("samples", str(len(one.samples)), str(len(other.samples)))
     pairs = (first_difference(Success(a), Success(b)) for a, b in zip(one.samples, other.samples, strict=True))
@@ -110,7 +112,7 @@ def _outcome(slot: Slot[GenerationResult]) -> str:
 
 
 def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Slot[GenerationResult]]) -> Iterator[Compared]:
-    """Every request of either run, those of the first in its order, then what only the second has."""
+    """Every request of either run: those of the first in order, then those that only the second has."""
     for name, slot in first.items():
         yield Compared(name, first_difference(slot, second[name]) if name in second else Difference("outcome", _outcome(slot), "not there"))
     for name, slot in second.items():
@@ -119,7 +121,7 @@ def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Sl
 
 
 def summary(compared: Sequence[Compared]) -> dict[str, int]:
-    """How many requests are equal, and how many part at each stage.
+    """How many requests are equal, and how many differ at each stage.
 
     >>> summary([Compared("a", None), Compared("b", Difference("ids", "", "")), Compared("c", None)])
     {'requests': 3, 'equal': 2, 'ids': 1}

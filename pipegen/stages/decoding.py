@@ -9,16 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from returns.result import Success
 
+from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
+from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.results import Decoded, Finish, Raw
+from pipegen.records.results import Decoded, Encoded, Finish, Raw
 from pipegen.stages.parts.detokenize import Detokenizer, added, spell
 from pipegen.stages.stopping import endings, plan_stops
 
-__all__ = ["Detokenizer", "decode", "hidden_ids"]
+__all__ = ["Detokenizer", "decode", "decode_row", "hidden_ids"]
 
 
 def hidden_ids(tokenizer: Tokenizer, skip_special_tokens: bool | None) -> frozenset[int]:
@@ -36,7 +39,21 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(tokenizer.special_tokens.values())
 
 
-def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
+def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
+    """The stage that makes text of generated ids; see `decode_row`. While a call streams, its text is followed as far as it is final."""
+
+    def follow(encoded: Encoded) -> Any:
+        from pipegen.stages.parts.row_decoder import RowDecoder  # which is made of this stage and the two after it
+
+        return RowDecoder(encoded.options, engine.tokenizer, engine.eos_token_ids, engine.plugins)
+
+    def decoded(raw: Raw) -> Slot[Decoded]:
+        return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
+
+    return dataclasses.replace(each("decode", decoded, keeps_text=True), follow=follow, rebind=lambda new: decode(new.engine(engine)))
+
+
+def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
     """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
 
     Ids beyond the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs. An engine that gave up makes `ABORTED`, one
@@ -48,7 +65,7 @@ def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) ->
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
     >>> encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=resolve(GenerationOptions()), prompt=prompt)
-    >>> decoded = decode(Raw(encoded=encoded, token_ids=(66, 257, 67)), ToyTokenizer(), eos_token_ids=(257,)).unwrap()
+    >>> decoded = decode_row(Raw(encoded=encoded, token_ids=(66, 257, 67)), ToyTokenizer(), eos_token_ids=(257,)).unwrap()
     >>> decoded.text, decoded.raw_text, decoded.raw.token_ids, decoded.finish.value
     ('B', 'B<|im_end|>', (66, 257), 'eos')
     """
@@ -61,7 +78,7 @@ def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) ->
     kept = count if ended is None else ended + 1
     finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
     if kept < len(ids):
-        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept])
+        raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept], ending=None)
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
     shown = raw.token_ids[:ended]
@@ -71,7 +88,8 @@ def decode(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) ->
     else:
         text, text_ends = spell(tokenizer, shown, hidden)
     text_ends += text_ends[-1:] or (0,) if ended is not None else ()
-    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop))
+    followed = None if raw.ending is None else text
+    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, followed=followed))
 
 
 def _unforced(raw: Raw, kept: int, limit: int) -> tuple[Finish, str | None]:

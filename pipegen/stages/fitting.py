@@ -1,84 +1,34 @@
-"""Preflight: what can be known to fail before the engine is called."""
+"""Fit: whether prompt and answer have room in the model, before the engine is called."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
-from pipegen.core.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.capabilities import ENGINES, Capabilities, missing
-from pipegen.engines.names import shown
-from pipegen.engines.plugin import Plugin
-from pipegen.records.options import GenerationOptions, flat_values, resolve
-from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Encoded, ResolvedRequest
-from pipegen.stages.parts.watching import ask_plugin
+from pipegen.core.errors import InvalidRequest, PromptTooLong
+from pipegen.core.pipe import Pipe, each
+from pipegen.core.slots import Slot
+from pipegen.engines.capabilities import Capabilities
+from pipegen.engines.protocol import TokenEngine
+from pipegen.records.results import Encoded
 
-__all__ = ["check_fit", "check_ids", "check_support", "room"]
-
-_NEUTRAL = flat_values(resolve(GenerationOptions()))
+__all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
 
 
-def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[ResolvedRequest]:
-    """Whether the engine takes this request at all; needs no prompt.
+def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
+    """The stage that refuses prompts which leave no room for an answer, or lowers `max_new_tokens`; see `check_fit`."""
 
-    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
-    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
-    it raises or gives no reason in words).
+    def fitted(encoded: Encoded) -> Slot[Encoded]:
+        return check_fit(encoded, engine.capabilities)
 
-    >>> from pipegen.records.options import GenerationOptions, resolve
-    >>> from pipegen.records.requests import TextGenerationRequest
-    >>> job = ResolvedRequest(request=TextGenerationRequest(prompt="a"), options=resolve(GenerationOptions(no_repeat_ngram_size=2)))
-    >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
-    'no_repeat_ngram_size'
-    """
-    images = len(job.request.sources)
-    if images and "images" not in capabilities.honours:
-        because = f": {capabilities.reason}" if capabilities.reason else ""
-        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}"))
-    if images and capabilities.max_images is not None and images > capabilities.max_images:
-        words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
-        return Failure(UnsupportedMultimodal(words))
-    for name in missing(_asked(job.options), capabilities):
-        others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
-        hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
-        if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
-            hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
-        return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
-    for plugin in plugins:
-        asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
-        if not is_ok(asked):
-            return Failure(asked.failure())
-        if asked.unwrap() is not None:
-            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {asked.unwrap()}", plugin=plugin.name))
-    return Success(job)
+    return dataclasses.replace(each("fit", fitted, keeps_text=True), rebind=lambda new: fit(new.engine(engine)))
 
 
-def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:
-    """Why the plugin does not take the request; None where it does."""
-    reason: object = plugin.refuses(request) if plugin.refuses is not None else None
-    if reason is None or isinstance(reason, str):
-        return Success(reason)
-    return Failure(PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name))
-
-
-_EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
-"""Options that pipegen itself carries out, whatever the engine."""
-
-
-@functools.lru_cache(maxsize=1024)
-def _asked(options: GenerationOptions) -> tuple[str, ...]:
-    """The options that the engine itself has to honour: those that differ from the neutral default."""
-    return tuple(name for name, value in flat_values(options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)
-
-
-def room(prompt_tokens: int, capabilities: Capabilities) -> int | None:
+def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:
     """How many tokens can be generated after a prompt of that length; None where the engine names no limit.
 
-    >>> room(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
+    >>> remaining_tokens(10, Capabilities(engine="toy", honours=frozenset(), context_length=12))
     2
     """
     return None if capabilities.context_length is None else capabilities.context_length - prompt_tokens
@@ -116,7 +66,7 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     asked = encoded.options.max_prompt_tokens
     if asked is not None and prompt_tokens > asked and asked <= (capabilities.context_length or asked):
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
-    left = room(prompt_tokens, capabilities)
+    left = remaining_tokens(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
     if left is None or wanted <= left:
         return Success(encoded)

@@ -12,35 +12,41 @@ tokens are those of the marked render.
 >>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> job = ResolvedRequest(request=TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]), options=resolve(GenerationOptions()))
->>> rendered = render(job, ToyTokenizer(), ToyRenderer()).unwrap()
+>>> rendered = render_row(job, ToyTokenizer(), ToyRenderer()).unwrap()
 >>> rendered.text, rendered.thinking
 ('<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think></think>', 'honoured')
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, cast
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
-from pipegen.core.slots import Slot, is_ok
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch, Slot, is_ok, live
+from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import record
+from pipegen.records.fields import InvalidField, altered, record, thaw
 from pipegen.records.messages import plain_messages
-from pipegen.records.options import ChatTemplateOptions
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import ResolvedRequest, Thinking
+from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign, rewrite_foreign, trusted_part
-from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, thaw, written_by
+from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
+from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
+from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, written_by
 
-__all__ = ["Rendered", "hides_nothing", "is_guarded", "render"]
+__all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
 _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
@@ -48,12 +54,18 @@ _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
 
 @record
 class Rendered:
-    """A prompt as text, with what the tokenizer has to know about it; or the token ids that the caller gave instead."""
+    """A request with its prompt as text, and what the tokenizer has to know about it; or with the token ids that the caller gave instead.
 
+    A stage of your own may change `text` where nothing is `hidden`; where something is, `rewritten` changes both.
+    """
+
+    request: GenerationRequest
+    options: GenerationOptions
+    """The effective options."""
     text: str | None = None
-    """What the template wrote, or the plain prompt; look-alikes put back."""
+    """What the template wrote, or the plain prompt, as it is."""
     hidden: str | None = None
-    """The same with look-alikes hidden behind `marks`."""
+    """The same with look-alikes of control tokens hidden behind `marks`; None where there are none."""
     marks: Marks = Marks()
     control: ControlTokens | None = None
     """The control tokens to guard against; None where all of them count."""
@@ -63,9 +75,69 @@ class Rendered:
     """What was put in front of a plain prompt."""
     token_ids: tuple[int, ...] | None = None
     thinking: Thinking | None = None
+    images: tuple[PreparedImage, ...] = ()
+
+    def check_all(self) -> None:
+        if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
+            raise InvalidField("Rendered.text and Rendered.hidden are one text: rendered.rewritten(f) changes both")
+
+    @property
+    def to_tokenize(self) -> str:
+        """The text, look-alikes of control tokens hidden."""
+        return (self.text if self.hidden is None else self.hidden) or ""
+
+    def rewritten(self, f: Callable[[str], str]) -> Rendered:
+        """The prompt with its text changed by `f`. Control tokens that `f` writes count; those that foreign words spell stay text."""
+        if self.text is None:
+            raise InvalidField("a prompt of token ids has no text to rewrite")
+        changed = f(self.to_tokenize)
+        return dataclasses.replace(self, text=self.marks.put_back(changed), hidden=None if self.hidden is None else changed)
 
 
-def render(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
+def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
+    """The stage that makes prompts of messages, by the engine's chat template, and prepares their images.
+
+    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. All are rendered before a stage that
+    tokenises sees the first: taken in turn, templates and tokenizers push each other out of the processor's caches. Fails as `render_row` does, and with
+    `BadImage`.
+    """
+
+    def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
+        images = prepare_images(live(batch), engine)
+        made: dict[Hashable, Slot[Rendered]] = {}
+
+        def rendered(job: ResolvedRequest) -> Slot[Rendered]:
+            key = _key(job)
+            first = made.get(key)
+            if first is None:
+                first = made[key] = within(functools.partial(_rendered, job, engine, images), "the prompt")
+                return first
+            return first.map(lambda one: altered(one, request=job.request, options=job.options))
+
+        return tuple([rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch])
+        yield  # a generator without effects
+
+    return Pipe("render", steps, rebind=lambda new: render(new.engine(engine)))
+
+
+def _key(job: ResolvedRequest) -> Hashable:
+    """What a prompt's text is made of."""
+    request, options = job.request, job.options
+    return request.messages, request.prompt, request.prompt_token_ids, request.tools, options.chat, options.preprocess
+
+
+def _rendered(job: ResolvedRequest, engine: TokenEngine, prepared: Prepared) -> Slot[Rendered]:
+    if not job.request.sources:
+        return render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=engine.image_placeholder or "")
+    images = images_of(job, prepared)
+    if not is_ok(images):
+        return Failure(images.failure())
+    written = image_tokens(images.unwrap(), engine.tokenizer, engine.image_placeholder)
+    made = render_row(job, engine.tokenizer, engine.renderer, bos_token=engine.bos_token, written=written)
+    return made.map(lambda one: altered(one, images=images.unwrap()))
+
+
+def render_row(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bos_token: str | None = None, written: str = "") -> Slot[Rendered]:
     """The job's prompt as text; `InvalidRequest` or `TemplateFailed` where there is none.
 
     Messages go through the chat template; `written` holds the added tokens that stand for the request's images, which are control tokens too. A plain
@@ -74,13 +146,13 @@ def render(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *, bo
     """
     request, chat = job.request, job.options.chat or ChatTemplateOptions()
     if request.prompt_token_ids is not None:
-        return Success(Rendered(token_ids=request.prompt_token_ids))
+        return Success(Rendered(request=request, options=job.options, token_ids=request.prompt_token_ids))
     if request.prompt is None:
         return _render_messages(job, chat, tokenizer, renderer, written)
     if is_guarded(request, chat):
-        return _guarded_prompt(request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
+        return _guarded_prompt(job, request.prompt, chat, control_tokens(tokenizer, renderer.template or "", written), bos_token or "")
     bos = bos_token if bos_token and not request.prompt.startswith(bos_token) else ""
-    return Success(Rendered(text=bos + request.prompt, hidden=bos + request.prompt, bos=bos))
+    return Success(Rendered(request=request, options=job.options, text=bos + request.prompt, bos=bos))
 
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
@@ -91,7 +163,7 @@ def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
     )
 
 
-def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
+def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
     found = control.found_in(prompt)
     refuses = chat.control_tokens == "reject"
     if found and refuses:
@@ -99,7 +171,9 @@ def _guarded_prompt(prompt: str, chat: ChatTemplateOptions, control: ControlToke
     marks = choose_marks(control.edges.intersection(prompt), avoid=[prompt]) if found else Marks()
     if marks is None:
         return Failure(_no_marks())
-    return Success(Rendered(text=bos + prompt, hidden=bos + marks.mark(prompt), bos=bos, marks=marks, control=control, refuses=refuses))
+    hidden = bos + marks.mark(prompt) if found else None
+    made = Rendered(request=job.request, options=job.options, text=bos + prompt, hidden=hidden, bos=bos, marks=marks, control=control, refuses=refuses)
+    return Success(made)
 
 
 def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
@@ -122,26 +196,28 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
         return call_template(renderer, shaped, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
 
     if not is_guarded(job.request, chat):
-        return write(said).map(lambda text: Rendered(text=text, hidden=text, thinking=thinking))
+        return write(said).map(lambda text: Rendered(request=job.request, options=job.options, text=text, thinking=thinking))
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
     whole = composes(source, control.ids)
     guarded = control.letters if whole else control.edges
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
-    words = foreign(said, trust)
+    words = foreign_strings(said, trust)
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded if character in joined}
 
     def rendered(hidden: str, marks: Marks) -> Rendered:
-        return Rendered(text=marks.put_back(hidden), hidden=hidden, marks=marks, control=control, refuses=refuses, thinking=thinking)
+        text = marks.put_back(hidden)
+        about: dict[str, Any] = {"marks": marks, "control": control, "refuses": refuses, "thinking": thinking}
+        return Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about)
 
     if not present:
         return write(said).map(lambda text: rendered(text, Marks()))
-    found = _look_alike(foreign(said, trust | {"assistant"}), control) if refuses else None
+    found = _look_alike(foreign_strings(said, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign(trusted_part(said, trust), ()))])
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(said, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
     mark = _marker(write, said, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
@@ -181,7 +257,7 @@ def _marker(
         if not is_ok(text):
             return True
         hidden = text.unwrap()
-        spellings = {text.strip() for _, text in foreign(said, trust) if text.lower() == word}
+        spellings = {text.strip() for _, text in foreign_strings(said, trust) if text.lower() == word}
         shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
         return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
 

@@ -21,17 +21,19 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import PluginFailed
+from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Decoded, Finish
+from pipegen.records.results import Decoded, Ending, Finish
 from pipegen.stages.parts.detokenize import spell
 from pipegen.stages.parts.stop_scan import Scan, StopScanner, checked
 from pipegen.stages.parts.watching import Watch
 
-__all__ = ["Cut", "Scan", "StopPlan", "StopScanner", "cut", "ending_ids", "endings", "plan_stops", "split_stops", "stop", "text_offset"]
+__all__ = ["Cut", "Scan", "StopPlan", "StopScanner", "cut", "ending_ids", "endings", "plan_stops", "split_stops", "stop", "stop_row", "text_offset"]
 
 
 class Cut(NamedTuple):
@@ -154,7 +156,16 @@ class _Ending(NamedTuple):
     stop: str | None
 
 
-def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
+def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
+    """The stage that ends each row at its first stop string, or where a plugin halts it; see `stop_row`."""
+
+    def stopped(decoded: Decoded) -> Slot[Decoded]:
+        return stop_row(decoded, engine.tokenizer, engine.plugins)
+
+    return dataclasses.replace(each("stop", stopped, keeps_text=True), rebind=lambda new: stop(new.engine(engine)))
+
+
+def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
     """End the row at the first stop string to complete, or where a plugin halts it; at one and the same token the stop string goes first.
 
     A row that ended by an id, by its length, or because the engine gave up has a stop string as its finish if one completes in its text.
@@ -164,11 +175,15 @@ def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ())
     if not plan.text and not plan.raw and not plugins:
         return Success(decoded)
     text_ends, raw_ends = (*decoded.text_ends, len(decoded.text)), (*decoded.raw_ends, len(decoded.raw_text))
-    ending = _stop_string(decoded, plan, text_ends, raw_ends) if plan.text or plan.raw else None
-    watched = _watch(decoded, plugins, text_ends, len(text_ends) if ending is None else ending.token)
-    if isinstance(watched, PluginFailed):
-        return Failure(watched)
-    ending = watched or ending
+    known = decoded.raw.ending
+    if known is not None and decoded.followed == decoded.text and known.watched == tuple(plugin.name for plugin in plugins if plugin.feed is not None):
+        ending = _known(decoded, known)
+    else:
+        ending = _stop_string(decoded, plan, text_ends, raw_ends) if plan.text or plan.raw else None
+        watched = _watch(decoded, plugins, text_ends, len(text_ends) if ending is None else ending.token)
+        if isinstance(watched, PluginFailed):
+            return Failure(watched)
+        ending = watched or ending
     if ending is None:
         return Success(decoded)
     raw, raw_text, kept = decoded.raw, decoded.raw_text, ending.token + 1
@@ -178,6 +193,18 @@ def stop(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ())
     shown = tuple(min(end, ending.length) for end in decoded.text_ends[:kept])
     text = decoded.text[: ending.length]
     return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=shown, raw_ends=decoded.raw_ends[:kept], finish=ending.finish, stop=ending.stop))
+
+
+def _known(decoded: Decoded, known: Ending) -> _Ending | None:
+    """The ending of a row that was followed to its last token; None where no stop string and no plugin ended it."""
+    last = len(decoded.raw.token_ids) - 1
+    if known.length is not None:
+        return _Ending(last, known.length, known.finish, None if known.stop is None else str(known.stop))
+    if known.finish is not Finish.STOP_STRING or not isinstance(known.stop, str):
+        return None
+    before = decoded.text_ends[last - 1] if last else 0  # the stop completes with the last token
+    start = decoded.text.find(known.stop, max(0, before + 1 - len(known.stop)))
+    return _Ending(last, len(decoded.text) if start < 0 else start, known.finish, known.stop)
 
 
 def _stop_string(decoded: Decoded, plan: StopPlan, text_ends: Sequence[int], raw_ends: Sequence[int]) -> _Ending | None:

@@ -16,28 +16,69 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from itertools import groupby
+from typing import cast
 
 from returns.result import Failure, Success
 
+from pipegen.core.border import of_tokenizer
+from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
-from pipegen.core.slots import Slot
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.options import GenerationOptions, merge, resolve
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
+from pipegen.records.results import Encoded, PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
-from pipegen.stages.rendering import Rendered, hides_nothing, render
+from pipegen.stages.parts.images import image_tokens, within
+from pipegen.stages.parts.length import check_length
+from pipegen.stages.rendering import Rendered, hides_nothing, render_row
 
-__all__ = ["count_tokens", "encode", "image_tokens"]
+__all__ = ["count_tokens", "tokenize", "tokenize_row"]
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 """What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
 
 
-def encode(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
+def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
+    """The stage that makes token ids of prompts, images included; rows of a batch with equal prompts share one.
+
+    Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as `tokenize_row` does.
+    """
+
+    def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
+        made: dict[Hashable, Slot[Prompt]] = {}
+
+        def encoded(rendered: Rendered) -> Slot[Encoded]:
+            limits = [limit for limit in (engine.capabilities.context_length, rendered.options.max_prompt_tokens) if limit is not None]
+            limit, key = min(limits, default=None), _key(rendered)
+            prompt = made.get((key, limit))
+            if prompt is None:
+                prompt = made[key, limit] = within(functools.partial(_prompt, rendered, engine, limit), "the prompt")
+            return prompt.map(lambda prompt: Encoded(request=rendered.request, options=rendered.options, prompt=prompt))
+
+        return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
+        yield  # a generator without effects
+
+    return Pipe("tokenize", steps, rebind=lambda new: tokenize(new.engine(engine)))
+
+
+def _key(rendered: Rendered) -> Hashable:
+    """What a prompt's ids are made of. Rows that share a prompt share these objects."""
+    text = (rendered.text, rendered.hidden, rendered.marks, id(rendered.control), rendered.refuses, rendered.bos, rendered.thinking)
+    return text, rendered.token_ids, tuple([id(image) for image in rendered.images])
+
+
+def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[Prompt]:
+    refusal = check_length(rendered.to_tokenize, engine.tokenizer, limit)
+    return Failure(refusal) if refusal is not None else tokenize_row(rendered, rendered.images, engine.tokenizer, engine.image_placeholder)
+
+
+def tokenize_row(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
     """The prompt's record: its ids, with one `image_placeholder` for each image, and with each image's expansion in its place.
 
     An expansion other than copies of the placeholder is put into the text before it is tokenised, since its ends may join with what stands beside it
@@ -63,8 +104,8 @@ def count_tokens(
     """
     said = merge(request.options, options)
     job = ResolvedRequest(request=dataclasses.replace(request, options=said), options=resolve(said))
-    rendered = render(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
-    return rendered.bind(lambda text: encode(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
+    rendered = render_row(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
+    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
 
 def _with_images(
@@ -75,7 +116,7 @@ def _with_images(
     if image_placeholder is None or not (images or tokenizer.control_tokens[image_placeholder] in ids):
         return Success(Prompt(token_ids=ids, compact_token_ids=ids, text=rendered.text, thinking=rendered.thinking))
     placeholder = tokenizer.control_tokens[image_placeholder]
-    text = rendered.hidden if any(image.expansion is not None for image in images) else None
+    text = rendered.to_tokenize if rendered.text is not None and any(image.expansion is not None for image in images) else None
     places = ids.count(placeholder) if text is None or ids.count(placeholder) != len(images) else text.count(image_placeholder)
     if places != len(images):
         words = f"the prompt holds {places} image placeholders {image_placeholder!r} for {len(images)} images"
@@ -84,12 +125,12 @@ def _with_images(
         left = (_expansion_ids(image, placeholder, tokenizer) for image in images)
         expanded: Slot[tuple[int, ...]] = Success(tuple(own for number in ids for own in (next(left) if number == placeholder else (number,))))
     else:
-        expanded = _compact_ids(dataclasses.replace(rendered, hidden=_expanded_text(text, images, image_placeholder)), tokenizer)
+        expanded = _compact_ids(rendered.rewritten(lambda text: _expanded_text(text, images, image_placeholder)), tokenizer)
     return expanded.map(lambda whole: Prompt(token_ids=whole, compact_token_ids=ids, text=rendered.text, images=images, thinking=rendered.thinking))
 
 
 def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return (placeholder,) * image.tokens if image.expansion is None else tokenizer.encode(image.expansion)
+    return (placeholder,) * image.tokens if image.expansion is None else of_tokenizer(tokenizer.encode, image.expansion)
 
 
 def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
@@ -99,37 +140,23 @@ def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: st
     return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
 
 
-def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
-    """The added tokens that stand in a prompt for images, one after another: they steer, and so text that looks like them has to stay text.
-
-    >>> from pipegen.testing.toy import ToyTokenizer
-    >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
-    '<|image_pad|>'
-    """
-    if not image_placeholder or not images:
-        return image_placeholder or ""
-    ids = {number for image in images if image.expansion is not None for number in tokenizer.encode(image.expansion)}
-    tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
-    return "\0".join(dict.fromkeys([image_placeholder, *tokens]))
-
-
 def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
     if rendered.token_ids is not None:
         for position, number in enumerate(rendered.token_ids):
             if number >= tokenizer.vocab_size:
                 return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {number}, and the vocabulary has {tokenizer.vocab_size} ids"))
         return Success(rendered.token_ids)
-    hidden = rendered.hidden or ""
-    text = rendered.marks.put_back(hidden)
+    hidden, text = rendered.to_tokenize, rendered.text or ""
     try:
         text.encode()
     except UnicodeEncodeError as refusal:
         words = f"the prompt holds half a surrogate pair at character {refusal.start}"
         return Failure(InvalidRequest(words, hint="send whole characters: the text was cut inside one, or decoded wrongly"))
-    bos = tokenizer.encode(rendered.bos) if rendered.bos else ()
+    first = rendered.bos if hidden.startswith(rendered.bos) else ""
+    bos = of_tokenizer(tokenizer.encode, first) if first else ()
     if rendered.control is None:
-        return Success(bos + tokenizer.encode(text[len(rendered.bos) :]))
-    guarded = _guarded_ids(hidden[len(rendered.bos) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
+        return Success(bos + of_tokenizer(tokenizer.encode, text[len(first) :]))
+    guarded = _guarded_ids(hidden[len(first) :], rendered.marks, rendered.control, tokenizer, refuses=rendered.refuses)
     return guarded.map(lambda ids: bos + ids)
 
 
@@ -141,7 +168,7 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     """
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
-        plain = tokenizer.encode(marks.put_back(hidden))
+        plain = of_tokenizer(tokenizer.encode, marks.put_back(hidden))
         known = control.known
         seen = [number for number in plain if number in known]
         written = [control.ids[token] for token in pieces[1::2]]
@@ -190,7 +217,7 @@ def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list
     """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
     written, known = [control.ids[token] for token in run.tokens if token], control.known
     if run.plain:
-        ids = tokenizer.encode(run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
+        ids = of_tokenizer(tokenizer.encode, run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
         if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):
             return list(ids[1:] if run.tokens[0] else ids)
     out: list[int] = []
@@ -216,7 +243,7 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
     for row, text in enumerate(pieces[0::2]):
         kept = text.lstrip(_SPACE) if beside[row] and _takes_space(tokenizer, beside[row])[1] else text
         kept = kept.rstrip(_SPACE) if beside[row + 1] and _takes_space(tokenizer, beside[row + 1])[0] else kept
-        out += tokenizer.encode_plain(kept, first=first and not row) if kept else ()
+        out += of_tokenizer(tokenizer.encode_plain, kept, first=first and not row) if kept else ()
         out += [control.ordinary[pieces[2 * row + 1]]] if 2 * row + 1 < len(pieces) else []
     return out
 
@@ -225,10 +252,10 @@ def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, toke
 def _takes_space(tokenizer: Tokenizer, token: str) -> tuple[bool, bool]:
     """Whether the added token takes in the white space before it, and after it, as Phi's do. Found out, since it is no part of its text."""
     alone = (tokenizer.control_tokens[token],)
-    return tokenizer.encode(" \n" + token) == alone, tokenizer.encode(token + " \n") == alone
+    return of_tokenizer(tokenizer.encode, " \n" + token) == alone, of_tokenizer(tokenizer.encode, token + " \n") == alone
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_seen(tokenizer: Tokenizer, token: str) -> bool:
     """Whether the tokenizer sees the token inside a word; some are seen only as whole words."""
-    return tokenizer.control_tokens[token] in tokenizer.encode(f"x{token}x")
+    return tokenizer.control_tokens[token] in of_tokenizer(tokenizer.encode, f"x{token}x")

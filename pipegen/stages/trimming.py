@@ -6,20 +6,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, overload
 
 from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import PluginFailed
+from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Decoded, GenerationResult, closest_choice
 from pipegen.stages.parts.reasoning import thinking_unfinished
+from pipegen.stages.parts.samples import SAMPLING
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["Stripper", "strip", "trim", "trimmed"]
+__all__ = ["Stripper", "strip", "trim", "trim_row", "trimmed"]
 
 
 def strip(text: str, strip_whitespace: bool | None) -> str:
@@ -73,7 +78,29 @@ def _told(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, 
     return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
 
 
-def trim(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
+@overload
+def trim(engine: TokenEngine, route: str | None = None) -> Pipe[Decoded, GenerationResult]: ...
+@overload
+def trim(engine: TextEngine, route: str | None = None) -> Pipe[Any, GenerationResult]: ...
+def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult]:
+    """The stage that strips and trims the text and completes the result; see `trim_row`. Results carry the engine's name, or the one given as `route`.
+
+    It closes samples: after it, the rows of a request are put together. Text that a plugin may trim is not streamed before it is final.
+    """
+    name = engine.name if route is None else route
+    finished: Callable[[Any], Slot[GenerationResult]]
+    finished = partial(trim_row, route_name=name, plugins=engine.plugins) if takes_tokens(engine) else partial(engine.result, route=name)
+    return dataclasses.replace(
+        each("trim", finished),
+        keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
+        sampling=SAMPLING,
+        closes=True,
+        routes=(name,),
+        rebind=lambda new: trim(new.engine(engine), new.route(name)),
+    )
+
+
+def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
     """The finished result. Fails as `trimmed` does."""
     raw, encoded = decoded.raw, decoded.raw.encoded
     prompt, options = encoded.prompt, encoded.options

@@ -1,4 +1,4 @@
-"""Asking a route, for the conformance suite: requests that any model answers, and what their answers must have."""
+"""Requests for the conformance suite, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from pipegen.core.calls import Call
 from pipegen.core.drive import begin
 from pipegen.core.errors import GenerationError, UnsupportedOption
-from pipegen.core.pipe import Call
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import prepare_batch, run
 from pipegen.drivers.route import Route
@@ -18,32 +18,18 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
-    "LENGTH",
-    "PROMPTS",
-    "answers",
-    "chat",
-    "drawn_image",
-    "error_of",
-    "expect",
-    "greedy",
-    "honours",
-    "longest",
-    "made",
-    "red_square",
-    "refused",
-    "refuses",
-    "runs_on",
-    "same",
-]
+    "LENGTH", "PROMPTS", "answers", "chat", "drawn_image", "error_of", "expect", "greedy", "honours", "longest", "made", "png_file", "red_square",
+    "refused", "refuses", "runs_on", "same",
+]  # fmt: skip
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
 LENGTH = 24
 
 
-def expect(holds: bool, words: str) -> None:
+def expect(holds: bool, message: str) -> None:
     """Raise `AssertionError` with these words unless it holds."""
     if not holds:
-        raise AssertionError(words)
+        raise AssertionError(message)
 
 
 def chat(text: str, options: GenerationOptions | None = None) -> GenerationRequest:
@@ -52,7 +38,7 @@ def chat(text: str, options: GenerationOptions | None = None) -> GenerationReque
 
 
 def greedy(**more: Any) -> GenerationOptions:
-    """Greedy options for at most `LENGTH` tokens, with more said."""
+    """Greedy options for at most `LENGTH` tokens, with `more` options."""
     return GenerationOptions(**{"max_new_tokens": LENGTH, "temperature": 0.0, **more})
 
 
@@ -69,12 +55,12 @@ def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
 
 
 def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
-    """The request with the longest answer, and that answer: what stops are taken from."""
+    """The request with the longest answer, and that answer."""
     requests = [chat(text) for text in PROMPTS]
     free = greedy(stop=StopOptions(ignore_eos=True)) if honours(route, "ignore_eos") else greedy()
     results = answers(run(route, requests, free))
     best = max(range(len(requests)), key=lambda row: len(results[row].text))
-    expect(results[best].completion_tokens >= 8, "the model says too little to test with: choose one that generates at least 8 tokens")
+    expect(results[best].completion_tokens >= 8, "the answers are too short to test with: choose a model that generates at least 8 tokens")
     return requests[best], results[best]
 
 
@@ -89,29 +75,29 @@ def honours(route: Route, option: str) -> bool:
 
 
 def refuses(route: Route, options: GenerationOptions, option: str) -> None:
-    """Expect that an option which is not honoured is refused by name."""
+    """Expect that the option is refused by name."""
     error = error_of(run(route, [chat("Hi")], options)[0])
     expect(isinstance(error, UnsupportedOption) and error.option == option, f"{option} is not honoured, so it must be UnsupportedOption, not {error}")
 
 
 def refused(slot: Slot[GenerationResult], option: str) -> bool:
-    """Whether that option was refused by name: what an engine owes that cannot honour it together with the others."""
+    """Whether the option was refused by name."""
     error = error_of(slot)
     return isinstance(error, UnsupportedOption) and error.option == option
 
 
 def same(first: GenerationResult, second: GenerationResult) -> bool:
-    """Whether two results agree in everything that was generated, and in what it was generated from."""
+    """Whether two results have the same output, prompt and grid."""
     return all(
         getattr(first, name) == getattr(second, name) for name in ("text", "raw_text", "token_ids", "finish", "stop", "prompt_token_ids", "image_grid_thw")
     )
 
 
 def made(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
-    """What the engine itself gives for a row, before pipegen cuts it."""
+    """The engine's own output for a row, before pipegen cuts it."""
     begun = begin(route, prepare_batch([request], options))
     if not isinstance(begun.step, Call):
-        raise AssertionError(f"the request does not come to its call: {begun.step}")
+        raise AssertionError(f"the request does not reach the engine: {begun.step}")
     slot: Slot[Raw] = begun.step.backend.generate(begun.step.inputs)[0]
     begun.running.close()
     expect(is_ok(slot), f"the row failed: {slot}")
@@ -119,8 +105,8 @@ def made(route: Route, request: GenerationRequest, options: GenerationOptions) -
 
 
 def red_square() -> bytes:
-    """A 64x64 PNG of one colour, made without an imaging library."""
-    return _png(64, 64, b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64)))
+    """A 64x64 PNG of one colour."""
+    return png_file(64, 64, b"".join(b"\0" + b"\xdc\x28\x28" * 64 for _ in range(64)))
 
 
 def drawn_image(width: int, height: int, pattern: int) -> bytes:
@@ -130,10 +116,12 @@ def drawn_image(width: int, height: int, pattern: int) -> bytes:
         first = (y < height // 2, x < width // 2, (x // 8 + y // 8) % 2 == 0)[pattern]
         return b"\x10\x30\xe0" if first else b"\xf0\xe0\x20"
 
-    return _png(width, height, b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)))
+    return png_file(width, height, b"".join(b"\0" + b"".join(pixel(x, y) for x in range(width)) for y in range(height)))
 
 
-def _png(width: int, height: int, rows: bytes) -> bytes:
+def png_file(width: int, height: int, rows: bytes) -> bytes:
+    """A PNG of 8-bit RGB rows, each with its filter byte, made without an imaging library."""
+
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 

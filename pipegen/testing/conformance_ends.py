@@ -1,4 +1,4 @@
-"""Of the conformance suite: how rows end. Where stops, stop tokens, least lengths and limits end them, or keep them from beginning."""
+"""Conformance checks of how rows end: stops, stop tokens, minimum lengths, limits, and plugins."""
 
 from __future__ import annotations
 
@@ -15,20 +15,11 @@ from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.stopping import cut
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, made, refused, refuses, runs_on
 
-__all__ = [
-    "a_prompt_that_does_not_fit_is_refused_or_clipped",
-    "a_stop_string_cuts_and_halts",
-    "a_stop_token_ends_the_row",
-    "end_tokens_are_ignored_where_asked",
-    "min_new_tokens_holds",
-    "plugins_act_on_the_row",
-    "the_engine_itself_halts",
-    "whitespace_is_stripped_where_asked",
-]
+__all__ = ["CHECKS"]
 
 
 def a_stop_string_cuts_and_halts(route: Route) -> None:
-    """Wherever the stop is, the text is the cut of the free text, and the row ends at the token that completes the stop."""
+    """Wherever the stop is, the text is cut before it, and the row ends at the token that completes it."""
     request, free = longest(route)
     for start in range(0, max(1, len(free.text) - 3), 5):
         for length in (1, 3):
@@ -46,12 +37,12 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
 
 
 def a_stop_token_ends_the_row(route: Route) -> None:
-    """Its text is in `raw_text` only, and its id is reported."""
+    """Its text is in raw_text only, and its id is reported."""
     request, free = longest(route)
     if not honours(route, "stop_token_ids"):
         refuses(route, greedy(stop=StopOptions(stop_token_ids=(5,))), "stop_token_ids")
         return
-    if not free.token_ids:  # a server that tells no ids: which to stop at is not known
+    if not free.token_ids:  # a server without ids: the stop token is unknown
         return
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
@@ -61,7 +52,7 @@ def a_stop_token_ends_the_row(route: Route) -> None:
 
 
 def a_prompt_that_does_not_fit_is_refused_or_clipped(route: Route) -> None:
-    """A prompt beyond the caller's own limit, and beyond the model's, fails or is clipped."""
+    """Beyond the caller's limit, and beyond the model's."""
     counted = count_tokens(route, chat("Hi"))
     if not honours(route, "token_ids"):
         expect(isinstance(counted.failure(), UnsupportedOption), f"an engine that renders by itself counts no tokens, and says so, not {counted}")
@@ -110,7 +101,7 @@ def min_new_tokens_holds(route: Route) -> None:
 
 
 def end_tokens_are_ignored_where_asked(route: Route) -> None:
-    """`ignore_eos` goes on to `max_new_tokens`, and the end token that comes in the middle shows only without `skip_special_tokens`."""
+    """`ignore_eos` continues to `max_new_tokens`; the end token in the middle is in the text only without `skip_special_tokens`."""
     if not honours(route, "ignore_eos"):
         return
     ended = [chat(text) for text, result in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy())), strict=True) if _by_itself(result)]
@@ -123,7 +114,7 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
     for one in hidden:
         seen = (one.finish, one.completion_tokens)
         expect(seen == (Finish.LENGTH, LENGTH), f"ignore_eos: the row ends as {one.finish} after {one.completion_tokens} tokens, not {LENGTH}")
-    if ended and honours(route, "skip_special_tokens"):  # a server's parsers may leave out the piece of an answer where an end token stands
+    if ended and honours(route, "skip_special_tokens"):  # a server's parsers may drop the text at an end token
         shown = without_special_tokens(False)
         changed = any((one.reasoning, one.text) != (other.reasoning, other.text) for one, other in zip(hidden, shown, strict=True))
         expect(changed, "skip_special_tokens: texts with an end token in their middle are the same with and without special tokens")
@@ -134,11 +125,11 @@ def _by_itself(result: GenerationResult) -> bool:
 
 
 def whitespace_is_stripped_where_asked(route: Route) -> None:
-    """`strip_whitespace` takes it from both ends of the text, after the cut."""
+    """`strip_whitespace` strips both ends of the text, after the cut."""
     ignores: bool | None = True if honours(route, "ignore_eos") else None
     for text, free in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy(stop=StopOptions(ignore_eos=ignores)))), strict=True):
-        for place in range(1, len(free.text) - 1):
-            stop = free.text[place + 1 : place + 4]
+        for index in range(1, len(free.text) - 1):
+            stop = free.text[index + 1 : index + 4]
             wanted = cut(free.text, (stop,)).text
             if wanted != wanted.strip() and wanted.strip():
                 options = greedy(stop=StopOptions(stop=(stop,), ignore_eos=ignores), decode=DecodeOptions(strip_whitespace=True))
@@ -148,13 +139,13 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
 
 
 def the_engine_itself_halts(route: Route) -> None:
-    """Stops are pipegen's own cut on every engine; the engine must also end the row there, and not run on for nothing."""
+    """pipegen cuts the text at stops; the engine must also end the row there."""
     if not honours(route, "token_ids"):
         return
     request, free = longest(route)
-    ignore, room = runs_on(free), 4 * LENGTH
-    most = len(made(route, request, greedy(max_new_tokens=room, stop=StopOptions(ignore_eos=ignore))).token_ids)
-    expect(most <= room, f"max_new_tokens: the engine generates {most} tokens, and {room} were asked for")
+    ignore, length = runs_on(free), 4 * LENGTH
+    most = len(made(route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    expect(most <= length, f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for")
     few = len(made(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
     expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
     token = free.token_ids[len(free.token_ids) // 2]
@@ -164,12 +155,12 @@ def the_engine_itself_halts(route: Route) -> None:
     )
     for name, stops in ways:
         if honours(route, name) and most > LENGTH:
-            count = len(made(route, request, greedy(max_new_tokens=room, stop=stops)).token_ids)
+            count = len(made(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids)
             expect(count < most, f"{name}: the engine does not halt at the stop, and generates {count} tokens")
 
 
 def plugins_act_on_the_row(route: Route) -> None:
-    """What a plugin asks of the engine is done, or the plugin is refused when it is attached."""
+    """The engine does what a plugin needs, or attaching the plugin is refused."""
     request, free = longest(route)
     options = greedy(stop=StopOptions(ignore_eos=runs_on(free)))
     forced = free.token_ids[0] if free.token_ids else 0
@@ -201,3 +192,15 @@ def plugins_act_on_the_row(route: Route) -> None:
         if plugin.name == "watch" and honours(route, "token_ids"):
             count = len(made(attached, request, options).token_ids)
             expect(count < free.completion_tokens, f"watch: the engine does not halt where the plugin does, and generates {count} tokens")
+
+
+CHECKS = (
+    a_stop_string_cuts_and_halts,
+    a_stop_token_ends_the_row,
+    a_prompt_that_does_not_fit_is_refused_or_clipped,
+    min_new_tokens_holds,
+    end_tokens_are_ignored_where_asked,
+    whitespace_is_stripped_where_asked,
+    the_engine_itself_halts,
+    plugins_act_on_the_row,
+)

@@ -1,7 +1,6 @@
-"""Of the conformance suite: what makes the prompt. Templates and their switches, token ids, images, and the limits of prompt and answer together.
+"""Conformance checks of the prompt: templates and their switches, token ids, images, and the limit of prompt and answer together.
 
-An engine that claims one of these capabilities and ignores the option fails the option's check, whose message begins with its name. Where a server renders,
-its template is not known, and so nothing can be said of its switches, but for `continue_final_message`.
+If a server renders, its template is unknown, so of the switches only `continue_final_message` is checked.
 """
 
 from __future__ import annotations
@@ -18,28 +17,19 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, same
 
-__all__ = [
-    "a_final_message_is_continued",
-    "answers_depend_on_the_images",
-    "answers_depend_on_the_prompt",
-    "control_tokens_are_rejected_or_allowed_where_asked",
-    "images_keep_to_the_budget",
-    "the_checkpoints_own_settings_are_taken_where_asked",
-    "the_template_is_used_with_its_variables",
-    "what_does_not_fit_is_clipped_where_asked",
-]
+__all__ = ["CHECKS"]
 
 SHOWN = (
     "{%- for message in messages -%}[{{ message.role }}]{{ message.content if message.content is string else message.content[0].text }}[end]{%- endfor -%}"
     "{%- if add_generation_prompt -%}[open]{%- endif -%}{%- if enable_thinking -%}[thinks]{%- endif -%}{{- word -}}"
 )
-"""A template that shows what it was given."""
+"""A template that writes what it is given."""
 SMALL = 4096
 """The longest context that is filled to the end."""
 
 
 def answers_depend_on_the_prompt(route: Route) -> None:
-    """A prompt's ids give what its messages give, and not all prompts get the same answer."""
+    """A prompt's ids give the same as its messages, and not all prompts get the same answer."""
     results = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
     expect(len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer")
     if honours(route, "token_ids"):
@@ -48,7 +38,7 @@ def answers_depend_on_the_prompt(route: Route) -> None:
 
 
 def the_template_is_used_with_its_variables(route: Route) -> None:
-    """What the template is given can be read from the prompt."""
+    """The prompt shows what the template is given."""
     if not honours(route, "template") or not honours(route, "token_ids"):
         return
     tries: tuple[tuple[str, ChatTemplateOptions, str], ...] = (
@@ -64,7 +54,7 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
 
 
 def a_final_message_is_continued(route: Route) -> None:
-    """The assistant's last turn stays open."""
+    """The assistant's last turn is not closed."""
     if not honours(route, "continue_final_message"):
         return
     begun = TextGenerationRequest(messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}])
@@ -74,8 +64,8 @@ def a_final_message_is_continued(route: Route) -> None:
     if honours(route, "token_ids"):
         expect((kept.prompt_text or "").endswith("One, two"), f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}")
     else:
-        words = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
-        expect(kept.prompt_tokens < closed.prompt_tokens, words)
+        message = "continue_final_message: the prompt of a turn that goes on has as many tokens as that of one that is closed"
+        expect(kept.prompt_tokens < closed.prompt_tokens, message)
 
 
 def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
@@ -84,7 +74,7 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         return
     token, token_id = next(iter(route.engine.tokenizer.special_tokens.items()))
     ways: tuple[Literal["reject", "allow", "text"], ...] = ("reject", "allow", "text")
-    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=said)))[0] for said in ways)
+    rejected, allowed, plain = (run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1, chat=ChatTemplateOptions(control_tokens=rule)))[0] for rule in ways)
     expect(not is_ok(rejected) and isinstance(rejected.failure(), InvalidRequest), f"control_tokens: {token!r} is not rejected where that was asked")
     more, fewer = (result.prompt_token_ids.count(token_id) for result in answers([allowed, plain]))
     expect(more > fewer, f"control_tokens: {token!r} is not the token where that is allowed")
@@ -103,21 +93,21 @@ def _seen(route: Route, image: bytes, **options: Any) -> GenerationRequest:
 
 
 def answers_depend_on_the_images(route: Route) -> None:
-    """Images that differ get answers that differ, in the logprobs at least."""
+    """Different images get different answers, or at least different logprobs."""
     if not honours(route, "images"):
         return
     images = [red_square(), *(drawn_image(64, 64, pattern) for pattern in range(3))]
     options = greedy(logprobs=True) if honours(route, "logprobs") else greedy()
     slots = run(route, [_seen(route, image) for image in images], options)
-    if not honours(route, "images"):  # some servers say so only when they are asked
+    if not honours(route, "images"):  # some servers report it only when asked
         return
     results = answers(slots)
-    said = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
-    expect(len(said) > 1, f"images: {len(images)} different images get the same answer")
+    distinct = {(result.text, tuple(round(entry.logprob, 3) for entry in result.logprobs or ())) for result in results}
+    expect(len(distinct) > 1, f"images: {len(images)} different images get the same answer")
 
 
 def images_keep_to_the_budget(route: Route) -> None:
-    """Where the model works on a grid: `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
+    """On a grid model `max_pixels` shrinks, `min_pixels` enlarges, and without resizing a size that does not fit is refused."""
     if not honours(route, "images") or not honours(route, "token_ids"):
         return
 
@@ -125,7 +115,7 @@ def images_keep_to_the_budget(route: Route) -> None:
         return run(route, [_seen(route, image, **options)], greedy(max_new_tokens=1))
 
     def patches(image: bytes, name: str = "", **options: Any) -> int | None:
-        """None where the model works on no grid, and where a server refuses a budget that is not the checkpoint's own."""
+        """None if the model has no grid, or the server refuses the budget."""
         slots = run_one(image, **options)
         grid = None if name and refused(slots[0], name) else answers(slots)[0].image_grid_thw[0]
         return None if grid is None else math.prod(grid)
@@ -149,7 +139,7 @@ def images_keep_to_the_budget(route: Route) -> None:
 
 
 def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
-    """`on_overflow="clip"` lowers `max_new_tokens` to what is left, and the result says so."""
+    """`on_overflow="clip"` lowers `max_new_tokens` to the rest of the context, and the result reports it."""
     limit = route.engine.capabilities.context_length
     if not honours(route, "token_ids") or limit is None or not 2 * LENGTH < limit <= SMALL:
         return
@@ -157,26 +147,38 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
     long = TextGenerationRequest(prompt_token_ids=(short * limit)[: limit - LENGTH])
     stops = StopOptions(ignore_eos=True) if honours(route, "ignore_eos") else None
     slot = run(route, [long], greedy(max_new_tokens=LENGTH + 5, on_overflow="clip", stop=stops))[0]
-    words = f"a prompt that leaves room for {LENGTH} of {LENGTH + 5} tokens"
-    expect(is_ok(slot), f"on_overflow: {words} is clipped, not {slot} (a short one has {len(short)} tokens)")
+    message = f"a prompt that leaves room for {LENGTH} of {LENGTH + 5} tokens"
+    expect(is_ok(slot), f"on_overflow: {message} is clipped, not {slot} (a short one has {len(short)} tokens)")
     result = slot.unwrap()
     seen = (result.clipped_from, result.options.max_new_tokens)
-    expect(seen == (LENGTH + 5, LENGTH), f"on_overflow: of {words} the result says (clipped from, to) {seen}")
+    expect(seen == (LENGTH + 5, LENGTH), f"on_overflow: of {message} the result says (clipped from, to) {seen}")
     full = (result.finish, result.completion_tokens) == (Finish.LENGTH, LENGTH)
-    expect(full or stops is None, f"context_length: {words} gets {result.completion_tokens} of them, and ends as {result.finish}")
+    expect(full or stops is None, f"context_length: {message} gets {result.completion_tokens} of them, and ends as {result.finish}")
 
 
 def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
-    """`use_generation_config=True` takes from the engine's `generation_config` what nobody said."""
+    """`use_generation_config=True` takes unset options from the engine's `generation_config`."""
     if not honours(route, "token_ids"):
         return
-    asked = GenerationOptions(use_generation_config=True, max_new_tokens=1)
-    slot = run(route, [chat("Hi")], asked)[0]
+    options = GenerationOptions(use_generation_config=True, max_new_tokens=1)
+    slot = run(route, [chat("Hi")], options)[0]
     if is_ok(slot):
-        wanted = resolve(asked, checkpoint=route.engine.generation_config)
+        wanted = resolve(options, checkpoint=route.engine.generation_config)
         expect(_chosen(slot.unwrap()) == _chosen(wanted), "use_generation_config: the result's options are not those of the checkpoint")
 
 
 def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
     options = of.options if isinstance(of, GenerationResult) else of
     return options.temperature, options.top_p, options.top_k, options.min_p, options.repetition_penalty, options.no_repeat_ngram_size
+
+
+CHECKS = (
+    answers_depend_on_the_prompt,
+    the_template_is_used_with_its_variables,
+    a_final_message_is_continued,
+    control_tokens_are_rejected_or_allowed_where_asked,
+    answers_depend_on_the_images,
+    images_keep_to_the_budget,
+    what_does_not_fit_is_clipped_where_asked,
+    the_checkpoints_own_settings_are_taken_where_asked,
+)

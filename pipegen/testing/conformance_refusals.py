@@ -1,4 +1,4 @@
-"""Of the conformance suite: what an engine does not honour, it refuses by name."""
+"""Conformance check: an engine refuses by name what it does not honour."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
 
 
 def what_is_not_honoured_is_refused(route: Route) -> None:
-    """The error is in its slot and names the option."""
+    """In its slot, by name."""
     for name, options in NOT_NEUTRAL.items():
         if not honours(route, name):
             refuses(route, options, name)

@@ -1,7 +1,4 @@
-"""Of the conformance suite: what changes the choice of tokens. What an option must do is worked out from the engine's own greedy answers.
-
-An engine that claims one of these capabilities and ignores the option fails the option's check, whose message begins with its name.
-"""
+"""Conformance checks of sampling. What an option must do is derived from the engine's greedy answers; each message begins with the option's name."""
 
 from __future__ import annotations
 
@@ -15,17 +12,10 @@ from pipegen.records.options import StopOptions
 from pipegen.records.results import GenerationResult
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, refused
 
-__all__ = [
-    "filters_leave_the_likeliest_token",
-    "no_sequence_of_tokens_comes_twice",
-    "penalties_count_what_was_written",
-    "samples_are_drawn_apart",
-    "seeds_draw_apart",
-    "temperature_is_honoured",
-]
+__all__ = ["CHECKS"]
 
 HOT, COLD = 2.0, 0.01
-"""Temperatures at which hardly an answer, and nearly every answer, is the greedy one."""
+"""Temperatures at which few answers, and nearly all answers, are the greedy ones."""
 SEEDS = (1, 2, 3, 4)
 
 
@@ -34,7 +24,7 @@ def _said(result: GenerationResult) -> tuple[int, ...] | str:
 
 
 def _asked(route: Route, **more: Any) -> Any:
-    """Options for answers as long as they may be."""
+    """Options for answers of the full length."""
     return greedy(**{"stop": StopOptions(ignore_eos=True), **more}) if honours(route, "ignore_eos") else greedy(**more)
 
 
@@ -43,7 +33,7 @@ def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
 
 
 def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[GenerationResult]:
-    """Each prompt with each seed, prompt by prompt; unseeded where the engine takes no seed."""
+    """Each prompt with each seed, prompt by prompt; without seeds if the engine takes none."""
     seeds: Sequence[int | None] = SEEDS if honours(route, "seed") else (None,) * len(SEEDS)
     rows = [chat(text, _asked(route, temperature=temperature, seed=seed, **more)) for text in PROMPTS for seed in seeds]
     return answers(run(route, rows))
@@ -52,31 +42,31 @@ def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[Generati
 def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
     """How many of the drawn answers are the greedy ones."""
     wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
-    return sum(_said(result) == said for result, said in zip(drawn, wanted, strict=True))
+    return sum(_said(result) == expected for result, expected in zip(drawn, wanted, strict=True))
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
-    """For how much of the greedy answers the drawn ones go with them, from 0 to 1: up to where each parts, which may be a near tie."""
+    """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at a near tie."""
     wanted = [_said(result) for result in _greedy(route) for _ in SEEDS]
     pairs = list(zip(wanted, map(_said, drawn), strict=True))
-    shared = sum(1 for said, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, other, strict=False)))
-    return shared / max(1, sum(len(said) for said in wanted))
+    shared = sum(1 for one, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return shared / max(1, sum(len(one) for one in wanted))
 
 
 def temperature_is_honoured(route: Route) -> None:
-    """Hot rows are not all greedy, and cold ones follow the greedy ones farther."""
+    """Hot rows are not all greedy, and cold ones agree with the greedy ones longer."""
     if not honours(route, "temperature"):
         return
     rows = len(PROMPTS) * len(SEEDS)
     drawn = _drawn(route)
     expect(_as_greedy(route, drawn) < rows, f"temperature: all {rows} answers at temperature {HOT} are the greedy ones, so nothing is sampled")
     hot, cold = _followed(route, drawn), _followed(route, _drawn(route, COLD))
-    words = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
-    expect(cold > max(hot, 0.5), words)
+    message = f"temperature: answers follow the greedy ones for {hot:.0%} at temperature {HOT}, and for {cold:.0%} at {COLD}, so its value is ignored"
+    expect(cold > max(hot, 0.5), message)
 
 
 def filters_leave_the_likeliest_token(route: Route) -> None:
-    """At their narrowest, `top_k`, `top_p` and `min_p` leave one token at each step: the greedy one."""
+    """The narrowest `top_k`, `top_p` and `min_p` leave the greedy token only."""
     for name, value in (("top_k", 1), ("top_p", 0.0001), ("min_p", 1.0)):
         if not honours(route, name):
             continue
@@ -92,11 +82,11 @@ def seeds_draw_apart(route: Route) -> None:
         return
     drawn = [_said(result) for result in _drawn(route)]
     rows = [set(drawn[start : start + len(SEEDS)]) for start in range(0, len(drawn), len(SEEDS))]
-    expect(any(len(said) > 1 for said in rows), f"seed: the seeds {SEEDS} all give the same answers")
+    expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
 
 
 def samples_are_drawn_apart(route: Route) -> None:
-    """As many completions as were asked for, and not all the same where the engine samples."""
+    """As many completions as requested, and not all the same if the engine samples."""
     hot: dict[str, Any] = {"temperature": HOT} if honours(route, "temperature") else {}
     if honours(route, "seed"):
         hot["seed"] = 1
@@ -108,7 +98,7 @@ def samples_are_drawn_apart(route: Route) -> None:
 
 
 def penalties_count_what_was_written(route: Route) -> None:
-    """Each penalty changes answers; where logprobs are told, each token is the best one after the penalty."""
+    """Each penalty changes answers; with logprobs, each token is the best one after the penalty."""
     for name, value in (("repetition_penalty", 2.0), ("presence_penalty", 2.0), ("frequency_penalty", 2.0)):
         if not honours(route, name):
             continue
@@ -121,7 +111,7 @@ def penalties_count_what_was_written(route: Route) -> None:
 
 
 def _penalised(route: Route, name: str, value: float) -> None:
-    """Logprobs are the model's own, so what a subtracted penalty makes of them is known. (What it makes by division hangs on the logits.)"""
+    """Logprobs are before penalties, so the effect of a subtracted penalty is known. (That of a division depends on the logits.)"""
     options = _asked(route, logprobs=True, top_logprobs=20, **{name: value})
     slots = run(route, [chat(text) for text in PROMPTS], options)
     if any(refused(slot, "logprobs") for slot in slots):
@@ -129,7 +119,7 @@ def _penalised(route: Route, name: str, value: float) -> None:
     for result in answers(slots):
         for step, entry in enumerate(result.logprobs or ()):
             written = result.token_ids[:step]
-            expect(bool(entry.top), "top_logprobs: the likeliest tokens are not told")
+            expect(bool(entry.top), "top_logprobs: the likeliest tokens are missing")
 
             def after(token_id: int, logprob: float, written: Sequence[int] = written) -> float:
                 count = written.count(token_id)
@@ -140,7 +130,7 @@ def _penalised(route: Route, name: str, value: float) -> None:
 
 
 def no_sequence_of_tokens_comes_twice(route: Route) -> None:
-    """`no_repeat_ngram_size` of 1 and 2: no token, and no pair of tokens, comes twice."""
+    """`no_repeat_ngram_size` of 1 and 2: no token, and no pair of tokens, occurs twice."""
     name = "no_repeat_ngram_size"
     if not honours(route, name) or not honours(route, "token_ids"):
         return
@@ -148,3 +138,13 @@ def no_sequence_of_tokens_comes_twice(route: Route) -> None:
         for result in _greedy(route, **{name: size}):
             found = [result.token_ids[start : start + size] for start in range(len(result.token_ids) + 1 - size)]
             expect(len(set(found)) == len(found), f"{name}: a sequence of {size} comes twice within {LENGTH} tokens")
+
+
+CHECKS = (
+    temperature_is_honoured,
+    filters_leave_the_likeliest_token,
+    seeds_draw_apart,
+    samples_are_drawn_apart,
+    penalties_count_what_was_written,
+    no_sequence_of_tokens_comes_twice,
+)

@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, logs its calls, and fails on demand: for laws, faults and tests of one's own stages.
+"""An engine that generates what a script says, logs its calls, and fails on demand, for tests.
 
 >>> import pipegen as pg
 >>> engine = FakeEngine("Hello STOP and more")
@@ -31,11 +31,11 @@ from pipegen.testing.toy import ToyTokenizer
 __all__ = ["FakeEngine", "Script", "ToyRenderer"]
 
 Script = Callable[[Encoded], Sequence[int] | str | GenerationError]
-"""What a row generates: token ids, a text to encode, or the error of that row."""
+"""The output of a row: token ids, a text to encode, or an error."""
 
 
 class ToyRenderer:
-    """ChatML with a thinking switch, without Jinja. Set `thinking=False` for a template that knows no switch."""
+    """ChatML without Jinja. Set `thinking=False` for a template without a thinking switch."""
 
     def __init__(self, *, thinking: bool = True, raises: Exception | None = None) -> None:
         self.thinking, self.raises = thinking, raises
@@ -62,11 +62,14 @@ class ToyRenderer:
 
 
 class FakeEngine:
-    """A scripted engine with the toy tokenizer; see the module.
+    """A scripted engine with the toy tokenizer.
 
-    `script` is a text for every row, or a function from the encoded prompt to token ids, a text or an error. A script that comes to its end before the row
-    does leaves it `ABORTED`; end it with `<|im_end|>` for a row that ends by itself (`EOS`). `halts=False` makes it run on past stops
-    and end tokens, as engines that overshoot do. `fault` is raised by every call; `answers` falsifies how many outputs a call gives.
+    script: the text of every row, or a function from the encoded prompt to token ids, a text or an error. A row that ends without an end token such as
+        `<|im_end|>` is `ABORTED`.
+    server_side_stops: False generates past stops and end tokens.
+    fault: raised by every call.
+    answers: the number of outputs of a call, to break the contract.
+
     `calls` logs the inputs of each call, `closed` counts releases.
     """
 
@@ -86,6 +89,7 @@ class FakeEngine:
         fault: BaseException | None = None,
         answers: int | None = None,
     ) -> None:
+        self.identity = f"fake {name}"
         self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
@@ -100,26 +104,25 @@ class FakeEngine:
         self.closed = 0
 
     def _made(self, encoded: Encoded) -> Slot[Raw]:
-        made = self.script if isinstance(self.script, str) else self.script(encoded)
-        if isinstance(made, GenerationError):
-            return Failure(made)
-        ids = (self.tokenizer.encode(made) if isinstance(made, str) else tuple(made))[: encoded.options.max_new_tokens]
-        if self.server_side_stops:
-            follower = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
-            for token_id in ids:
-                follower.feed(token_id)
-                if follower.finish is not None:
-                    break
-            ids = ids[: follower.count]
-        return Success(Raw(encoded=encoded, token_ids=ids))
+        output = self.script if isinstance(self.script, str) else self.script(encoded)
+        if isinstance(output, GenerationError):
+            return Failure(output)
+        ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[: encoded.options.max_new_tokens]
+        if not self.server_side_stops:
+            return Success(Raw(encoded=encoded, token_ids=ids))
+        row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
+        row.take(ids)
+        if row.finish is None:
+            row.close(aborted=True)
+        return Success(Raw(encoded=encoded, token_ids=ids[: row.count], ending=row.ending)) if row.failure is None else Failure(row.failure)
 
     def generate(self, inputs: Sequence[Encoded]) -> Sequence[Slot[Raw]]:
         """The script's rows; logs the call."""
         self.calls.append(tuple(inputs))
         if self.fault is not None:
             raise self.fault
-        made = [self._made(encoded) for encoded in inputs]
-        return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
+        slots = [self._made(encoded) for encoded in inputs]
+        return slots if self.answers is None else (slots * (self.answers + 1))[: self.answers]
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """The same rows, a token of each in turn; a `CallFailed` fault comes after the first token of each."""

@@ -1,7 +1,7 @@
-"""A server that fails on demand: loopback only, seeded, speaking just enough of vLLM, SGLang and chat completions.
+"""A server that fails on demand, on loopback, with a part of the protocols of vLLM, SGLang and chat completions.
 
-What it answers to a prompt is the prompt's ids backwards, so that everybody can tell whose answer is whose. Which call fails, and how, depends on the
-seed, the prompt and how often that prompt has been asked, not on the order in which requests come.
+It answers with the prompt's ids reversed, so each answer shows its prompt. Which call fails, and how, depends on the seed, the prompt and the number of
+calls with that prompt, not on the order of requests.
 
     with FaultyServer(share=0.2, seed=1) as server:
         route = pg.backends.vllm_server("embedded", base_url=server.url)
@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
 from pipegen.testing.hostile import HOSTILE, respond
@@ -23,20 +23,24 @@ from pipegen.testing.hostile import HOSTILE, respond
 __all__ = ["FAULTS", "HOSTILE", "SAFE", "FaultyServer"]
 
 FAULTS = ("reset", "stall", "slow", "429", "500", "503", "cut", "short", "choices", "garbage", "noise")
-"""How a call may fail: a reset, silence, a slow first byte, a status, JSON or a stream that is cut off, a body shorter than announced, a wrong number of
-choices, an answer that is no JSON, and one that is no HTTP."""
+"""How a call may fail: a reset, silence, a slow first byte, a status, a cut answer, a short body, a wrong number of choices, not JSON, not HTTP."""
 SAFE = ("reset", "429", "503", "cut", "short", "choices", "garbage", "noise", "slow")
-"""Those that a client may ask again after without waiting for a timeout; `slow` answers in the end."""
+"""Those after which a client may ask again without a timeout; `slow` answers in the end."""
 EOS = 257
 
 
 class FaultyServer:
     """The server; as a context manager it runs in a thread of its own. `url` is its address.
 
-    `share` of the calls fail, in one of the ways of `kinds` (see `FAULTS` and `HOSTILE`). `asked` counts calls by prompt, `answered` whole answers sent
-    by prompt, `failed` the faults by kind, `left` how often a client went away before its answer, and `aborted` holds the names of requests that were
-    aborted. `reply` makes the generated ids from the prompt's; `limit` is the context length that `/v1/models` names, which is down while `models` is
-    False; `retry_after` is what 429 and 503 ask for, `without` names paths that are not there, and `answers` holds a status and an answer for further ones.
+    share, kinds: how many of the calls fail, and how (see `FAULTS` and `HOSTILE`).
+    reply: makes the generated ids from the prompt's.
+    limit: the context length of `/v1/models`, which is down while `models` is False.
+    retry_after: the header of 429 and 503.
+    without: paths that do not exist.
+    answers: a status and an answer for further paths.
+
+    `asked` counts calls by prompt, `answered` complete answers by prompt, `failed` faults by kind, `left` clients that left before the answer; `aborted` has
+    the names of aborted requests.
     """
 
     def __init__(
@@ -79,22 +83,31 @@ class FaultyServer:
 
     async def _serve(self, started: threading.Event) -> None:
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
+        writers: set[asyncio.StreamWriter] = set()
 
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = loop.create_task(self._connection(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._connection(reader, writer)
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            writers.discard(writer)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1024)
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[Any, Any, None]:
+            writers.add(writer)  # before its task has begun: a task that is cancelled before that closes nothing
+            return connected(reader, writer)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._stop = lambda: loop.call_soon_threadsafe(ended.set)
         started.set()
         await ended.wait()
         server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while left := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # whatever the client has not read yet
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
@@ -165,8 +178,8 @@ class FaultyServer:
             return True
         params = body.get("sampling_params", body)
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16
-        made = list(self.reply(prompt))
-        ids, finish = (made[:most], "length") if len(made) > most else (made, "stop")
+        reply = list(self.reply(prompt))
+        ids, finish = (reply[:most], "length") if len(reply) > most else (reply, "stop")
         if fault in HOSTILE:
             last = None if fault == "flood" else finish
             events = [_event(path, ids[:count], last if count == len(ids) else None) for count in range(1, len(ids) + 1)]

@@ -1,7 +1,4 @@
-"""What a server may do to a client besides failing: never end, never answer, send more than anybody asked for, or things of another shape.
-
-`FaultyServer(kinds=HOSTILE)` does them. Those of `COMPLETE` hold a whole answer all the same.
-"""
+"""What a server may do besides failing: never end, never answer, send too much, or answers of another form. `FaultyServer(kinds=HOSTILE)` does it."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from typing import Any
 __all__ = ["COMPLETE", "ENDLESS", "HOSTILE", "SHAPES", "respond"]
 
 COMPLETE = ("open", "torn")
-"""A whole answer on a connection that stays open without an end, or breaks before it."""
+"""A whole answer on a connection that stays open, or breaks before its end."""
 ENDLESS = ("keepalive", "flood", "event")
-"""Signs of life without an answer; more tokens than were asked, without end; a body, or an event of a stream, without end."""
+"""Keep-alives without an answer; endless tokens; an endless body or event."""
 SHAPES: Mapping[str, Callable[[Any], Any]] = {
     "deep": lambda answer: {**answer, "choices": _deep(900), "meta_info": _deep(900)},
     "many": lambda answer: {**answer, "choices": answer["choices"] * 2_000} if "choices" in answer else [answer] * 2_000,
@@ -25,7 +22,7 @@ SHAPES: Mapping[str, Callable[[Any], Any]] = {
     "call": lambda answer: _with_call(answer, {"id": 7, "type": "function", "function": "look_up"}),
     "nested_call": lambda answer: _with_call(answer, {"function": {"name": "look_up", "arguments": "{}", "more": _deep(900)}}),
 }
-"""Answers of other shapes than the protocol has, made of right ones."""
+"""Answers of a form that the protocol does not have, made from right ones."""
 HOSTILE = (*COMPLETE, *ENDLESS, *SHAPES, "patience")
 """All of them; `patience` is a 429 that asks to wait for thirty years."""
 PAUSE = 0.01
@@ -39,7 +36,7 @@ def _deep(levels: int) -> Any:
 
 
 def _with_call(answer: Any, call: Any) -> Any:
-    """With a tool call, where an answer may have one; else as in `types`."""
+    """With a tool call, if the answer may have one; else as in `types`."""
     choices = answer.get("choices")
     holder = next((name for name in ("message", "delta") if choices and name in choices[0]), None)
     if holder is None:
@@ -48,7 +45,7 @@ def _with_call(answer: Any, call: Any) -> Any:
 
 
 async def respond(fault: str, events: Sequence[Any], whole: Any, writer: asyncio.StreamWriter, *, stream: bool) -> None:
-    """Answer in that way: `events` are those of the right stream, the last with its finish; `whole` is the right answer. The connection ends with it."""
+    """Answer in that way; `events` and `whole` are the right stream and answer. The connection ends with it."""
     if fault == "patience":
         writer.write(b"HTTP/1.1 429 Later\r\nRetry-After: 1e9\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
         return
@@ -61,8 +58,8 @@ async def respond(fault: str, events: Sequence[Any], whole: Any, writer: asyncio
 
     right = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] if stream else [json.dumps(whole).encode()]
     if fault in SHAPES:
-        made = [SHAPES[fault](event) for event in events] if stream else [SHAPES[fault](whole if isinstance(whole, dict) else {})]
-        for answer in made:
+        answers = [SHAPES[fault](event) for event in events] if stream else [SHAPES[fault](whole if isinstance(whole, dict) else {})]
+        for answer in answers:
             await send(b"data: " + _json(answer) + b"\n\n" if stream else _json(answer))
         await send(b"data: [DONE]\n\n" if stream else b" ")
         writer.write(b"" if stream else b"0\r\n\r\n")
@@ -85,14 +82,14 @@ async def respond(fault: str, events: Sequence[Any], whole: Any, writer: asyncio
 
 
 def _json(answer: Any) -> bytes:
-    """JSON of an answer, however deep: the standard library refuses what Python cannot recurse into."""
+    """JSON of an answer of any depth, which the standard library does not write."""
     levels = 0
     while isinstance(answer, list) and len(answer) == 1:
         answer, levels = answer[0], levels + 1  # as `_deep` makes them
     if isinstance(answer, dict):
-        made = b"{" + b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in answer.items()) + b"}"
+        data = b"{" + b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in answer.items()) + b"}"
     elif isinstance(answer, list):
-        made = b"[" + b",".join(map(_json, answer)) + b"]"
+        data = b"[" + b",".join(map(_json, answer)) + b"]"
     else:
-        made = json.dumps(answer).encode()
-    return b"[" * levels + made + b"]" * levels
+        data = json.dumps(answer).encode()
+    return b"[" * levels + data + b"]" * levels

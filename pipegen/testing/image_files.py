@@ -1,27 +1,26 @@
-"""Images for tests, good and broken, as the bytes of image files. Needs Pillow; the strategies need hypothesis.
+"""Images for tests, good and broken, as the bytes of image files. Needs Pillow.
 
-The good ones show four corners of known colours, so that a turned or mirrored one is told apart at once.
+The good ones have four corners of known colours, so that a turned or mirrored one is recognised.
 
 >>> from pipegen.records.requests import ImagePolicy
 >>> from pipegen.media.image import open_image
->>> corners(open_image(image("JPEG", orientation=6), ImagePolicy()).unwrap())
+>>> corners(open_image(image_file("JPEG", orientation=6), ImagePolicy()).unwrap())
 ('red', 'green', 'blue', 'white')
 """
 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from typing import TYPE_CHECKING, Any
+
+from pipegen.testing.ask import png_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hypothesis.strategies import SearchStrategy
     from PIL import Image
 
-__all__ = ["BROKEN", "COLOURS", "budgets", "corners", "four_corners", "image_file", "mangled", "png_announcing", "sides"]
+__all__ = ["BROKEN", "COLOURS", "corners", "four_corners", "image_file", "png_announcing"]
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 """The colours of the corners: top left, top right, bottom left, bottom right."""
@@ -44,8 +43,8 @@ def corners(image: Image.Image) -> tuple[str, ...]:
     """The names of the colours nearest to an image's corners: top left, top right, bottom left, bottom right."""
     width, height = image.size
     names = []
-    for place in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
-        seen: Any = image.getpixel(place)
+    for corner in ((0, 0), (width - 1, 0), (0, height - 1), (width - 1, height - 1)):
+        seen: Any = image.getpixel(corner)
         names.append(min(COLOURS, key=lambda name: sum((a - b) ** 2 for a, b in zip(COLOURS[name], seen, strict=True))))
     return tuple(names)
 
@@ -68,13 +67,8 @@ def image_file(file_format: str = "PNG", *, width: int = 48, height: int = 32, m
 
 
 def png_announcing(width: int, height: int) -> bytes:
-    """A PNG that announces a size and holds a few bytes: what a decompression bomb looks like before it is decoded."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    """A PNG with a size in its header and few bytes: a decompression bomb before it is decoded."""
+    return png_file(width, height, bytes(100))
 
 
 def _float_tiff() -> bytes:
@@ -100,39 +94,3 @@ BROKEN: Mapping[str, Callable[[], bytes]] = {
     "levels beyond 255": _float_tiff,
 }
 """Name -> maker of the bytes of an image that must be refused."""
-
-
-def sides(most: int = 20_000) -> SearchStrategy[tuple[int, int]]:
-    """Sizes (width, height): ordinary ones, tiny ones, and strips as far as the aspect limit and beyond."""
-    from hypothesis import strategies as st
-
-    ordinary = st.tuples(st.integers(1, most), st.integers(1, most))
-    strips = st.tuples(st.integers(1, 99), st.integers(1, most)).flatmap(lambda size: st.sampled_from((size, (size[1], size[0]))))
-    round_ones = st.tuples(*(st.sampled_from((14, 16, 27, 28, 29, 31, 32, 33, 224, 336, 448, 768, 1024, 1080, 1920)) for _ in range(2)))
-    return st.one_of(ordinary, strips, round_ones)
-
-
-def budgets() -> SearchStrategy[tuple[int, int]]:
-    """Pairs (min_pixels, max_pixels): those of checkpoints, wide ones, narrow ones, and some below one token."""
-    from hypothesis import strategies as st
-
-    real = st.sampled_from(((3136, 1_003_520), (65_536, 16_777_216), (9216, 16_384), (65_536, 786_432), (784, 784)))
-    narrow = st.integers(1, 2_000_000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, low + low // 3)))
-    wide = st.integers(1, 1_000_000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 64 * low)))
-    return st.one_of(real, wide, narrow)
-
-
-def mangled() -> SearchStrategy[bytes]:
-    """Image files with some bytes changed, dropped or added, most of them near the beginning."""
-    from hypothesis import strategies as st
-
-    whole = [image_file(name, orientation=6) for name in ("PNG", "JPEG", "WEBP", "TIFF")] + [image_file(name) for name in ("GIF", "BMP", "PPM")]
-    edit = st.tuples(st.one_of(st.integers(0, 120), st.integers(0, 5000)), st.sampled_from(("change", "drop", "add")), st.binary(min_size=1, max_size=4))
-
-    def edited(data: bytes, edits: list[tuple[int, str, bytes]]) -> bytes:
-        for place, kind, new in edits:
-            at = place % max(1, len(data))
-            data = data[:at] + (b"" if kind == "drop" else new) + data[at + (0 if kind == "add" else len(new)) :]
-        return data
-
-    return st.builds(edited, st.sampled_from(whole), st.lists(edit, max_size=6))

@@ -1,4 +1,4 @@
-"""Whether two routes over one checkpoint give the same: seeded requests of every kind, and a line that says where the answers part.
+"""Compare two routes over one checkpoint: seeded requests of every kind, and a summary of where the results differ.
 
     requests = mixed_requests("my engine", 60)
     line, equal = report(requests, run(safe, requests), run(mine, requests))
@@ -37,7 +37,7 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
     ['TextGenerationRequest', 'TextGenerationRequest']
     """
     draw = random.Random(seed)  # noqa: S311  # for tests
-    made: list[GenerationRequest] = []
+    requests: list[GenerationRequest] = []
     for number in range(count):
         text = " ".join(draw.choices(_WORDS, k=draw.choice((1, 2, 5, 20))))
         options = GenerationOptions(
@@ -55,21 +55,21 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
         )
         how_many = draw.choice((0, 1, 2)) if images else 0
         if number % 7 == 6:
-            made.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
+            requests.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
         else:
-            made.append(_asked(str(number), text, how_many, options, draw))
-    return made
+            requests.append(_asked(str(number), text, how_many, options, draw))
+    return requests
 
 
 def chat_requests(seed: str, count: int, options: GenerationOptions, *, images: bool = False) -> list[GenerationRequest]:
-    """Conversations without look-alikes of control tokens, each with these options and a length of its own: what a server that renders can be asked too."""
+    """Conversations without look-alikes of control tokens, each with these options and its own length; also for servers that render."""
     draw = random.Random(seed)  # noqa: S311  # for tests
-    made: list[GenerationRequest] = []
+    requests: list[GenerationRequest] = []
     for number in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
-        said = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
-        made.append(_asked(str(number), text, draw.choice((0, 1, 2)) if images else 0, said, draw))
-    return made
+        own = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
+        requests.append(_asked(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw))
+    return requests
 
 
 def _asked(name: str, text: str, images: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
@@ -84,10 +84,10 @@ def _asked(name: str, text: str, images: int, options: GenerationOptions, draw: 
 def report(
     requests: Sequence[GenerationRequest], wanted: Sequence[Slot[GenerationResult]], found: Sequence[Slot[GenerationResult]]
 ) -> tuple[dict[str, int], list[Compared], str]:
-    """How many are equal (see `pipegen.report.diff.summary`), those that are not, and how the wanted ones ended, in words."""
+    """The counts of `pipegen.report.diff.summary`, the results that differ, and how the wanted ones ended."""
     ids = [str(request.id) for request in requests]
     compared = list(compare(dict(zip(ids, wanted, strict=True)), dict(zip(ids, found, strict=True))))
     ended = sorted({slot.unwrap().finish.value for slot in wanted if is_ok(slot)})
     failed = sum(not is_ok(slot) for slot in wanted)
-    words = f"finishes: {', '.join(ended)}" + (f"; failed on both: {failed}" if failed else "")
-    return summary(compared), [one for one in compared if one.difference is not None], words
+    line = f"finishes: {', '.join(ended)}" + (f"; failed on both: {failed}" if failed else "")
+    return summary(compared), [one for one in compared if one.difference is not None], line

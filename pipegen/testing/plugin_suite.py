@@ -1,9 +1,9 @@
-"""What every plugin owes its callers, as checks that your own tests can run.
+"""Checks of the contract of plugins, for your own tests.
 
     def test_my_plugin_keeps_the_contract() -> None:
         check_plugin(my_plugin(), texts=["what it should look at", *AWKWARD_TEXTS])
 
-Each check raises `AssertionError`, which says what was promised and what was seen.
+Each check raises `AssertionError`, which says what was expected and what was seen.
 
 >>> from pipegen.engines.plugin import Plugin
 >>> check_plugin(Plugin(name="shout", trim=str.upper))
@@ -22,6 +22,7 @@ from typing import Any
 
 from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.stages.parts.watching import not_fed
+from pipegen.testing.ask import expect
 from pipegen.testing.toy import ToyTokenizer
 
 __all__ = ["AWKWARD_TEXTS", "check_hooks", "check_plugin", "check_trim", "check_watch"]
@@ -39,11 +40,11 @@ AWKWARD_TEXTS = (
     "<think>{</think><|im_end|>",
     "a" * 200,
 )
-"""Texts that a model may write and that a plugin must bear: empty, white, not ASCII, broken, and JSON of several kinds."""
+"""Texts that a model may write: empty, blank, not ASCII, broken, and several kinds of JSON."""
 
 
 def check_plugin(plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, context: RowContext | None = None) -> None:
-    """Every check that applies to the plugin, on each of the texts. `context` is what its hooks are made with."""
+    """Run every check that applies to the plugin, on each of the texts. `context` is passed to its hooks."""
     for text in texts:
         check_watch(plugin, text)
         check_trim(plugin, text)
@@ -51,44 +52,44 @@ def check_plugin(plugin: Plugin, texts: Iterable[str] = AWKWARD_TEXTS, *, contex
 
 
 def check_watch(plugin: Plugin, text: str) -> None:
-    """`feed` halts at the same character however the text is cut into pieces, changes no state it is given, and no row knows of another."""
+    """`feed` halts at the same character however the text is cut into pieces, and does not change or share states."""
     if plugin.start is None or plugin.feed is None:
         return
     whole = _halt(plugin, [text])
     for size in (1, 2, 3, 7, 50):
         seen = _halt(plugin, _pieces(text, size))
-        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
-        _expect(seen == whole, words)
+        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} when it comes in one piece, {_after(seen)} when it comes in pieces of {size}"
+        expect(seen == whole, message)
     states = [plugin.start()]
     other = plugin.start()
     end = len(text) if whole is None else whole
     for char, reverse in zip(text[:end], text[::-1], strict=False):
         other, _ = _fed(plugin, other, reverse)
         states.append(_fed(plugin, states[-1], char)[0])
-    for place, state in enumerate(states[:end]):  # each state is old by now: later ones were made from it
-        seen = _halt(plugin, [text[place:]], state)
-        seen = None if seen is None else place + seen
-        words = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
-        _expect(seen == whole, f"{words}: feed must not change the state that it is given, nor share it between rows")
+    for index, state in enumerate(states[:end]):  # later states were made from each of these
+        seen = _halt(plugin, [text[index:]], state)
+        seen = None if seen is None else index + seen
+        message = f"plugin {plugin.name!r} halts {text!r} {_after(whole)} at first, {_after(seen)} when it is read again from an old state"
+        expect(seen == whole, f"{message}: feed must not change the state that it is given, nor share it between rows")
 
 
 def check_trim(plugin: Plugin, text: str) -> None:
-    """`trim` takes any text, gives a string, and gives the same again."""
+    """`trim` takes any text, returns a string, and is a pure function."""
     if plugin.trim is None:
         return
     trimmed: Any = plugin.trim(text)
-    _expect(isinstance(trimmed, str), f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string")
-    _expect(plugin.trim(text) == trimmed, f"plugin {plugin.name!r} trims {text!r} differently the second time; trim is a pure function")
+    expect(isinstance(trimmed, str), f"plugin {plugin.name!r} trims {text!r} to {type(trimmed).__name__}; trim gives a string")
+    expect(plugin.trim(text) == trimmed, f"plugin {plugin.name!r} trims {text!r} differently the second time; trim is a pure function")
 
 
 def check_hooks(plugin: Plugin, context: RowContext) -> None:
-    """Each row gets objects of its own, which can be called."""
+    """Each row gets its own callable objects."""
     for name, make in (("logits_processor", plugin.logits_processor), ("stopping_criteria", plugin.stopping_criteria)):
         if make is None:
             continue
         first, second = make(context), make(context)
-        _expect(callable(first), f"plugin {plugin.name!r}: {name} makes {type(first).__name__}, which cannot be called")
-        _expect(first is not second, f"plugin {plugin.name!r}: {name} gives two rows the same object; rows would learn of each other")
+        expect(callable(first), f"plugin {plugin.name!r}: {name} makes {type(first).__name__}, which cannot be called")
+        expect(first is not second, f"plugin {plugin.name!r}: {name} gives two rows the same object; rows would share state")
 
 
 def _pieces(text: str, size: int) -> list[str]:
@@ -102,11 +103,11 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
     state, given = states[0] if states else plugin.start(), 0
     for piece in pieces:
         if not piece:
-            continue  # an engine shows no empty text
+            continue  # an engine does not pass empty text
         state, kept = _fed(plugin, state, piece)
         if kept is not None:
             right = type(kept) is int and 0 <= kept <= len(piece)
-            _expect(right, f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None, or a whole number from 0 to {len(piece)}")
+            expect(right, f"plugin {plugin.name!r} keeps {kept!r} characters of {piece!r}; feed gives None, or a whole number from 0 to {len(piece)}")
             return given + kept
         given += len(piece)
     return None
@@ -114,14 +115,9 @@ def _halt(plugin: Plugin, pieces: Iterable[str], *states: Any) -> int | None:
 
 def _fed(plugin: Plugin, state: Any, piece: str) -> tuple[Any, int | None]:
     answer: Any = plugin.feed(state, piece) if plugin.feed is not None else None
-    _expect(isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}")
+    expect(isinstance(answer, tuple) and len(answer) == 2, f"plugin {plugin.name!r}: {not_fed(answer)}")
     return answer  # type: ignore[no-any-return]
 
 
-def _after(place: int | None) -> str:
-    return "not at all" if place is None else f"after {place} characters"
-
-
-def _expect(holds: bool, words: str) -> None:
-    if not holds:
-        raise AssertionError(words)
+def _after(length: int | None) -> str:
+    return "not at all" if length is None else f"after {length} characters"

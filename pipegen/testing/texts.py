@@ -1,6 +1,6 @@
-"""Hypothesis strategies for text: awkward literals, stops that are really there, groupings into pieces, and streams of token ids.
+"""Hypothesis strategies for text: awkward literals, planted stops, pieces, and token ids.
 
-Random text hardly ever holds a random stop, so stops are planted, over an alphabet of three letters.
+Random text rarely contains a random stop, so stops are planted, over an alphabet of three letters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AWKWARD = (
     " ", "  ", "\n", "\n\n", "\r\n", "\t", "▁", "Ġ",  # whitespace, and what tokenizers write for it
     "<|im_end|>", "<|endoftext|>", "<|im_", "|>", "<s>", "</s>", "<think>", "[INST]", "<0xE2>", "##",  # look-alikes of control tokens
 )  # fmt: skip
-"""Literals that have broken text code somewhere."""
+"""Literals that often break text code."""
 
 
 def awkward_texts(max_pieces: int = 12) -> st.SearchStrategy[str]:
@@ -30,19 +30,19 @@ def awkward_texts(max_pieces: int = 12) -> st.SearchStrategy[str]:
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Text of three letters, or awkward text, or any text at all (without surrogates, which no tokenizer takes)."""
+    """Text of three letters, awkward text, or any text without surrogates."""
     return st.one_of(st.text("abc", max_size=24), awkward_texts(), st.text(st.characters(codec="utf-8"), max_size=24))
 
 
 def stop_tuples(min_size: int = 0, max_size: int = 4) -> st.SearchStrategy[tuple[str, ...]]:
-    """Stops of up to four letters of three, so that they overlap and contain each other, and some awkward ones."""
+    """Stops that overlap and contain each other, and some awkward ones."""
     stop = st.one_of(st.text("abc", min_size=1, max_size=4), st.text("abc", min_size=1, max_size=4), st.sampled_from(AWKWARD))
     return st.lists(stop, min_size=min_size, max_size=max_size).map(tuple)
 
 
 @st.composite
 def planted_texts(draw: st.DrawFn, min_stops: int = 0) -> tuple[str, tuple[str, ...]]:
-    """A text and stops, whole ones and beginnings of them planted in the text."""
+    """A text and stops, with the stops and their prefixes planted in the text."""
     stops = draw(stop_tuples(min_size=min_stops))
     pieces = [st.text("abc", max_size=5), st.sampled_from(AWKWARD)]
     if stops:
@@ -53,7 +53,7 @@ def planted_texts(draw: st.DrawFn, min_stops: int = 0) -> tuple[str, tuple[str, 
 
 @st.composite
 def chunkings(draw: st.DrawFn, whole: Any) -> list[Any]:
-    """A string or a tuple, taken apart into pieces (some of them empty) that give it back when joined."""
+    """The pieces of a string or a tuple, some of them empty."""
     places = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=len(whole) + 2)))
     return [whole[start:end] for start, end in zip([0, *places], [*places, len(whole)], strict=True)]
 
@@ -71,7 +71,7 @@ def toy_tokenizers(draw: st.DrawFn, *more: str) -> ToyTokenizer:
 
 @st.composite
 def token_ids(draw: st.DrawFn, tokenizer: ToyTokenizer, *planted: str, max_pieces: int = 8) -> tuple[int, ...]:
-    """Ids as a model may generate them: of awkward text, of the `planted` strings, control tokens, and ids at random, whatever their bytes spell."""
+    """Ids as a model may generate them: awkward text, the `planted` strings, control tokens, and random ids."""
     text = st.one_of(st.sampled_from((*AWKWARD, *planted)), st.text("abc", max_size=4)).map(tokenizer.encode)
     control = st.sampled_from(sorted(tokenizer.control_tokens.values())).map(lambda token_id: (token_id,))
     anything = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=4).map(tuple)

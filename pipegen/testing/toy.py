@@ -1,4 +1,4 @@
-"""A small byte-level tokenizer in plain Python, for tests that must run without any model package.
+"""A small byte-level tokenizer in plain Python, for tests without any model package.
 
 Ids 0 to 255 are the bytes; then come the merges, the special tokens and the other added tokens, each in the order given.
 
@@ -21,10 +21,10 @@ __all__ = ["ToyTokenizer"]
 
 
 class ToyTokenizer:
-    """A `pipegen.engines.tokenizer.Tokenizer`: text is taken apart by its UTF-8 bytes, longest merge first, from left to right.
+    """A `pipegen.engines.tokenizer.Tokenizer` over UTF-8 bytes: the longest merge first, from left to right.
 
-    A merge may also be given as bytes, for tokens that hold a part of a character. Decoding is that of byte-level BPE: the bytes of all ids
-    together, with U+FFFD for what is not UTF-8. Raises `ValueError` for an empty token or one that is given twice, and for an id beyond the vocabulary.
+    A merge may be bytes that are a part of a character. Decoding is that of byte-level BPE, with U+FFFD for what is not UTF-8. Raises `ValueError` for an
+    empty token, one that is given twice, and an id beyond the vocabulary.
 
     >>> ToyTokenizer().decode("é".encode()[:1])
     '\\ufffd'
@@ -45,8 +45,8 @@ class ToyTokenizer:
         first_special = 256 + len(pieces)
         self._tokens = tuple(tokens)
         self._ids = {token: position for position, token in enumerate(tokens[:first_special])}
-        self._special = {token: first_special + place for place, token in enumerate(special)}
-        self._control = {token: first_special + place for place, token in enumerate((*special, *added))}
+        self._special = {token: first_special + index for index, token in enumerate(special)}
+        self._control = {token: first_special + index for index, token in enumerate((*special, *added))}
         self._pieces = re.compile(b"|".join([*_longest_first(pieces), b"."]), re.DOTALL)
         self._controls = re.compile("|".join(_longest_first(self._control)) or r"(?!)")
 
@@ -63,7 +63,7 @@ class ToyTokenizer:
         return len(self._tokens)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of the text; control tokens written in it become their ids."""
+        """Ids of the text; control tokens in it become their ids."""
         ids: list[int] = []
         start = 0
         for found in self._controls.finditer(text):
@@ -72,11 +72,11 @@ class ToyTokenizer:
         return (*ids, *self.encode_plain(text[start:], first=False))
 
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
-        """Ids of the text in which control tokens stay plain text; where it stands makes no difference here."""
+        """Ids of the text, with control tokens as plain text; `first` is ignored."""
         return tuple(self._ids[piece] for piece in self._pieces.findall(text.encode()))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids; what is not UTF-8, or not yet, shows as U+FFFD."""
+        """The text of the ids; what is not UTF-8 is U+FFFD."""
         unknown = [token_id for token_id in token_ids if not 0 <= token_id < len(self._tokens)]
         if unknown:
             raise ValueError(f"id {unknown[0]} is beyond the vocabulary of {len(self._tokens)} tokens")

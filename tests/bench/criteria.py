@@ -64,9 +64,9 @@ def pipegen_followers(tokenizer: Any, stops: list[str], ids: torch.Tensor) -> St
 def forget(name: str) -> None:
     """Let pipegen know nothing of any token, and transformers of any stops, as in a new process."""
     if name == "pipegen":
-        from pipegen.stages.parts import detokenize, stop_safe_tokens as quiet, stop_scan as scan
+        from pipegen.stages.parts import detokenize, row_decoder, stop_scan as scan
 
-        for remembered in (quiet.quiet_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
+        for remembered in (row_decoder.stop_safe_tokens, detokenize.added, detokenize._alone, detokenize._after, scan._compile):
             remembered.cache_clear()
     elif name == "transformers stop_strings":
         from transformers.generation.stopping_criteria import STOP_STRING_EMBEDDING_CACHE

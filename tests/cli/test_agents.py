@@ -77,7 +77,7 @@ def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("-c", "FILE"), "--agent: .* holds first, second: say which"),
+        (("-c", "FILE"), "--agent: .* holds first, second: choose one"),
         (("-c", "FILE", "--agent", "secnd"), "--agent: .*did you mean 'second'"),
         (("-c", "FILE", "--agent", "first", "--model", "m"), "--model: goes with --model"),
         (("-c", "FILE", "--agent", "first", "--base-url", "http://h"), "--base-url: goes with --model"),

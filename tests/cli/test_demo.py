@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipegen as pg
-from pipegen.cli import main, sample_images
-from pipegen.cli.demo import CASES, HOSTILE, Outcome, pieces_of, run_cases
+from pipegen.cli import main
+from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, pieces_of, run_cases
 from pipegen.cli.report import Box, boxes_of, page
 from pipegen.testing.fake import FakeEngine
 
@@ -91,7 +91,7 @@ def test_the_page_holds_everything_itself_and_runs_nothing(outcomes: tuple[Outco
     seen = Seen(html)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in seen.tags}
     sources = [attrs.get("src") or "" for tag, attrs in seen.tags if tag == "img"]
-    assert len(sources) == sum(name != sample_images.BROKEN for case in CASES for name in case.images)
+    assert len(sources) == sum(name != BROKEN for case in CASES for name in case.images)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not {name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "href"}
     assert not re.search(r"url\(|@import|https?:", html)
@@ -154,18 +154,18 @@ def test_boxes_stay_on_their_image(corners: list[float]) -> None:
 # The images
 
 
-@pytest.mark.parametrize("name", sample_images.DRAWN)
-def test_the_shipped_images_are_those_that_are_drawn(name: str) -> None:
+def test_the_shipped_images_are_those_that_are_drawn() -> None:
     image = pytest.importorskip("PIL.Image")
-    from training.draw_demo_images import draw_image
+    from training.draw_demo_images import DRAWN, draw_image
 
-    with image.open(sample_images.path(name)) as shipped:
-        drawn = draw_image(name)
-        assert (shipped.size, shipped.mode, shipped.tobytes()) == (drawn.size, drawn.mode, drawn.tobytes())
+    for name in DRAWN:
+        with image.open(IMAGES / name) as shipped:
+            drawn = draw_image(name)
+            assert (shipped.size, shipped.mode, shipped.tobytes()) == (drawn.size, drawn.mode, drawn.tobytes()), name
 
 
 def test_the_broken_image_is_half_of_a_good_one() -> None:
-    good, broken = (sample_images.path(name).read_bytes() for name in ("shapes.png", sample_images.BROKEN))
+    good, broken = ((IMAGES / name).read_bytes() for name in ("shapes.png", BROKEN))
     assert good.startswith(broken)
     assert len(broken) == len(good) // 2
 
@@ -180,7 +180,7 @@ def test_the_command_runs_the_embedded_model_and_writes_its_page(tmp_path: Path,
         main(["demo", "--out", str(tmp_path / "new")])
     shown = capsys.readouterr().out
     assert leaving.value.code == 0, shown
-    assert f"{len(CASES)} of {len(CASES)} came out as they should" in shown
+    assert f"{len(CASES)} of {len(CASES)} came out as expected" in shown
     assert "BadImage" in shown
     html = (tmp_path / "new" / "pipegen-demo.html").read_text()
     assert str(tmp_path / "new" / "pipegen-demo.html") in shown

@@ -33,7 +33,7 @@ def test_a_difference_is_named_and_leaves_with_one(tmp_path: Path) -> None:
     files = [written(tmp_path / "a", x=RESULT, y=RESULT), written(tmp_path / "b", x=RESULT, y=other)]
     done = CliRunner().invoke(app, ["diff", *files])
     assert (done.exit_code, done.stdout) == (1, "y: ids: 2 tokens, at 1: 4 | 2 tokens, at 1: 5\n")
-    assert done.stderr == "2 requests, 1 equal, 1 part at ids\n"
+    assert done.stderr == "2 requests, 1 equal, 1 differ at ids\n"
     as_json = CliRunner().invoke(app, ["diff", "--json", *files])
     assert json.loads(as_json.stdout) == {"id": "y", "stage": "ids", "first": "2 tokens, at 1: 4", "second": "2 tokens, at 1: 5"}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipegen.cli import main, sample_images
+from pipegen.cli import main
+from pipegen.cli.demo import BROKEN, IMAGES
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -23,8 +24,8 @@ def generate(*arguments: str | Path) -> object:
 def test_mixed_lines_come_out_in_order_and_their_options_give_the_same_again(tmp_path: Path, written: Any) -> None:  # C8
     lines: list[Any] = [
         {"id": "chat", "messages": [{"role": "user", "content": "What is 2 + 3?"}]},
-        {"id": "image", "prompt": "Describe the image.", "images": [str(sample_images.path("one.png"))]},
-        {"id": "broken", "prompt": "Describe the image.", "images": [str(sample_images.path(sample_images.BROKEN))]},
+        {"id": "image", "prompt": "Describe the image.", "images": [str(IMAGES / "one.png")]},
+        {"id": "broken", "prompt": "Describe the image.", "images": [str(IMAGES / BROKEN)]},
         {"id": "poem", "messages": [{"role": "user", "content": "Write a poem."}], "options": {"stop": ["\n\n"]}},
         {"id": "sampled", "prompt": "1, 2, 3,", "options": {"temperature": 1.0, "seed": 5, "max_new_tokens": 8, "logprobs": True}},
     ]
@@ -45,8 +46,8 @@ def test_mixed_lines_come_out_in_order_and_their_options_give_the_same_again(tmp
 
 
 def test_a_folder_gets_its_sidecars(tmp_path: Path) -> None:
-    for name in ("one.png", sample_images.BROKEN):
-        (tmp_path / name).write_bytes(sample_images.path(name).read_bytes())
+    for name in ("one.png", BROKEN):
+        (tmp_path / name).write_bytes((IMAGES / name).read_bytes())
     assert generate(tmp_path, "--prompt", "Describe the image.", "--sidecar", "txt", "--max-new-tokens", "40") == 1
     assert (tmp_path / "one.txt").read_text()
     assert not (tmp_path / "broken.txt").exists()

@@ -29,4 +29,4 @@ def test_lost_samples_are_told_in_the_line_in_the_summary_and_by_the_exit_code(t
     assert (whole["failed_samples"], len(whole["samples"])) == ([], 2)
     assert "2 requests" in done.stderr
     assert "2 succeeded, 0 failed" in done.stderr
-    assert "1 sample failed beside others that came through" in done.stderr
+    assert "1 sample failed beside others that succeeded" in done.stderr

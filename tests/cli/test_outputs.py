@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +61,8 @@ def test_a_full_disk_is_said_and_is_no_success(command: Command, jsonl: Any) -> 
 
 def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
     assert command("generate", jsonl(HI), "-o", os.devnull, "--model", "fake").code == 0
+    assert not Path(os.devnull).is_file()
+    assert not Path(f"{os.devnull}.job").exists()
 
 
 def test_no_more_than_a_window_is_read_ahead_and_lines_are_written_at_once(
@@ -111,19 +114,32 @@ def test_of_a_file_the_next_window_is_prepared_meanwhile(
     assert known == ([4, 4, 6, 6, 6, 6] if source == "file" else [2, 2, 4, 4, 6, 6])
 
 
-def test_an_interrupt_keeps_the_lines_so_far(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_the_lines_so_far(number: int, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
     def script(encoded: Any) -> str:
         if encoded.request.id == "c":
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return "Hi"
 
     engine.script = script
     out = tmp_path / "out.jsonl"
-    ran = command("generate", jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--window", "1")
+    again = (jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--window", "1")
+    ran = command("generate", *again)
     assert ran.code == 130
-    assert [line["id"] for line in written(out)] == ["a", "b"]
+    assert not out.exists()
     assert "2 requests" in ran.err
+    assert f"the same command goes on, and `pipegen export {out}.job` writes what is finished" in ran.err
     assert engine.closed == 1
+    ran = command("export", f"{out}.job")
+    assert ([line["id"] for line in ran.out], ran.code) == (["a", "b"], 1)
+    assert "2 of 4 rows are finished; 2 are missing" in ran.err
+    engine.script = "Hi"
+    ran = command("generate", *again)
+    assert [line["id"] for line in written(out)] == ["a", "b", "c", "d"]
+    assert "2 finished before" in ran.err
+    assert ran.code == 0
+    ran = command("export", f"{out}.job", "-o", tmp_path / "again.jsonl")
+    assert ((tmp_path / "again.jsonl").read_bytes(), ran.code) == (out.read_bytes(), 0)
 
 
 def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:

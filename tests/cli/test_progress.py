@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.inputs import Place
+from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress import progress, tells
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 def test_the_bar_moves_while_a_window_is_computed() -> None:
     moves: list[tuple[int | None, str]] = []
-    under_way = [Place("a", 100), Place("b", 250), Place("c", 300), Place("prepared meanwhile", 900)]
+    under_way = [Origin("a", 100), Origin("b", 250), Origin("c", 300), Origin("prepared meanwhile", 900)]
     tell = tells(lambda done, words: moves.append((done, words)), Tally(succeeded=5, completion_tokens=40), under_way, window=3)
     for done, tokens in ((0, 0), (0, 7), (3, 12), (6, 20)):  # of two samples each
         tell(pg.Progress(engine="hf", rows=6, done=done, tokens=tokens))

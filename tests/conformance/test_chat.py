@@ -8,21 +8,21 @@ from collections.abc import Iterator
 import pytest
 
 import pipegen as pg
-from pipegen.testing import conformance
+from pipegen.testing import conformance, conformance_ends, conformance_prompts, conformance_sampling
 from pipegen.testing.faulty import FaultyServer
 
 # What that server does not do. It draws nothing, looks at no image, and answers to the words of the prompt alone;
 IGNORED = (
-    conformance.temperature_is_honoured,
-    conformance.seeds_draw_apart,
-    conformance.samples_are_drawn_apart,
-    conformance.penalties_count_what_was_written,
-    conformance.answers_depend_on_the_images,
+    conformance_sampling.temperature_is_honoured,
+    conformance_sampling.seeds_draw_apart,
+    conformance_sampling.samples_are_drawn_apart,
+    conformance_sampling.penalties_count_what_was_written,
+    conformance_prompts.answers_depend_on_the_images,
 )
 # and beyond the plain form it knows no token ids, no least length, no form of the answer, no end tokens to ignore and no turn to continue.
 IGNORED_BEYOND = (
-    *(conformance.logprobs_are_the_models_own, conformance.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked),
-    *(conformance.end_tokens_are_ignored_where_asked, conformance.a_final_message_is_continued),
+    *(conformance.logprobs_are_the_models_own, conformance_ends.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked),
+    *(conformance_ends.end_tokens_are_ignored_where_asked, conformance_prompts.a_final_message_is_continued),
 )
 DIALECTS: dict[str, tuple[conformance.Check, ...]] = {"plain": IGNORED, "vllm": (*IGNORED, *IGNORED_BEYOND), "sglang": (*IGNORED, *IGNORED_BEYOND)}
 CASES = [(dialect, check) for dialect, ignored in DIALECTS.items() for check in conformance.CHECKS if check not in ignored]
@@ -56,7 +56,7 @@ def test_a_server_that_ignores_what_it_is_asked_is_found_out(server: FaultyServe
         conformance.rows_do_not_depend_on_their_batch,
         conformance.sync_and_async_agree,
         conformance.streamed_text_is_the_batch_text,
-        conformance.a_stop_string_cuts_and_halts,
+        conformance_ends.a_stop_string_cuts_and_halts,
     ],
 )
 def test_a_server_that_says_something_else_each_time_is_found_out(server: FaultyServer, check: conformance.Check) -> None:

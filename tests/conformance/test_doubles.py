@@ -16,14 +16,14 @@ from pipegen.engines.protocol import RowDone
 from pipegen.records.fields import altered
 from pipegen.records.options import GROUPS, option_names
 from pipegen.records.results import Encoded, Raw
-from pipegen.testing import conformance
+from pipegen.testing import conformance, conformance_ends, conformance_prompts
 from pipegen.testing.conformance_refusals import NOT_NEUTRAL
 
 FORGOTTEN: dict[str, Any] = {"control_tokens": "allow", "max_new_tokens": 60}
 """What takes the place of an option that is ignored, where that is not its default."""
 
 
-TEMPLATES, BUDGETS = conformance.the_template_is_used_with_its_variables, conformance.images_keep_to_the_budget
+TEMPLATES, BUDGETS = conformance_prompts.the_template_is_used_with_its_variables, conformance_prompts.images_keep_to_the_budget
 REAL_ONLY: dict[str, conformance.Check] = {
     **dict.fromkeys(("template", "template_kwargs", "enable_thinking", "add_generation_prompt"), TEMPLATES),
     **dict.fromkeys(("min_pixels", "max_pixels", "do_resize"), BUDGETS),
@@ -169,7 +169,7 @@ def test_a_hook_that_is_not_called_is_found_out(name: str, embedded: pg.Route) -
 
     engine: Any = Deaf(embedded.engine)
     with pytest.raises(AssertionError, match=name):
-        conformance.plugins_act_on_the_row(pg.route(engine))
+        conformance_ends.plugins_act_on_the_row(pg.route(engine))
 
 
 def test_every_feature_has_its_double() -> None:
@@ -191,7 +191,7 @@ def test_an_engine_that_runs_on_past_the_end_is_found_out(name: str, model: Any)
             return made.map(told)
 
     with pytest.raises(AssertionError, match=name if name == "max_new_tokens" else "stop"):
-        conformance.the_engine_itself_halts(pg.route(Tireless()))
+        conformance_ends.the_engine_itself_halts(pg.route(Tireless()))
 
 
 def greedy_only(model: Any) -> pg.Route:

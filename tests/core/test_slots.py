@@ -13,7 +13,8 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core import errors
-from pipegen.core.pipe import Pipe, Steps, each
+from pipegen.core.calls import Steps
+from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import live, live_rows, refill
 
 ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]

@@ -122,7 +122,7 @@ def test_a_fallback_takes_kinds_of_errors_or_a_function_and_nothing_that_would_n
 
 @pytest.mark.parametrize("when", [pg.Timeout, pg.GenerationError, (pg.Timeout, pg.BackendFailed), (), lambda error: error.retryable])
 def test_a_fallback_takes_these(when: Any) -> None:
-    assert pg.fallback(ROUTE, ROUTE, when=when).name == "fallback(fake, fake)"
+    assert pg.fallback(ROUTE, ROUTE, when=when).name == "fallback(fake, fake-2)"
 
 
 @pytest.mark.parametrize("then", [str.strip, "strip", FakeEngine("a"), None])
@@ -159,11 +159,12 @@ def test_a_function_that_gives_slots_is_no_pure_one(slot: Any) -> None:
         pg.run(ROUTE >> lifted, [{"prompt": "Hi"}])
 
 
-def test_plugins_are_attached_to_a_route_before_it_is_joined() -> None:
+def test_plugins_are_attached_to_pipes_with_an_engine() -> None:
     plugin = pg.plugins.balanced_json()
-    for pipe in (PIPE, pg.fallback(ROUTE, ROUTE, when=pg.Timeout), "embedded"):
-        with pytest.raises(TypeError, match=r"a route through one engine is wanted, not .*: take it before"):
-            pg.attach(pipe, plugin)  # type: ignore[arg-type]  # that is the mistake
+    with pytest.raises(TypeError, match="plugins are attached to a route, not to str"):
+        pg.attach("embedded", plugin)  # type: ignore[type-var]  # that is the mistake
+    with pytest.raises(TypeError, match="length has no stage that is bound to an engine"):
+        pg.attach(pg.pure("length", length), plugin)
 
 
 @pytest.mark.parametrize("plugin", ["balanced_json", pg.plugins.balanced_json, [pg.plugins.balanced_json()], None])
@@ -173,8 +174,10 @@ def test_only_plugins_are_attached(plugin: Any) -> None:
 
 
 def test_tokens_are_counted_for_one_request_on_a_route() -> None:
-    with pytest.raises(TypeError, match="a route through one engine is wanted, not Pipe: take it before"):
-        pg.count_tokens(PIPE, {"prompt": "Hi"})  # type: ignore[arg-type]  # that is the mistake
+    for pipe, name in ((pg.fallback(ROUTE, ROUTE, when=pg.Timeout), r"fallback\(fake, fake-2\)"), ("embedded", "str"), (pg.identity(), "")):
+        with pytest.raises(TypeError, match=f"a route through one engine is wanted, not {name}: take it before"):
+            pg.count_tokens(pipe, {"prompt": "Hi"})  # type: ignore[arg-type]  # that is the mistake
+    assert pg.count_tokens(PIPE, {"prompt": "Hi"}) == pg.count_tokens(ROUTE, {"prompt": "Hi"})
     assert pg.count_tokens(ROUTE, "Hi").failure() == pg.InvalidRequest("request: a mapping or a request is wanted, not 'Hi'")  # type: ignore[arg-type]
 
 
@@ -207,7 +210,7 @@ def test_what_is_no_plain_slot_is_refused(values: Any) -> None:
 
 def test_slots_are_made_plain_and_not_their_results() -> None:
     result = pg.run(ROUTE, [{"prompt": "Hi"}])[0].unwrap()
-    with pytest.raises(TypeError, match="a slot is made plain, not GenerationResult: Success"):
+    with pytest.raises(TypeError, match="to_plain takes a slot, not GenerationResult: Success"):
         pg.to_plain(result)  # type: ignore[arg-type]
 
 

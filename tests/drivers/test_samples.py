@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.samples import derive_seed
 from pipegen.records.results import Encoded
+from pipegen.stages.parts.samples import derive_seed
 from pipegen.testing.fake import FakeEngine
 
 

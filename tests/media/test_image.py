@@ -231,7 +231,7 @@ def test_without_resizing_a_right_size_is_kept_whatever_the_checkpoints_budget()
 
 def test_without_resizing_a_bound_that_was_asked_still_counts() -> None:
     error = prepare(image_file(width=96, height=64), QWEN3, VlmPreprocessOptions(do_resize=False, max_pixels=6000), 0, POLICY).failure()
-    assert "6144 pixels, outside the asked 1 to 6000" in error.message
+    assert "6144 pixels, outside the requested 1 to 6000" in error.message
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 30_000), (30_000, 1), (201, 1)])
@@ -244,7 +244,7 @@ def test_p5_a_strip_beyond_the_models_limit_is_a_bad_image(width: int, height: i
 def test_a_budget_without_any_size_is_a_bad_image_that_says_so() -> None:
     error = prepare(image_file(), QWEN3, VlmPreprocessOptions(min_pixels=1025, max_pixels=2047), 0, POLICY).failure()
     assert "has between 1025 and 2047 pixels" in error.message
-    assert "between min_pixels and max_pixels" in error.hint
+    assert "from min_pixels to max_pixels" in error.hint
 
 
 @pytest.mark.parametrize(

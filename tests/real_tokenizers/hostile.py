@@ -18,8 +18,8 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import encode
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import tokenize_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def prompt_of(pair: Pair, shape: str, said: Mapping[str, str], **chat: Any) -> S
         chat.update(continue_final_message=True, add_generation_prompt=False)
     options = resolve(GenerationOptions(chat=ChatTemplateOptions(**chat, template_kwargs=more)))
     job = ResolvedRequest(request=TextGenerationRequest(messages=messages, tools=tools), options=options)
-    return render(job, tokenizer, renderer).bind(lambda rendered: encode(rendered, (), tokenizer, None))
+    return render_row(job, tokenizer, renderer).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None))
 
 
 @functools.lru_cache(maxsize=2)

@@ -18,8 +18,8 @@ from pipegen.core.slots import is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import encode
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import tokenize_row
 
 REWRITTEN, WITHIN = 150, 150
 """How many of the words out of which a rewriting could make tokens are tried on a pair, and of those that join over two places."""
@@ -99,7 +99,7 @@ def test_a_plain_prompt_is_guarded_where_that_is_asked(pair: Pair) -> None:
         options = GenerationOptions(chat=ChatTemplateOptions(control_tokens=asked))
         request = TextGenerationRequest(prompt=f"a {' x '.join(tokens)} b", options=options)
         job = ResolvedRequest(request=request, options=resolve(request.options))
-        slot = render(job, tokenizer, renderer).bind(lambda rendered: encode(rendered, (), tokenizer, None))
+        slot = render_row(job, tokenizer, renderer).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None))
         if asked == "reject":
             assert isinstance(slot.failure(), InvalidRequest)
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.checks import nearest, printed
+from pipegen.records.fields import nearest, printed
 from pipegen.testing.fake import FakeEngine
 
 HUGE = 2**2000

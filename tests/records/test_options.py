@@ -86,7 +86,7 @@ def test_pixel_budgets_are_whole_and_positive(name: str, value: Any) -> None:  #
     [
         ("json_schema", "{", "a JSON Schema as a mapping or as JSON text"),
         ("json_schema", "[]", "a JSON Schema as a mapping or as JSON text"),
-        ("json_schema", {"a": float("nan")}, "NaN is no number"),
+        ("json_schema", {"a": float("nan")}, "NaN is not a number"),
         ("json_schema", {"a": object()}, "plain data"),
         ("json_schema", True, "a JSON Schema"),
         ("regex", "", "a string that is not empty"),

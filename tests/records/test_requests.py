@@ -33,8 +33,8 @@ USER = {"role": "user", "content": "Hi"}
         ([{"role": "user", "content": [{"type": "image", "image": ""}]}], r"messages\[0\].content\[0\].image takes a path, .*, not ''"),
         ([{"role": "user", "content": [{"type": "image", "image": 3}]}], r"messages\[0\].content\[0\].image takes a path"),
         ([{"role": "user", "content": [{"type": "image", "base64": "AA"}]}], r"messages\[0\].content\[0\] takes its image as image, url, .* not as base64"),
-        ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not carried out"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not carried"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a", "max_pixels": 9}]}], r"messages\[0\].content\[0\].max_pixels is not supported"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}], r"content\[0\].image_url.detail is not supported"),
         ([{"role": "user", "content": None}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content takes a string or a list"),
         ([{"role": "user", "content": "a", "name": object()}], r"messages\[0\] takes plain data"),
@@ -236,7 +236,7 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
     ],
 )
 def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
-    error = request_from(given, place="line 4").failure()
+    error = request_from(given, where="line 4").failure()
     assert error.message.startswith("line 4: ")
     assert words in error.message
 

@@ -35,7 +35,7 @@ def test_a_configuration_shows_no_key(held: dict[str, Any]) -> None:
     again = dataclasses.replace(config, backend="vllm")
     for shown in (repr(config), str(config), f"{config.engine_kwargs}", repr(again), repr(dataclasses.asdict(config))):
         assert KEY not in shown
-    with pytest.raises(TypeError, match="a Secret is not pickled"):
+    with pytest.raises(TypeError, match="a Secret cannot be pickled"):
         pickle.dumps(config)
     assert revealed(config.engine_kwargs) == revealed(again.engine_kwargs) == held
     assert hash(config) == hash(pg.ModelLoadConfig(model="m", engine_kwargs=held))

@@ -11,7 +11,7 @@ import pytest
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import Detokenizer, decode
+from pipegen.stages.decoding import Detokenizer, decode_row
 from pipegen.stages.parts import detokenize
 from pipegen.stages.parts.detokenize import spell
 from pipegen.testing.texts import AWKWARD
@@ -29,7 +29,7 @@ def raw(token_ids: Sequence[int], options: GenerationOptions | None = None, **ho
 
 
 def decoded(text: str, options: GenerationOptions | None = None, eos: Sequence[int] = (IM_END,), **how: Any) -> Decoded:
-    return decode(raw(TOY.encode(text), options, **how), TOY, eos).unwrap()
+    return decode_row(raw(TOY.encode(text), options, **how), TOY, eos).unwrap()
 
 
 class TestDecode:
@@ -43,7 +43,7 @@ class TestDecode:
         assert (row.text, row.raw_text, row.finish, row.stop, row.raw.token_ids) == ("a", "a.", Finish.STOP_TOKEN, ord("."), (97, 46))
 
     def test_an_end_token_of_id_0_counts(self) -> None:  # A8
-        row = decode(raw((97, 0, 98)), TOY, (0,)).unwrap()
+        row = decode_row(raw((97, 0, 98)), TOY, (0,)).unwrap()
         assert (row.text, row.finish, row.raw.token_ids) == ("a", Finish.EOS, (97, 0))
 
     @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
@@ -99,14 +99,14 @@ class TestDecode:
         assert decoded("<|im_end|>").text_ends == (0,)
 
     def test_output_that_ends_inside_a_character_shows_it(self) -> None:  # A15
-        row = decode(raw((97, 0xE2, 0x82)), TOY, ()).unwrap()
+        row = decode_row(raw((97, 0xE2, 0x82)), TOY, ()).unwrap()
         assert (row.text, row.text_ends) == (f"a{REPLACEMENT}", (1, 1, 1))
 
     def test_options_must_be_resolved(self) -> None:
         prompt = Prompt(token_ids=(65,), compact_token_ids=(65,))
         encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=GenerationOptions(), prompt=prompt)
         with pytest.raises(ValueError, match="resolve"):
-            decode(Raw(encoded=encoded, token_ids=(1,)), TOY)
+            decode_row(Raw(encoded=encoded, token_ids=(1,)), TOY)
 
 
 class Real:

@@ -14,7 +14,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest
-from pipegen.stages.fitting import check_fit, check_ids, check_support, room
+from pipegen.stages.fitting import check_fit, check_ids, remaining_tokens
+from pipegen.stages.resolving import check_support
 
 REQUEST = TextGenerationRequest(prompt="a")
 
@@ -68,8 +69,8 @@ def test_ones_own_limit_is_named_where_it_is_the_lower_or_the_same(context_lengt
     assert wanted(fit(4, 5, max_new_tokens=1, max_prompt_tokens=4)) == (1, None)
 
 
-def test_room_is_what_the_prompt_leaves() -> None:
-    assert (room(3, engine(8)), room(8, engine(8)), room(9, engine(8)), room(9, engine(None))) == (5, 0, -1, None)
+def test_what_the_prompt_leaves_of_the_context_remains() -> None:
+    assert [remaining_tokens(tokens, engine(limit)) for tokens, limit in ((3, 8), (8, 8), (9, 8), (9, None))] == [5, 0, -1, None]
 
 
 def test_a_refusal_names_the_plugin_and_its_reason() -> None:

@@ -9,13 +9,17 @@ from pipegen.core.slots import Slot
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.rendering import Rendered, render
-from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
+from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.rendering import Rendered, render_row
+from pipegen.stages.tokenizing import count_tokens, tokenize_row
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 
 MARK = "<|image_pad|>"
 TOY = ToyTokenizer(merges=("\n\n\n", "\n\n"), special=("<|im_start|>", "<|im_end|>", MARK, "<soft>"), added=("<tile>", "<think>", "</think>"))
+
+
+HERE = ResolvedRequest(request=TextGenerationRequest(prompt="-"), options=resolve(GenerationOptions()))
 
 
 def image(expansion: str | None, tokens: int = 2) -> PreparedImage:
@@ -32,8 +36,8 @@ def said(*parts: str | PreparedImage, **chat: Any) -> Slot[Prompt]:
     images = tuple(part for part in parts if isinstance(part, PreparedImage))
     request = VlmGenerationRequest(messages=[{"role": "user", "content": content}])
     job = ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
-    rendered = render(job, TOY, ToyRenderer(), written=image_tokens(images, TOY, MARK))
-    return rendered.bind(lambda text: encode(text, images, TOY, MARK))
+    rendered = render_row(job, TOY, ToyRenderer(), written=image_tokens(images, TOY, MARK))
+    return rendered.bind(lambda text: tokenize_row(text, images, TOY, MARK))
 
 
 def expanded(text: str, *images: PreparedImage) -> tuple[int, ...]:
@@ -82,13 +86,13 @@ def test_an_allowed_placeholder_is_one_too_many() -> None:
 
 def test_given_ids_take_the_expansions_own_ids() -> None:
     mark = TOY.control_tokens[MARK]
-    prompt = encode(Rendered(token_ids=(97, mark, 98, mark)), (FRAMED, COPIES), TOY, MARK).unwrap()
+    prompt = tokenize_row(Rendered(request=HERE.request, options=HERE.options, token_ids=(97, mark, 98, mark)), (FRAMED, COPIES), TOY, MARK).unwrap()
     assert prompt.token_ids == (97, *TOY.encode(FRAMED.expansion or ""), 98, mark, mark, mark)
 
 
 def test_plain_prompts_hold_places_too() -> None:
     text = f"a{MARK}\nb"
-    prompt = encode(Rendered(text=text, hidden=text), (FRAMED,), TOY, MARK).unwrap()
+    prompt = tokenize_row(Rendered(request=HERE.request, options=HERE.options, text=text), (FRAMED,), TOY, MARK).unwrap()
     assert prompt.token_ids == expanded(text, FRAMED)
 
 

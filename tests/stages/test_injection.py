@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
+
 import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
@@ -18,10 +20,10 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
-from pipegen.stages.rendering import render
-from pipegen.stages.tokenizing import count_tokens, encode, image_tokens
+from pipegen.stages.parts.images import image_tokens
+from pipegen.stages.rendering import render_row
+from pipegen.stages.tokenizing import count_tokens, tokenize_row
 from pipegen.testing.fake import FakeEngine, ToyRenderer
-from pipegen.testing.prompts import CHATML, added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 from pipegen.testing.toy import ToyTokenizer
 
 TURNS = "{%- for m in messages -%}<|im_start|>{{- m.role }}\n{{ CONTENT -}}<|im_end|>\n{% endfor -%}<|im_start|>assistant\n"
@@ -53,31 +55,11 @@ def bert_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # no password
 
 
-class Counting(HFRenderer):
-    renders = 0
-
-    def render(self, messages: Any, *, tools: Any, template: Any, variables: Any) -> str:
-        self.renders += 1
-        return super().render(messages, tools=tools, template=template, variables=variables)
-
-
-class CountingTokenizer(HFTokenizer):
-    calls = 0
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        self.calls += 1
-        return super().encode(text)
-
-    def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
-        self.calls += 1
-        return super().encode_plain(text, first=first)
-
-
 def asked(request: GenerationRequest, raw: Any, template: str, images: tuple[PreparedImage, ...] = (), mark: str | None = None, **chat: Any) -> Slot[Prompt]:
     tokenizer, options = HFTokenizer(raw), GenerationOptions(chat=ChatTemplateOptions(**chat))
     job = ResolvedRequest(request=dataclasses.replace(request, options=options), options=resolve(options))
-    rendered = render(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
-    return rendered.bind(lambda text: encode(text, images, tokenizer, mark))
+    rendered = render_row(job, tokenizer, HFRenderer(raw, template), written=image_tokens(images, tokenizer, mark))
+    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, mark))
 
 
 def said(template: str, *messages: Mapping[str, Any], raw: Any = None, tools: Sequence[Mapping[str, Any]] = (), **chat: Any) -> Slot[Prompt]:
@@ -293,20 +275,6 @@ def test_the_entries_of_a_tools_schema_are_no_words_though_they_are_part_of_cont
     assert isinstance(defined("type", control_tokens="reject").failure(), InvalidRequest)
 
 
-def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_are_part_of_control_tokens() -> None:
-    raw = chatml_tokenizer()
-    tokenizer, renderer = HFTokenizer(raw), Counting(raw, CALLS.replace("WRITES", "<{{ key }}>"))
-    counts = []
-    for key in ("warm", "word", "content", "think"):
-        renderer.renders = 0
-        call = {**CALLED, "function": {"name": "look", "arguments": {key: "words"}}}
-        request = TextGenerationRequest(messages=[user("Hi"), {**answer(""), "tool_calls": [call]}])
-        render(ResolvedRequest(request=request, options=resolve(GenerationOptions())), tokenizer, renderer).unwrap()
-        counts.append(renderer.renders)
-    assert counts[1:3] == [2, 2]
-    assert counts[3] <= 5
-
-
 def test_a_template_that_fails_without_a_word_of_a_control_token_fails_the_request() -> None:
     template = "{{ '<' ~ tools[0].function.name ~ '>' }}{{ raise_exception('whose') if tools[0].function.name != 'think' }}{{ messages[0].content }}<think>"
     slot = said(template, user("Hi"), tools=[{"type": "function", "function": {"name": "think"}}])
@@ -371,7 +339,7 @@ def test_a_guarded_prompt_has_one_bos_and_begins_as_any_other(prefix: Any) -> No
     def ids(prompt: str, **chat: Any) -> tuple[int, ...]:
         options = GenerationOptions(chat=ChatTemplateOptions(**chat))
         job = ResolvedRequest(request=TextGenerationRequest(prompt=prompt, options=options), options=resolve(options))
-        return render(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: encode(text, (), tokenizer, None)).unwrap().token_ids
+        return render_row(job, tokenizer, renderer, bos_token="<s>").bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap().token_ids
 
     assert ids("Once upon", control_tokens="text") == ids("Once upon")
     guarded = ids("Once <s> upon", control_tokens="text")
@@ -387,32 +355,6 @@ def test_a_look_alike_beside_every_private_use_character_fails_its_request() -> 
     assert isinstance(said(CHATML, user(EVERY_PRIVATE_CHARACTER + "<|im_end|>")).failure(), InvalidRequest)
     guarded = asked(TextGenerationRequest(prompt=EVERY_PRIVATE_CHARACTER + "<|im_end|>"), chatml_tokenizer(), CHATML, control_tokens="text")
     assert isinstance(guarded.failure(), InvalidRequest)
-
-
-@pytest.mark.parametrize(
-    ("words", "renders", "encodes"),
-    [("ordinary words", 1, 1), ("a < b [1]", 2, 1), ("<|im_end|>", 1, 3), ("<|im_end|> " * 5000, 1, 3), ("< " * 5000, 2, 1)],
-)
-def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(words: str, renders: int, encodes: int) -> None:
-    raw = chatml_tokenizer()
-    tokenizer, renderer = CountingTokenizer(raw), Counting(raw, CHATML)
-    for content in ("warm", [{"type": "text", "text": "warm"}], words, [{"type": "text", "text": part} for part in words.split(" ")]):
-        job = ResolvedRequest(request=TextGenerationRequest(messages=[user(content)]), options=resolve(GenerationOptions()))
-        renderer.renders = tokenizer.calls = 0
-        render(job, tokenizer, renderer).bind(lambda text: encode(text, (), tokenizer, None)).unwrap()
-    assert (renderer.renders, tokenizer.calls) == (renders, encodes)
-
-
-def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_about_the_template() -> None:
-    raw = chatml_tokenizer()
-    tokenizer, renderer = HFTokenizer(raw), Counting(raw, WITH_DOCUMENTS)
-    counts = []
-    for number in range(5):
-        chat = ChatTemplateOptions(template_kwargs={"documents": [{"text": f"document {number}"}] * (number + 1), "style": "x" * 300})
-        job = ResolvedRequest(request=TextGenerationRequest(messages=[user("Hi")]), options=resolve(GenerationOptions(chat=chat)))
-        counts.append(renderer.renders)
-        assert "document" in (render(job, tokenizer, renderer).unwrap().text or "")
-    assert renderer.renders == counts[-1] + 1 == counts[1] + 4
 
 
 def test_white_space_beside_words_that_are_no_control_token_is_taken_in_as_ever() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.slots import Slot
@@ -19,8 +21,7 @@ from pipegen.records.options import ChatTemplateOptions, GenerationOptions, reso
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.template import composes
-from pipegen.stages.rendering import Rendered, render
-from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
+from pipegen.stages.rendering import Rendered, render_row
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -33,7 +34,7 @@ def job(*messages: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (), *
 def chatml(*messages: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (), own: str = CHATML, **chat: Any) -> Slot[Rendered]:
     """Rendered with the ChatML tokenizer, whose own template is `own`."""
     raw = chatml_tokenizer()
-    return render(job(*messages, tools=tools, **chat), HFTokenizer(raw), HFRenderer(raw, own))
+    return render_row(job(*messages, tools=tools, **chat), HFTokenizer(raw), HFRenderer(raw, own))
 
 
 class CountingRenderer:
@@ -66,7 +67,7 @@ def test_thinking_is_off_unless_asked_for_and_the_result_says_that_it_was_honour
 def test_a_template_that_knows_no_thinking_switch_renders_and_is_not_given_one() -> None:  # T1
     given: list[Mapping[str, Any]] = []
     renderer = CountingRenderer(lambda messages, variables: given.append(variables) or messages[0]["content"])
-    slot = render(job({"role": "user", "content": "the request"}, enable_thinking=True), HFTokenizer(chatml_tokenizer()), renderer)
+    slot = render_row(job({"role": "user", "content": "the request"}, enable_thinking=True), HFTokenizer(chatml_tokenizer()), renderer)
     assert slot.unwrap().thinking == "unsupported"
     assert "enable_thinking" not in given[-1]
 
@@ -87,7 +88,7 @@ def test_what_a_template_raises_fails_the_request_and_it_was_called_once_for_it(
         raise raised
 
     renderer = CountingRenderer(write)
-    slot = render(job({"role": "user", "content": "the request"}), HFTokenizer(chatml_tokenizer()), renderer)
+    slot = render_row(job({"role": "user", "content": "the request"}), HFTokenizer(chatml_tokenizer()), renderer)
     assert isinstance(slot.failure(), TemplateFailed)
     assert type(raised).__name__ in slot.failure().message
     assert sum(messages[0]["content"] == "the request" for messages in renderer.seen) == 1
@@ -105,7 +106,7 @@ def test_a_template_that_is_not_jinja_fails_the_request_where_jinja_is_not_insta
         raise TypeError
 
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert isinstance(render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure(), TemplateFailed)
+    assert isinstance(render_row(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure(), TemplateFailed)
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RecursionError, StopIteration, type("Own", (Exception,), {})])
@@ -113,7 +114,7 @@ def test_whatever_a_template_raises_fails_its_row(kind: type[Exception]) -> None
     def write(messages: Any, variables: Any) -> str:
         raise kind
 
-    error = render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure()
+    error = render_row(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write)).failure()
     assert isinstance(error, TemplateFailed)
     assert kind.__name__ in error.message
     assert error.incident
@@ -121,7 +122,7 @@ def test_whatever_a_template_raises_fails_its_row(kind: type[Exception]) -> None
 
 def test_a_template_that_refuses_in_its_own_words_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:
     refusing = HFRenderer(chatml_tokenizer(), "{{ raise_exception('no system turn') }}")
-    error = render(job(USER), HFTokenizer(chatml_tokenizer()), refusing).failure()
+    error = render_row(job(USER), HFTokenizer(chatml_tokenizer()), refusing).failure()
     assert isinstance(error, TemplateFailed)
     assert (error.incident, caplog.records) == ("", [])
 
@@ -132,14 +133,14 @@ def test_what_ends_the_program_comes_through_a_template(kind: type[BaseException
         raise kind
 
     with pytest.raises(kind):
-        render(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write))
+        render_row(job(USER), HFTokenizer(chatml_tokenizer()), CountingRenderer(write))
 
 
 def test_without_a_chat_template_the_error_says_what_to_send() -> None:
-    slot = render(job(USER), HFTokenizer(chatml_tokenizer()), HFRenderer(chatml_tokenizer(), None))
+    slot = render_row(job(USER), HFTokenizer(chatml_tokenizer()), HFRenderer(chatml_tokenizer(), None))
     assert isinstance(slot.failure(), TemplateFailed)
     assert "prompt" in slot.failure().hint
-    given = render(job(USER, template="{{ messages[0].content }}!"), HFTokenizer(chatml_tokenizer()), HFRenderer(chatml_tokenizer(), None))
+    given = render_row(job(USER, template="{{ messages[0].content }}!"), HFTokenizer(chatml_tokenizer()), HFRenderer(chatml_tokenizer(), None))
     assert given.unwrap().text == "Hi!"
 
 
@@ -179,15 +180,15 @@ def test_tools_reach_the_template() -> None:
 def test_text_parts_are_joined_for_a_template_that_takes_strings_only() -> None:
     raw = instruct_tokenizer()
     parts = {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}
-    assert render(job(parts), HFTokenizer(raw), HFRenderer(raw, INSTRUCT)).unwrap().text == "<s>[INST] a b [/INST]"
+    assert render_row(job(parts), HFTokenizer(raw), HFRenderer(raw, INSTRUCT)).unwrap().text == "<s>[INST] a b [/INST]"
     shows = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert render(job(parts), HFTokenizer(raw), HFRenderer(raw, shows)).unwrap().text == "a b"
+    assert render_row(job(parts), HFTokenizer(raw), HFRenderer(raw, shows)).unwrap().text == "a b"
 
 
 def test_a_string_becomes_a_part_for_a_template_that_takes_parts_only() -> None:
     raw = chatml_tokenizer()
     history = [{"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "Yes."}, USER]
-    text = render(job(*history), HFTokenizer(raw), HFRenderer(raw, PARTS_ONLY)).unwrap().text
+    text = render_row(job(*history), HFTokenizer(raw), HFRenderer(raw, PARTS_ONLY)).unwrap().text
     assert text == "system: Be brief.<|end|>\nuser: Hi<|end|>\nassistant: Yes.<|end|>\nuser: Hi<|end|>\nassistant:"
 
 
@@ -195,13 +196,13 @@ def test_a_plain_prompt_gets_the_bos_once() -> None:  # B9
     raw = instruct_tokenizer()
     for prompt in ("Once", "<s>Once"):
         one = ResolvedRequest(request=TextGenerationRequest(prompt=prompt), options=resolve(GenerationOptions()))
-        assert render(one, HFTokenizer(raw), HFRenderer(raw, INSTRUCT), bos_token="<s>").unwrap().text == "<s>Once"
+        assert render_row(one, HFTokenizer(raw), HFRenderer(raw, INSTRUCT), bos_token="<s>").unwrap().text == "<s>Once"
 
 
 def test_given_token_ids_and_plain_prompts_call_no_template() -> None:
     renderer = CountingRenderer(lambda messages, variables: "")
     for request in (TextGenerationRequest(prompt_token_ids=[1, 2]), TextGenerationRequest(prompt="Hi")):
-        slot = render(ResolvedRequest(request=request, options=resolve(GenerationOptions())), HFTokenizer(chatml_tokenizer()), renderer)
+        slot = render_row(ResolvedRequest(request=request, options=resolve(GenerationOptions())), HFTokenizer(chatml_tokenizer()), renderer)
         assert slot.unwrap().thinking is None
     assert renderer.seen == []
 

@@ -14,8 +14,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
-from pipegen.stages.decoding import decode
-from pipegen.stages.stopping import Cut, StopScanner, cut, ending_ids, plan_stops, split_stops, stop, text_offset
+from pipegen.stages.decoding import decode_row
+from pipegen.stages.stopping import Cut, StopScanner, cut, ending_ids, plan_stops, split_stops, stop_row, text_offset
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
@@ -27,7 +27,7 @@ def judged(
 ) -> Slot[Decoded]:
     ids = tokenizer.encode(text) if isinstance(text, str) else tuple(text)
     encoded = Encoded(request=TextGenerationRequest(prompt="STO"), options=resolve(options), prompt=Prompt(token_ids=(83,), compact_token_ids=(83,)))
-    return decode(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(lambda decoded: stop(decoded, tokenizer, plugins))
+    return decode_row(Raw(encoded=encoded, token_ids=ids, **how), tokenizer, (IM_END,)).bind(lambda decoded: stop_row(decoded, tokenizer, plugins))
 
 
 def ended(text: str | Sequence[int], *stops: str, **more: Any) -> tuple[str, Finish, str | int | None, int]:

@@ -12,7 +12,7 @@ from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, PreparedImage, Prompt, Raw, TokenLogprob
-from pipegen.stages.trimming import Stripper, trim
+from pipegen.stages.trimming import Stripper, trim_row
 
 IMAGE = PreparedImage(width=2, height=1, rgb=bytes(6), digest="abc", grid=(1, 2, 4), tokens=2)
 
@@ -30,7 +30,7 @@ def appending(word: str) -> Plugin:
 
 def test_every_field_is_filled() -> None:
     row = decoded(" a ")
-    assert trim(row, "hf").unwrap() == GenerationResult(
+    assert trim_row(row, "hf").unwrap() == GenerationResult(
         id="r7",
         text=" a ",
         raw_text=" a !",
@@ -52,14 +52,14 @@ def test_every_field_is_filled() -> None:
 
 
 def test_whitespace_goes_only_where_that_is_asked_and_never_from_raw_text() -> None:  # A10
-    assert trim(decoded(" a\n"), "r").unwrap().text == " a\n"
-    stripped = trim(decoded(" a\n", decode=DecodeOptions(strip_whitespace=True)), "r").unwrap()
+    assert trim_row(decoded(" a\n"), "r").unwrap().text == " a\n"
+    stripped = trim_row(decoded(" a\n", decode=DecodeOptions(strip_whitespace=True)), "r").unwrap()
     assert (stripped.text, stripped.raw_text) == ("a", " a\n!")
 
 
 def test_first_strip_then_plugins_in_their_order() -> None:  # A11
     plugins = [appending("1"), Plugin(name="watches only", start=lambda: 0, feed=lambda state, text: (state, None)), appending("2")]
-    assert trim(decoded(" a ", decode=DecodeOptions(strip_whitespace=True)), "r", plugins).unwrap().text == "a[1][2]"
+    assert trim_row(decoded(" a ", decode=DecodeOptions(strip_whitespace=True)), "r", plugins).unwrap().text == "a[1][2]"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_plugin_that_raises_fails_its_row(kind: type[Exception]) -> None:  # A
     def fail(text: str) -> str:
         raise kind("no")
 
-    error = trim(decoded("a"), "r", [appending("1"), Plugin(name="bad", trim=fail), appending("2")]).failure()
+    error = trim_row(decoded("a"), "r", [appending("1"), Plugin(name="bad", trim=fail), appending("2")]).failure()
     assert isinstance(error, PluginFailed)
     assert error.plugin == "bad"
     assert kind.__name__ in error.message
@@ -79,7 +79,7 @@ def test_a_plugin_that_raises_fails_its_row(kind: type[Exception]) -> None:  # A
 
 @pytest.mark.parametrize("answer", [None, b"a", 1, ["a"]])
 def test_a_plugin_that_gives_back_no_text_fails_its_row(answer: Any) -> None:  # A11
-    error = trim(decoded("a"), "r", [Plugin(name="bad", trim=lambda text: answer)]).failure()
+    error = trim_row(decoded("a"), "r", [Plugin(name="bad", trim=lambda text: answer)]).failure()
     assert isinstance(error, PluginFailed)
     assert (error.plugin, type(answer).__name__ in error.message) == ("bad", True)
 
@@ -90,7 +90,7 @@ def test_what_is_no_fault_of_the_plugin_comes_through(raised: type[BaseException
         raise raised
 
     with pytest.raises(raised):
-        trim(decoded("a"), "r", [Plugin(name="p", trim=fail)])
+        trim_row(decoded("a"), "r", [Plugin(name="p", trim=fail)])
 
 
 def test_whitespace_in_the_middle_is_held_until_something_follows() -> None:

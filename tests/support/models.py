@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer
 from support.vision_models import IMAGE_FAMILIES
 
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, PreparedImage, Prompt
-from pipegen.testing.prompts import chatml_tokenizer, instruct_tokenizer
 
 __all__ = ["FAMILIES", "HYBRIDS", "VARIANTS", "encoded", "write_model"]
 

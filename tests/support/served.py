@@ -24,6 +24,7 @@ class ToyModel:
     """The toy tokenizer and template as a model's light facts; images are one black pixel of three tokens. `sees=False` is a text model."""
 
     def __init__(self, *, sees: bool = True) -> None:
+        self.identity, self.has_weights = "toy", True
         self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
         self.vocab_size: int | None = self.tokenizer.vocab_size
         self.eos_token_ids = (self.tokenizer.special_tokens["<|im_end|>"],)

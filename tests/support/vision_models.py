@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipegen.testing.prompts import added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
+from support.small_tokenizers import added_tokens, chatml_tokenizer, instruct_tokenizer, turns_tokenizer
 
 __all__ = ["IMAGE_FAMILIES", "ImageFamily"]
 

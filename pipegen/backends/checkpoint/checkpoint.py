@@ -47,6 +47,33 @@ class Checkpoint:
         self.source = locate(load.model)
         self._loading = threading.RLock()
 
+    @cached_property
+    def _folders(self) -> tuple[Path, ...]:
+        """Where the checkpoint's files are, and its adapter's."""
+        need("transformers", "hf", "reading a checkpoint")
+        from transformers.utils.hub import cached_file
+
+        with loading(self.load, "the files", self.source, hint=instead_of(self.source)):
+            files = [cached_file(self.source, "config.json", revision=self.load.revision)]
+            files += [cached_file(self.load.adapter, "adapter_config.json")] if self.load.adapter is not None else []
+            return tuple(Path(str(file)).parent for file in files)
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the checkpoint's files, and of its adapter's: the same on every engine and machine, another for other weights."""
+        from pipegen.backends.checkpoint.identity import identity_of
+
+        folders = self._folders
+        with loading(self.load, "the files", self.source):
+            return identity_of(*folders)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are here, and not only in a server."""
+        from pipegen.backends.checkpoint.identity import has_weights
+
+        return has_weights(self._folders[0])
+
     @property
     def _where(self) -> dict[str, Any]:
         return {"revision": self.load.revision, "trust_remote_code": self.load.trust_remote_code}
@@ -191,10 +218,10 @@ class Checkpoint:
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
-        from pipegen.backends.checkpoint.image_processors import LOADING, foreign
+        from pipegen.backends.checkpoint.image_processors import LOADING, translate_errors
 
         auto: Any = AutoImageProcessor
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from returns.result import Failure, Success
 
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.media.image import as_pil
 from pipegen.media.sizes import ImageSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from PIL import Image
-
     from pipegen.core.slots import Slot
     from pipegen.records.results import PreparedImage
 
-__all__ = ["GRID_PROCESSORS", "LOADING", "CannotProcess", "as_pil", "foreign", "grid_only", "pixel_inputs", "spec_from"]
+__all__ = ["GRID_PROCESSORS", "LOADING", "CannotProcess", "grid_only", "pixel_inputs", "spec_from", "translate_errors"]
 
 GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
@@ -40,10 +39,10 @@ class CannotProcess(ValueError):
 
 
 @contextlib.contextmanager
-def foreign(*kinds: type[Exception]) -> Iterator[None]:
+def translate_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Around a call of another project's code alone: these exceptions of it become `CannotProcess`; any other, and those of pipegen's own code, come through.
 
-    >>> with foreign(KeyError):
+    >>> with translate_errors(KeyError):
     ...     {}["size"]
     Traceback (most recent call last):
     ...
@@ -123,10 +122,3 @@ def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]
         return Success(image) if image.grid is not None else Failure(UnsupportedMultimodal(words))
 
     return prepared.bind(taken)
-
-
-def as_pil(image: PreparedImage) -> Image.Image:
-    """The pixels as a Pillow image."""
-    from PIL import Image
-
-    return Image.frombytes("RGB", (image.width, image.height), image.rgb)

@@ -21,6 +21,12 @@ class LightModel(Protocol):
     """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
 
     @property
+    def identity(self) -> str: ...
+
+    @property
+    def has_weights(self) -> bool: ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
@@ -62,6 +68,11 @@ class OnModel:
 
     _checkpoint: Any
     """A `LightModel`, or more than that, as each engine declares it."""
+
+    @property
+    def identity(self) -> str:
+        told: str = self._checkpoint.identity
+        return told
 
     @property
     def tokenizer(self) -> Tokenizer:

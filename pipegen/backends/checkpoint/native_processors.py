@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.image_processors import LOADING, CannotProcess, as_pil, foreign
+from pipegen.backends.checkpoint.image_processors import LOADING, CannotProcess, translate_errors
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.media.image import as_pil
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,13 +54,13 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     image, text, whole = (_untyped(kind) for kind in (AutoImageProcessor, AutoTokenizer, AutoProcessor))
     named, remote = _named(source, revision)
     if remote and trust_remote_code:
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             return whole.from_pretrained(source, backend="pil", **where)
     kind = _kind(named, model_type)
     parts = {"tokenizer": text, "image_processor": image}
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     bare = _for_images(kind)
-    with foreign(*LOADING):
+    with translate_errors(*LOADING):
         made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
         settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
         processor = bare.from_args_and_dict(made, settings)
@@ -77,7 +79,7 @@ def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
     from transformers.utils.hub import cached_file
 
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        with foreign(*LOADING):
+        with translate_errors(*LOADING):
             found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         said = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
         if said.get("processor_class") or "AutoProcessor" in said.get("auto_map", {}):
@@ -91,7 +93,7 @@ def _kind(named: str | None, model_type: str) -> Any:
 
     auto = _untyped(processing_auto)
     name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
-    with foreign(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
+    with translate_errors(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
         kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
         usable = kind is not None and hasattr(kind, "get_attributes")
     if not usable:
@@ -111,7 +113,7 @@ def _for_images(kind: Any) -> Any:
 def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
     """What the processor makes of a text that is nothing but the places of these images. Raises `CannotProcess` where it cannot."""
     text, pil_images = [processor.image_token * len(images)], [as_pil(image) for image in images]
-    with foreign(*_CALLING):
+    with translate_errors(*_CALLING):
         made = processor(text=text, images=pil_images, add_special_tokens=False, **more)
     return dict(made)
 
@@ -140,7 +142,7 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
     except CannotProcess as raised:
         words = f"{name} does not tell what it writes for an image of {image.width}x{image.height} pixels ({raised})"
         return Failure(UnsupportedMultimodal(words[:400]))
-    refusal = _refusal(processor, made, ids, tokenizer.encode(written))
+    refusal = _refusal(processor, made, ids, of_tokenizer(tokenizer.encode, written))
     tokens = ids.count(image_token_id) if image_token_id is not None else 0
     if refusal is None and not tokens:
         refusal = f"writes no token of the model's own (id {image_token_id}) for an image"

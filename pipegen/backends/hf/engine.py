@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from pipegen.backends.hf.load import Weights
 from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.process import check_process
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.settings import advice, check_settings
+from pipegen.backends.rows import newly_done
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.parallel import read_in_thread
 from pipegen.core.slots import Slot
@@ -93,15 +94,21 @@ class HFEngine(CheckpointEngine):
         return self._prepared(source, options, index)
 
     def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows that ride together advance together.
+        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of one batch advance together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
         `generate` does.
         """
-        rows = [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins) for position, encoded in enumerate(inputs)]
+        return self._run(inputs, text=True)
+
+    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        return in_order(self._run(inputs, text=False))
+
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        rows = [HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text) for position, encoded in enumerate(inputs)]
         for row in rows:
-            row.error = row.error or check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt)
-        yield from _newly_done(rows)
+            row.fail(check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt))
+        yield from newly_done(rows)
         live = [row for row in rows if not row.done]
         if not live:
             return
@@ -110,13 +117,13 @@ class HFEngine(CheckpointEngine):
         schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._found, self._weights.compiled)
         while not schedule.finished:
             advanced = self._step(schedule)
-            yield from (TokensMade(row=row.position, token_ids=(row.token_ids[-1],)) for row in advanced or () if row.error is None)
-            yield from _newly_done(live if advanced is None else advanced)
+            yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
+            yield from newly_done(live if advanced is None else advanced)
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, in a thread. A call that is cancelled computes no further step."""
         done: list[TokensMade | RowDone] = []
-        await read_in_thread(self.stream(inputs), lambda event: done.append(event) if isinstance(event, RowDone) else None)
+        await read_in_thread(self._run(inputs, text=False), lambda event: done.append(event) if isinstance(event, RowDone) else None)
         return in_order(done)
 
     def _loaded(self) -> Any:
@@ -139,7 +146,7 @@ class HFEngine(CheckpointEngine):
         load = self._checkpoint.load
         return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
 
-    def _step(self, schedule: Schedule) -> list[Row] | None:
+    def _step(self, schedule: Schedule) -> list[HFRow] | None:
         """One step of the schedule: the rows that went on; None where the memory was full, and the rows wait again with what they have made."""
         try:
             with self._weights.lock, torch.no_grad():
@@ -154,16 +161,9 @@ class HFEngine(CheckpointEngine):
                 raise
             words = str(error)
         for row in schedule.requeue_after_oom():
-            row.error = _failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens")
+            row.fail(_failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
         release()
         return None
-
-
-def _newly_done(rows: Sequence[Row]) -> Iterator[RowDone]:
-    for row in rows:
-        if row.done and not row.told:
-            row.told = True
-            yield RowDone(row=row.position, slot=row.slot())
 
 
 def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:

@@ -10,12 +10,12 @@ import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.native_processors import IMAGE_MARKS, ImageInputs
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 
 __all__ = ["IMAGE_MARKS", "batch_inputs"]
 
 
-def batch_inputs(rows: Sequence[Row], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
+def batch_inputs(rows: Sequence[HFRow], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
     """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the images of all rows in order.
 
     `pixels` gives the inputs of images, the checkpoint where nothing is said.

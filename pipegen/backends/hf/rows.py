@@ -15,36 +15,32 @@ import torch
 from returns.result import Failure, Result, Success
 
 from pipegen.backends.hf.plan import Cost
-from pipegen.core.errors import GenerationError, PluginFailed
-from pipegen.core.slots import Slot, is_ok
+from pipegen.backends.rows import EngineRow
+from pipegen.core.errors import PluginFailed
+from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin, RowContext
+from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.results import Encoded, Finish, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
+from pipegen.records.results import Encoded, Finish, TokenLogprob
+from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["Row"]
+__all__ = ["HFRow"]
 
 T = TypeVar("T")
 
 
-class Row:
-    """A row of a call: `position` is its place among the call's inputs, `token_ids` is what it has made so far."""
+class HFRow(EngineRow):
+    """A row that the model of this process generates."""
 
-    def __init__(self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...]) -> None:
+    def __init__(
+        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], plugins: tuple[Plugin, ...], *, text: bool = False
+    ) -> None:
+        super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
         options = encoded.options
-        self.position = position
-        self.encoded = encoded
-        self.options = options
-        self.logprobs: list[TokenLogprob] = []
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
-        self.error: GenerationError | None = None
-        self.halted: str | None = None
-        self.told = False
-        """Whether the call has told of the row's end."""
-        self.follower = RowDecoder(options, tokenizer, eos_token_ids, plugins, text=False)
-        """Takes the row's tokens, each before `accept`."""
-        self.token_ids = self.follower.token_ids
+        self.event: TokensMade | None = None
+        """What tells of the newest token."""
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
@@ -95,7 +91,7 @@ class Row:
 
     @property
     def done(self) -> bool:
-        return self.error is not None or self.halted is not None or self.follower.finish is not None
+        return self.halted is not None or super().done
 
     @property
     def has_processors(self) -> bool:
@@ -122,14 +118,15 @@ class Row:
             self._there = made
         return self._ids[:, : before + made]
 
-    def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
-        """Go on after the token that the follower has just taken. Hooks of plugins see the row's ids on that device."""
+    def accept(self, shown: str, logprob: TokenLogprob | None, device: torch.device) -> None:
+        """Go on after the token that the row's decoder has just taken, with the text that it made final. Hooks of plugins see the row's ids on that device."""
         if logprob is not None:
             self.logprobs.append(logprob)
         self.uniform = self._random.random()
-        self.error = self.follower.failure
-        if self._criteria and self.follower.finish in (None, Finish.LENGTH):
+        self.fail(self.decoder.failure)
+        if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
+        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=shown if self._text else None)
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
@@ -148,13 +145,6 @@ class Row:
             self.error = answer.failure()
             return None
         return answer.unwrap()
-
-    def slot(self) -> Slot[Raw]:
-        """The finished row's answer."""
-        if self.error is not None:
-            return Failure(self.error)
-        logprobs = tuple(self.logprobs) if self.options.logprobs else None
-        return Success(Raw(encoded=self.encoded, token_ids=tuple(self.token_ids), logprobs=logprobs, halted=self.halted))
 
 
 def _made(make: Callable[[RowContext], Any], context: RowContext) -> Result[Any, PluginFailed]:

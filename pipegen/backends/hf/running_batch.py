@@ -17,7 +17,7 @@ from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.inputs import IMAGE_MARKS, batch_inputs
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 
 __all__ = ["RunningBatch", "StaticBatch", "prefill"]
 
@@ -25,7 +25,7 @@ __all__ = ["RunningBatch", "StaticBatch", "prefill"]
 Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
-def prefill(model: Any, rows: Sequence[Row], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
+def prefill(model: Any, rows: Sequence[HFRow], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
     """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation

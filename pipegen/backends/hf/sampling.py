@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 from pipegen.core.errors import BackendFailed
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
@@ -102,14 +102,14 @@ def _precise(device: torch.device) -> torch.dtype:
 class Sampler:
     """Chooses tokens for the rows of one batch, and keeps the history that penalties need (only where some row has one)."""
 
-    def __init__(self, rows: Sequence[Row], vocabulary: int, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[HFRow], vocabulary: int, device: torch.device) -> None:
         self._device, self._vocabulary = device, vocabulary
-        self._rows: list[Row] = []
+        self._rows: list[HFRow] = []
         self._seen: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
         self.use(rows)
 
-    def use(self, rows: Sequence[Row]) -> None:
+    def use(self, rows: Sequence[HFRow]) -> None:
         """Go on with these rows: some of those before, and new ones."""
         before, self._rows = {id(row): at for at, row in enumerate(self._rows)}, list(rows)
         self._options = [row.options for row in rows]

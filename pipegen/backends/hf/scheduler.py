@@ -21,7 +21,7 @@ from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.memory import max_cached_tokens
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.plan import group_size, order
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.stages.parts.row_decoder import feed_each
@@ -68,33 +68,33 @@ class _PrefilledRows(NamedTuple):
 
     lane: RunningBatch | StaticBatch
     logits: torch.Tensor
-    rows: deque[tuple[Row, int]]
+    rows: deque[tuple[HFRow, int]]
 
 
 class Schedule:
     """The rows of one call on their way through the model, at most `size` of them side by side. Its steps must be run without gradients."""
 
     def __init__(
-        self, model: Any, checkpoint: Checkpoint, rows: Sequence[Row], size: int, pixels: Pixels, found: ModelTraits, compiled: Compiled | None = None
+        self, model: Any, checkpoint: Checkpoint, rows: Sequence[HFRow], size: int, pixels: Pixels, found: ModelTraits, compiled: Compiled | None = None
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._found, self._compiled = model, checkpoint, size, pixels, found, compiled
         self._rows = tuple(rows)
-        self._live: list[Row] = []
+        self._live: list[HFRow] = []
         self._lane: RunningBatch | StaticBatch | None = None
         self._sampler: Sampler | None = None
         self._tokens = torch.empty(0)
         self._ready: _PrefilledRows | None = None
-        self._waiting: deque[tuple[Row, ...]] = deque()
+        self._waiting: deque[tuple[HFRow, ...]] = deque()
         self._room, self._measured = found.room, False
         if found.room is not None:
             found.room *= 2  # what was too little then may be enough now
-        self._load: tuple[int, int, Sequence[Row]] = (0, 0, ())  # sequences and their width in the pass at work, and the rows that the pass is for
+        self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # sequences and their width in the pass at work, and the rows that the pass is for
         self._queue()
 
     def _queue(self) -> None:
         """Let all rows that are not done wait, in their order, those of one source together."""
         left = [row for row in self._rows if not row.done]
-        sources: dict[Any, list[Row]] = {}
+        sources: dict[Any, list[HFRow]] = {}
         for position in order([row.cost for row in left]):
             row = left[position]
             sources.setdefault(id(row) if self._found.fixed else row.source, []).append(row)
@@ -108,7 +108,7 @@ class Schedule:
     def _active(self) -> int:
         return sum(not row.done for row in self._live)
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[HFRow]:
         """Bring rows one token further, and give those that made one or failed. Where a place is free, that is the first token of waiting rows."""
         active = self._active
         free = 0 if active and isinstance(self._lane, StaticBatch) else self._size - active
@@ -116,7 +116,7 @@ class Schedule:
             pass  # something was found out about the model: choose anew what is read
         return self._admit(self._ready, free) if free and self._ready else self._decode()
 
-    def requeue_after_oom(self) -> Sequence[Row]:
+    def requeue_after_oom(self) -> Sequence[HFRow]:
         """After a pass that ran out of memory: all rows wait again, and fewer ride together. Gives the rows that did not fit even alone."""
         sequences, width, rows = self._load
         self._live, self._lane, self._sampler, self._ready = [], None, None, None
@@ -174,7 +174,7 @@ class Schedule:
             room = max_cached_tokens(lane.cache, len(lane) * lane.width, self._model.device)
             self._room = room if self._room is None else self._room if room is None else min(self._room, room)
 
-    def _admit(self, ready: _PrefilledRows, free: int) -> list[Row]:
+    def _admit(self, ready: _PrefilledRows, free: int) -> list[HFRow]:
         """Choose the first token of rows that are read, and let those that go on take free places."""
         taken = [ready.rows.popleft() for _ in range(min(free, len(ready.rows)))]
         rows, at = [row for row, _ in taken], [at for _, at in taken]
@@ -193,7 +193,7 @@ class Schedule:
             self._insert_rows([rows[place] for place in left], lane, tokens[torch.tensor(left, device=tokens.device)], sampler)
         return rows
 
-    def _insert_rows(self, rows: list[Row], lane: RunningBatch, tokens: torch.Tensor, sampler: Sampler) -> None:
+    def _insert_rows(self, rows: list[HFRow], lane: RunningBatch, tokens: torch.Tensor, sampler: Sampler) -> None:
         """Let new rows take the places of those that are done, or new places."""
         places = [at for at, row in enumerate(self._live) if row.done]
         if not isinstance(self._lane, RunningBatch) or self._sampler is None or len(places) == len(self._live):
@@ -238,7 +238,7 @@ class Schedule:
         self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
         self._sampler.use(self._live)
 
-    def _decode(self) -> list[Row]:
+    def _decode(self) -> list[HFRow]:
         """One pass for all rows that are under way."""
         self._read_anew()
         self._evict_finished()
@@ -257,10 +257,10 @@ class Schedule:
         return going
 
     @staticmethod
-    def _accept(rows: Sequence[Row], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
+    def _accept(rows: Sequence[HFRow], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         tokens, choices = sampler.choose(logits)
         made = [(row, *choice) for row, choice in zip(rows, choices, strict=True) if not row.done]  # a plugin may just have failed
-        feed_each([row.follower for row, _, _ in made], [token_id for _, token_id, _ in made])
-        for row, _, logprob in made:
-            row.accept(logprob, logits.device)
+        texts = feed_each([row.decoder for row, _, _ in made], [token_id for _, token_id, _ in made])
+        for (row, _, logprob), text in zip(made, texts, strict=True):
+            row.accept(text, logprob, logits.device)
         return tokens

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.collect import ChatDelta, ChatOutput, ChatRow, result_of
+from pipegen.backends.servers.collect import ChatOutput, ChatRow, result_of
 from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.sending import Make
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
 from pipegen.core.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
-from pipegen.core.pipe import call, each
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.route import Route
-from pipegen.drivers.samples import samples
+from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.names import shown
 from pipegen.engines.protocol import TextMade
@@ -32,7 +29,6 @@ from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import GenerationResult, ResolvedRequest
 from pipegen.records.secret import revealed
-from pipegen.stages.fitting import check_support
 
 __all__ = ["ChatEngine", "chat_route"]
 
@@ -42,28 +38,38 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     generation_config: immutabledict[str, Any] = immutabledict()
 
+    @property
+    def identity(self) -> str:
+        """All that is known of the weights: the model's name, and who serves it."""
+        return self.address
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)
         honours = ENGINES[self.name] - {"images"} if blind else ENGINES[self.name]
         return Capabilities(engine=self.name, honours=honours, context_length=self.limit_of(facts), reason=blind)
 
-    def events(self, position: int, brought: ChatDelta) -> TextMade:
-        return TextMade(row=position, text=brought.text, reasoning=brought.reasoning)
+    def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
+        """The request with its effective options, or the promise that does not hold when a server renders."""
+        return _resolved(request, self)
+
+    def result(self, answer: ChatOutput, route: str) -> Slot[GenerationResult]:
+        """The finished result of a row's answer, cut and trimmed."""
+        return result_of(answer, route, self.plugins)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
-            return self.followed(asked, deadline, None)
+            return self.followed(0, asked, deadline, None)
         return self.sender.whole(_Whole(self, asked), deadline)
 
-    async def followed(self, asked: ResolvedRequest, deadline: float, tell: Callable[[ChatDelta], None] | None) -> Slot[ChatOutput]:
+    async def followed(self, position: int, asked: ResolvedRequest, deadline: float, tell: Callable[[TextMade], None] | None) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
 
         def take(piece: Completion) -> bool:
             made = row.take(piece)
             if tell is not None and (made.text or made.reasoning):
-                tell(made)
+                tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
             return row.cut_short
 
         make = self.make(asked, stream=True)
@@ -205,17 +211,5 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRe
 
 
 def chat_route(engine: ChatEngine) -> Route:
-    """The route through a chat server: resolve >> support >> call >> result."""
-
-    def supported(job: ResolvedRequest) -> Slot[ResolvedRequest]:
-        return check_support(job, engine.capabilities, engine.plugins)
-
-    def finished(said: ChatOutput) -> Slot[GenerationResult]:
-        return result_of(said, engine.name, engine.plugins)
-
-    def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
-        return _resolved(request, engine)
-
-    whole = samples(each("resolve", resolved) >> each("support", supported) >> call(engine) >> each("result", finished))
-    # The engine of a chat route has no tokenizer: `token_ids` is not among its capabilities.
-    return Route(engine.name, whole.steps, keeps_text=True, owns=(contextlib.closing(engine),), engine=cast(Any, engine), maker=cast(Any, chat_route))
+    """The route through a chat server: resolve >> call >> trim."""
+    return route(engine)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from returns.result import Failure
 
 from pipegen.backends.servers.wire import WireRequest
+from pipegen.core.calls import Call
 from pipegen.core.drive import advance
 from pipegen.core.errors import GenerationError
-from pipegen.core.pipe import Call
 from pipegen.core.slots import Batch, Slot
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import prepare_batch

@@ -44,6 +44,11 @@ class HttpEngine(ABC, Generic[A, R]):
         self.limit_of = LastCallCache(self._limit_by)
         self.capable = LastCallCache(self._capable_by)
 
+    @property
+    def address(self) -> str:
+        """Which model is asked, and where."""
+        return f"{self.sender.named} at {self.sender.access.root}"
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
 
@@ -60,12 +65,8 @@ class HttpEngine(ABC, Generic[A, R]):
         """One row, asked and answered."""
 
     @abstractmethod
-    async def followed(self, asked: A, deadline: float, tell: Any) -> Slot[R]:
-        """One row by its stream; `tell` is called with what it brings."""
-
-    @abstractmethod
-    def events(self, position: int, brought: Any) -> Any:
-        """The event that tells of what a row brought."""
+    async def followed(self, position: int, asked: A, deadline: float, tell: Any) -> Slot[R]:
+        """One row by its stream; `tell` is called with each event of the row at this position."""
 
     def with_plugin(self, plugin: Plugin) -> Self:
         """The same engine (with the same connections) with a plugin attached."""
@@ -153,7 +154,7 @@ class HttpEngine(ABC, Generic[A, R]):
         call_ends = self.sender.transport.call_ends()
 
         async def one(position: int, asked: A, put: Any) -> None:
-            slot = await self.followed(asked, self.sender.transport.ends(call_ends), lambda brought: put(self.events(position, brought)))
+            slot = await self.followed(position, asked, self.sender.transport.ends(call_ends), put)
             put(RowDone(row=position, slot=cast(Any, slot)))
 
         rows = _stream_rows(self.sender, inputs, one)

@@ -16,8 +16,8 @@ from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.fields import NESTING
 from pipegen.records.options import GenerationOptions
-from pipegen.records.strict_json import MAX_DEPTH
 
 __all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "refused_ids"]
 
@@ -56,7 +56,7 @@ def malformed(words: str) -> Failure[Any]:
 
 
 def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
-    """The JSON object (or array) in these bytes, nested no deeper than `strict_json.MAX_DEPTH`.
+    """The JSON object (or array) in these bytes, nested no deeper than `fields.NESTING`.
 
     >>> json_of(b'{"choices": [').failure().message
     'the answer (13 bytes) is not JSON: Expecting value at character 13'
@@ -80,10 +80,10 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
 
 def _deeper(value: Any, data: bytes) -> bool:
     """Whether a value is nested too deeply for whoever reads it by recursion."""
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+    if data.count(b"[") + data.count(b"{") <= NESTING:
         return False
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(NESTING + 1):
         level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]
         if not level:
             return False

@@ -77,7 +77,7 @@ class Sender:
     """Asks one server, by one engine's wire."""
 
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
-        self.wire, self.access, self.settings, self._model = wire, access, settings, model
+        self.wire, self.access, self.settings, self.named = wire, access, settings, model
         self.transport = Transport(access, settings)
         self.directory = Directory(self.transport, wire.about)
         self.model = LastCallCache(self._model_by)
@@ -95,11 +95,11 @@ class Sender:
         if self.settings.served_model_name is not None:
             return Success(self.settings.served_model_name)
         served = tuple(facts.models)
-        if self._model in served or not served:
-            return Success(self._model if self._model in served else None)
+        if self.named in served or not served:
+            return Success(self.named if self.named in served else None)
         if len(served) == 1:
             return Success(served[0])
-        words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self._model!r}"
+        words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self.named!r}"
         return Failure(InvalidRequest(words, hint="say which with served_model_name"))
 
     def classify(self, reply: WireReply, ask: ServerRequest) -> GenerationError:

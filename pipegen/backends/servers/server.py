@@ -18,7 +18,7 @@ from pipegen.backends.http.transport import AttemptFailed
 from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.rows import Row, raw_of, touches
+from pipegen.backends.servers.rows import ServerRow, touches
 from pipegen.backends.servers.sending import Make
 from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
@@ -55,6 +55,12 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         self._checkpoint: LightModel = checkpoint
         self._ends = LastCallCache(self._ends_of)
 
+    @property
+    def identity(self) -> str:
+        """That of the checkpoint here; of a server whose weights are not here, its address and the model's name there too."""
+        own = self._checkpoint.identity
+        return own if self._checkpoint.has_weights else f"{own} {self.address}"
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
         if not reason and "generate" in facts.lacks:
@@ -68,30 +74,27 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
 
-    def events(self, position: int, brought: tuple[int, ...]) -> TokensMade:
-        return TokensMade(row=position, token_ids=brought)
-
     def row(self, asked: Encoded, deadline: float) -> Awaitable[Slot[Raw]]:
         if self._must_follow(asked.options):
-            return self.followed(asked, deadline, None)
+            return self.followed(0, asked, deadline, None)
         return self._imaged(asked, deadline) if asked.prompt.images else self.sender.whole(_Whole(self, asked), deadline)
 
     async def _imaged(self, asked: Encoded, deadline: float) -> Slot[Raw]:
         ready = await self._ready(asked, deadline)
         return await self.sender.whole(_Whole(self, *ready.unwrap()), deadline) if is_ok(ready) else Failure(ready.failure())
 
-    async def followed(self, asked: Encoded, deadline: float, tell: Callable[[tuple[int, ...]], None] | None) -> Slot[Raw]:
+    async def followed(self, position: int, asked: Encoded, deadline: float, tell: Callable[[TokensMade], None] | None) -> Slot[Raw]:
         """The row by its stream, ended by pipegen's own rules."""
         ready = await self._ready(asked, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
         encoded, features = ready.unwrap()
-        row = Row(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name)
+        row = self._row(encoded, position=position, text=tell is not None)
 
         def take(piece: Completion) -> bool:
-            made = row.take(piece)
-            if made and tell is not None:
-                tell(made)
+            event = row.take_piece(piece)
+            if event is not None and tell is not None:
+                tell(event)
             return row.done
 
         make = self.make(encoded, stream=True, features=features)
@@ -163,7 +166,14 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
     def answer(self, asked: Encoded, completions: tuple[Completion, ...]) -> Slot[Raw]:
         if len(completions) != 1:
             return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
-        return raw_of(asked, completions[0], self.tokenizer.vocab_size, self.name)
+        if completions[0].token_ids is None:
+            return Failure(MalformedResponse(f"{self.name} gives no token ids"))
+        row = self._row(asked)
+        row.take_piece(completions[0])
+        return row.slot()
+
+    def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
+        return ServerRow(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name, position=position, text=text)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import boolean, real, record, text, whole
+from pipegen.records.fields import boolean, integer, non_empty_string, number, record
 from pipegen.records.secret import secretive
 
 __all__ = ["ServerSettings"]
@@ -17,15 +17,15 @@ __all__ = ["ServerSettings"]
 class ServerSettings:
     """The settings that all online backends share. Raises `InvalidField` for a value that a field does not take."""
 
-    timeout: Annotated[float, real(above=0)] = 600.0
+    timeout: Annotated[float, number(above=0)] = 600.0
     """Seconds for one request in all: its turn, the connection, the answer or the whole stream, pauses and further attempts."""
-    max_in_flight: Annotated[int, whole(low=1)] = 256
+    max_in_flight: Annotated[int, integer(low=1)] = 256
     """Requests at the server at once, at most; fewer while it asks for patience."""
-    retries: Annotated[int, whole(low=0)] = 3
+    retries: Annotated[int, integer(low=0)] = 3
     """How often at most one request is sent again, where that is safe."""
-    batch_budget: Annotated[float | None, real(above=0)] = None
+    batch_budget: Annotated[float | None, number(above=0)] = None
     """Seconds for a whole call, attempts and waits and all; what has no answer by then is `Timeout`. None is no limit."""
-    served_model_name: Annotated[str | None, text] = None
+    served_model_name: Annotated[str | None, non_empty_string] = None
     """The name that the server knows the model by; not said, it is found out from `/v1/models`."""
     extra_body: Annotated[Mapping[str, Any], secretive] = immutabledict()
     """Merged into every body, deeply; `None` takes a key away."""

@@ -16,7 +16,7 @@ from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
-from pipegen.backends.vllm.rows import Row, differs, vllm_prompt
+from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
@@ -91,17 +91,17 @@ class VLLMEngine(CheckpointEngine):
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As every engine's; rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
-        return in_order(self._run(inputs, watched=False))
+        return in_order(self._run(inputs, text=False))
 
     def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
         """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
-        return self._run(inputs, watched=True)
+        return self._run(inputs, text=True)
 
-    def _run(self, inputs: Sequence[Encoded], *, watched: bool) -> Iterator[TokensMade | RowDone]:
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
         if not inputs:
             return
         running = self._core.running()
-        rows, call = self._rows(inputs, watched=watched), Call(running)
+        rows, call = self._rows(inputs, text=text), Call(running)
         try:
             yield from self._begin(rows, call, running)
             while not all(row.done for row in rows):
@@ -111,18 +111,18 @@ class VLLMEngine(CheckpointEngine):
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
-        async with contextlib.aclosing(self._arun(inputs, watched=False)) as events:
+        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
             return in_order([event async for event in events])
 
     def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
         """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, watched=True)
+        return self._arun(inputs, text=True)
 
-    async def _arun(self, inputs: Sequence[Encoded], *, watched: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         if not inputs:
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = self._rows(inputs, watched=watched), Call(running, waits=False)
+        rows, call = self._rows(inputs, text=text), Call(running, waits=False)
         try:
             for refused in await asyncio.to_thread(self._begin, rows, call, running):
                 yield refused
@@ -132,9 +132,9 @@ class VLLMEngine(CheckpointEngine):
         finally:
             call.leave()
 
-    def _rows(self, inputs: Sequence[Encoded], *, watched: bool) -> list[Row]:
-        said: dict[str, Any] = {"watched": watched, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [Row(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+    def _rows(self, inputs: Sequence[Encoded], *, text: bool) -> list[VLLMRow]:
+        said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
 
     @property
     def _most_logprobs(self) -> int:
@@ -142,14 +142,14 @@ class VLLMEngine(CheckpointEngine):
         said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return said if isinstance(said, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Sequence[Row], call: Call, running: Running) -> list[RowDone]:
+    def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         capabilities = self.capabilities
         for row in rows:
             self._queue(row, call, running, capabilities)
         return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
 
-    def _queue(self, row: Row, call: Call, running: Running, capabilities: Capabilities) -> None:
+    def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
         fits = check_fit(row.encoded, capabilities)
         refused = unsupported(row.encoded.options) or self._checkpoint.check_placeholders(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
@@ -174,16 +174,16 @@ class VLLMEngine(CheckpointEngine):
             row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))
 
 
-def _taken(rows: Sequence[Row], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
+def _taken(rows: Sequence[VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM hears of those that end by stop strings and plugins, of which it does not know."""
     ended: list[int] = []
     for position, output in outputs:
         row = rows[position]
         if row.done:
             continue
-        made = row.take(output)
-        if made:
-            yield TokensMade(row=position, token_ids=made)
+        event = row.take_output(output)
+        if event is not None:
+            yield event
         if row.done:
             ended.append(position)
             yield RowDone(row=position, slot=row.slot())

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from returns.result import Failure, Success
-
+from pipegen.backends.rows import EngineRow, other_prompt
 from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
-from pipegen.core.errors import GenerationError, MalformedResponse
-from pipegen.core.slots import Slot
+from pipegen.core.errors import MalformedResponse
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw, TokenLogprob
-from pipegen.stages.parts.row_decoder import RowDecoder, ending_ids
+from pipegen.media.image import as_pil
+from pipegen.records.results import Encoded, Prompt
+from pipegen.stages.parts.row_decoder import ending_ids
 
-__all__ = ["Row", "differs", "vllm_prompt"]
+__all__ = ["VLLMRow", "differs", "vllm_prompt"]
 
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
@@ -30,12 +30,6 @@ def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
     return {"prompt_token_ids": list(prompt.compact_token_ids), "multi_modal_data": {"image": [as_pil(image) for image in prompt.images]}, **kwargs}
 
 
-def as_pil(image: PreparedImage) -> Any:
-    from PIL import Image
-
-    return Image.frombytes("RGB", (image.width, image.height), image.rgb)
-
-
 def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
     """What is wrong where vLLM made other ids or grids of the prompt than pipegen: its answer would be to another prompt."""
     ids = rendered.get("prompt_token_ids") if isinstance(rendered, dict) else None
@@ -46,17 +40,7 @@ def differs(rendered: Any, prompt: Prompt) -> MalformedResponse | None:
                 return MalformedResponse(f"vLLM made grid {seen} of image {index}, which is {image.grid} for pipegen")
     if ids is None or (not isinstance(rendered.get("type"), str) and prompt.images):
         return None
-    return other_ids(ids, prompt)
-
-
-def other_ids(ids: Sequence[int], prompt: Prompt) -> MalformedResponse | None:
-    """What is wrong where vLLM ran another prompt than pipegen's."""
-    if tuple(ids) == prompt.token_ids:
-        return None
-    pairs = zip(ids, prompt.token_ids, strict=False)
-    first = next((at for at, (seen, wanted) in enumerate(pairs) if seen != wanted), min(len(ids), len(prompt.token_ids)))
-    words = f"vLLM ran a prompt of {len(ids)} tokens, which has {len(prompt.token_ids)} for pipegen; they differ from position {first} on"
-    return MalformedResponse(words, hint="report it with the model and vLLM's version; the answer was not used")
+    return other_prompt(ids, prompt, "vLLM", "report it with the model and vLLM's version")
 
 
 def _grid(item: Any) -> tuple[int, ...] | None:
@@ -66,10 +50,10 @@ def _grid(item: Any) -> tuple[int, ...] | None:
     return None if grid is None else tuple(int(side) for side in grid.flatten().tolist())
 
 
-class Row:
-    """A row of a call: `position` is its place among the call's inputs, `token_ids` is what it has made so far.
+class VLLMRow(EngineRow):
+    """A row on vLLM.
 
-    Where nobody waits for single tokens, neither the caller (`watched`) nor a stop string or plugin, the row takes one output, at its end (`whole`).
+    Where nobody waits for single tokens, neither the caller (`text`) nor a stop string or plugin, the row takes one output, at its end (`whole`).
     """
 
     def __init__(
@@ -80,72 +64,51 @@ class Row:
         eos_token_ids: tuple[int, ...],
         plugins: tuple[Plugin, ...],
         *,
-        watched: bool,
+        text: bool,
         vocab_size: int | None = None,
         most_logprobs: int = MOST_LOGPROBS,
     ) -> None:
+        super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
         self._most_logprobs = most_logprobs
-        self.position = position
-        self.encoded = encoded
-        self.error: GenerationError | None = None
-        self.done = False
         self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids, vocab_size)
-        self.token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._aborted = False
         self._prompt_seen = False
-        self._follower = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins, text=False)
-        self.whole = not (watched or self._follower.reads)
+        self.whole = not self.decoder.reads
 
-    def fail(self, error: GenerationError) -> None:
-        """The row ends with this error."""
-        self.error, self.done = error, True
+    @property
+    def done(self) -> bool:
+        return self.aborted or super().done
 
-    def take(self, output: Any) -> tuple[int, ...]:
-        """Take what vLLM gave; the tokens that belong to the row, up to the one that ends it."""
+    def take_output(self, output: Any) -> TokensMade | None:
+        """Take what vLLM returned; the event of the tokens that belong to the row."""
         if not self._prompt_seen and output.prompt_token_ids is not None:  # each output brings the same
             self._prompt_seen = True
-            wrong = other_ids(output.prompt_token_ids, self.encoded.prompt)
-            if wrong is not None:
-                self.fail(wrong)
-                return ()
+            self.fail(other_prompt(output.prompt_token_ids, self.encoded.prompt, "vLLM", "report it with the model and vLLM's version"))
+        if self.error is not None:
+            return None
         completion = output.outputs[0]
-        made = [int(token_id) for token_id in completion.token_ids]
+        ids = [int(token_id) for token_id in completion.token_ids]
         began = len(self.token_ids)
-        for place, token_id in enumerate(made):
-            self.token_ids.append(token_id)
-            if self.encoded.options.logprobs:
-                self._note(token_id, completion.logprobs[place] if completion.logprobs is not None and place < len(completion.logprobs) else None)
-            self._follower.feed(token_id)
-            if self._follower.failure is not None:
-                self.fail(self._follower.failure)
-            if self.done or self._follower.finish is not None:
-                self.done = True
-                return () if self.error is not None else tuple(self.token_ids[began:])
-        if output.finished:
+        event = self.take(ids)
+        if self.options.logprobs:
+            self._note(began, completion.logprobs or ())
+        if output.finished and not self.done:
             self._ended(completion.finish_reason)
-        return tuple(made)
+        return event if self.error is None else None
 
-    def _note(self, token_id: int, table: Any) -> None:
-        entry = logprob_of(token_id, table, self.encoded.options.top_logprobs or 0, most_logprobs=self._most_logprobs)
-        if entry is None:
-            self.fail(MalformedResponse(f"vLLM gave no logprob for generated token {len(self.token_ids) - 1} (id {token_id})"))
-        else:
-            self._logprobs.append(entry)
+    def _note(self, began: int, tables: Sequence[Any]) -> None:
+        for place, token_id in enumerate(self.token_ids[began:]):
+            table = tables[place] if place < len(tables) else None
+            entry = logprob_of(token_id, table, self.options.top_logprobs or 0, most_logprobs=self._most_logprobs)
+            if entry is None:
+                self.fail(MalformedResponse(f"vLLM gave no logprob for generated token {began + place} (id {token_id})"))
+                return
+            self.logprobs.append(entry)
 
     def _ended(self, reason: str | None) -> None:
         """vLLM ended the row at a token that ends it by none of pipegen's rules."""
-        self.done = True
         if reason == "abort":
-            self._aborted = True
+            self.aborted = True
         elif reason == "error":
             self.fail(failure("vLLM ended the row with an error", "row"))
         else:
             self.fail(MalformedResponse(f"vLLM ended the row as {reason!r} after {len(self.token_ids)} tokens, where nothing ends it"))
-
-    def slot(self) -> Slot[Raw]:
-        """The finished row's answer."""
-        if self.error is not None:
-            return Failure(self.error)
-        logprobs = tuple(self._logprobs) if self.encoded.options.logprobs else None
-        return Success(Raw(encoded=self.encoded, token_ids=tuple(self.token_ids), logprobs=logprobs, aborted=self._aborted))

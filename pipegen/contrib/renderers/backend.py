@@ -1,31 +1,41 @@
-"""What an engine is to the renderer-driven client: a protocol of three, and the records that cross it."""
+"""The protocol of engines of the renderer-driven client, and its records."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import functools
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "post"]
+__all__ = ["Completion", "Generated", "KeywordBackend", "RendererBackend", "TokenPrompt", "ask", "full_params", "off_loop", "post"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_WORKERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+"""One thread for each loop: renderers and tokenizers are not thread-safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrompt:
-    """A rendered prompt with everything that is asked of the engine."""
+    """A rendered prompt and everything else that the engine needs."""
 
     model: str
     token_ids: Sequence[int]
     stop_token_ids: Sequence[int]
     sampling_params: Mapping[str, Any]
-    """As the caller gave them, in vLLM's words."""
+    """As given, with vLLM's names."""
     messages: Sequence[Mapping[str, Any]] = ()
     renderer: Any = None
     multi_modal_data: Any = None
-    """The renderer's prepared images, whose placeholders in `token_ids` are expanded; None where there are none."""
+    """The renderer's prepared images, with expanded placeholders in `token_ids`; None if there are none."""
     content_parts: Sequence[Mapping[str, str]] = ()
-    """Images that the engine is to prepare itself, in prompt order, each with one placeholder: `{"type", "url"}`."""
+    """Images that the engine prepares, in prompt order, each with one placeholder: `{"type", "url"}`."""
     cache_salt: str | None = None
     priority: int | None = None
     extra_headers: Mapping[str, str] | None = None
@@ -33,7 +43,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One completion, checked: as many logprobs as ids."""
+    """One completion, with as many logprobs as ids."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -45,13 +55,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What an engine answered."""
+    """The answer of an engine."""
 
     completions: tuple[Completion, ...]
     request_id: str = ""
     usage: Any = None
     prompt_ids: list[int] | None = None
-    """The prompt as the engine ran it, where it says so."""
+    """The prompt as the engine ran it, if it returns it."""
     mm_placeholders: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -61,22 +71,21 @@ class RendererBackend(Protocol):
     """An engine. The client is the caller's own `AsyncOpenAI`, or anything with its `post`, `get` and `base_url`."""
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
-        """Ask it. Raises `MalformedGenerateResponseError` for an answer that cannot be used, `ValueError` for what must not be sent, and what the client
-        raises."""
+        """Raises `MalformedGenerateResponseError` for a bad answer, `ValueError` for what must not be sent, and what the client raises."""
         ...
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
-        """The most tokens that a prompt may have; None where the server does not say, or cannot be asked now."""
+        """The most tokens of a prompt; None if the server does not return it, or cannot be asked now."""
         ...
 
     def is_overflow_error(self, error: BaseException) -> bool:
-        """Whether an exception of the client is the server's word that the prompt is too long, whatever the status and the wording."""
+        """Whether an exception of the client means that the prompt is too long."""
         ...
 
 
 class KeywordBackend(Protocol):
-    """An engine whose `generate` takes what it needs by name: `client`, `token_ids`, `sampling_params` (with the stop token ids in it), `multi_modal_data`,
-    and, where it names them (or takes any), the other fields of `TokenPrompt`."""
+    """An engine whose `generate` takes arguments by name: `client`, `token_ids`, `sampling_params` (with the stop token ids), `multi_modal_data`, and any
+    other fields of `TokenPrompt` that it names."""
 
     async def generate(self, *, client: Any, token_ids: list[int], sampling_params: dict[str, Any], multi_modal_data: Any) -> Generated:
         """As for `RendererBackend`."""
@@ -92,26 +101,26 @@ class KeywordBackend(Protocol):
 
 
 def full_params(prompt: TokenPrompt) -> dict[str, Any]:
-    """The sampling parameters with what is the same for every request: the renderer's stop tokens, logprobs, and special tokens kept."""
+    """The sampling parameters, with the renderer's stop tokens, logprobs, and special tokens kept."""
     return {"skip_special_tokens": False, **prompt.sampling_params, "stop_token_ids": list(prompt.stop_token_ids), "logprobs": 1}
 
 
 async def ask(backend: RendererBackend | KeywordBackend, client: Any, prompt: TokenPrompt) -> Generated:
-    """Ask a backend of either form. Raises what it raises, and `TypeError` where it gives back something else than `Generated`."""
+    """Ask a backend of either form. Raises what it raises, and `TypeError` if it does not return `Generated`."""
     function: Any = backend.generate
     taken = inspect.signature(function).parameters.values()
     any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
     if "token_ids" in {one.name for one in taken} or any_name:
-        said = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
-        said |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
+        arguments = {one.name: getattr(prompt, one.name) for one in fields(prompt)}
+        arguments |= {"client": client, "prompt": prompt, "token_ids": list(prompt.token_ids), "sampling_params": full_params(prompt)}
         if not any_name:
-            said = {one.name: said[one.name] for one in taken if one.name in said}
-        made = await function(**said)
+            arguments = {one.name: arguments[one.name] for one in taken if one.name in arguments}
+        result = await function(**arguments)
     else:
-        made = await function(client, prompt)
-    if not isinstance(made, Generated):
-        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(made).__name__}")
-    return made
+        result = await function(client, prompt)
+    if not isinstance(result, Generated):
+        raise TypeError(f"{type(backend).__name__}.generate gives a Generated, not {type(result).__name__}")
+    return result
 
 
 def root_of(client: Any) -> str:
@@ -125,7 +134,7 @@ def root_of(client: Any) -> str:
 
 
 async def post(client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-    """Post through the caller's client to a path at the server's root, past the `/v1` that it would put in front, and give the raw answer."""
+    """Post through the caller's client to a path at the server's root (not below `/v1`); the raw answer."""
     options: dict[str, Any] = {"options": {"headers": dict(headers)}} if headers else {}
     answer = await client.post(f"{root_of(client)}{path}", cast_to=_response_type(), body=dict(body), **options)
     content: bytes = answer.content
@@ -133,10 +142,23 @@ async def post(client: Any, path: str, body: Mapping[str, Any], headers: Mapping
 
 
 def _response_type() -> type[Any]:
-    """The raw response of the library that the openai client stands on."""
+    """The raw response type of the openai client's HTTP library."""
     try:
         library: Any = importlib.import_module("httpx")
     except ImportError:
-        library = importlib.import_module("httpx2")  # what openai 3 stands on; it takes the other too
+        library = importlib.import_module("httpx2")  # the one of openai 3, which accepts the other too
     kind: type[Any] = library.Response
     return kind
+
+
+async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `work` in the thread of the running loop.
+
+    >>> asyncio.run(off_loop(sum, [1, 2]))
+    3
+    """
+    loop = asyncio.get_running_loop()
+    worker = _WORKERS.get(loop)
+    if worker is None:
+        worker = _WORKERS[loop] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipegen-renderer")
+    return await loop.run_in_executor(worker, functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs)))

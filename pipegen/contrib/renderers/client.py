@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers import sglang, vllm
-from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask
-from pipegen.contrib.renderers.off_loop import off_loop
-from pipegen.contrib.renderers.refusals import MalformedGenerateResponseError, PromptTooLongError, words_of
+from pipegen.contrib.renderers.answers import MalformedGenerateResponseError, PromptTooLongError, words_of
+from pipegen.contrib.renderers.backend import Completion, Generated, KeywordBackend, RendererBackend, TokenPrompt, ask, off_loop
 from pipegen.contrib.renderers.vllm import VLLMBackend
 
 __all__ = ["generate"]
@@ -37,13 +36,14 @@ async def generate(
 ) -> dict[str, Any]:
     """Render the messages, ask the engine, and parse its answer; the arguments and the keys of the result are those of `renderers.client.generate`.
 
-    `client` is the caller's `AsyncOpenAI`, which sends the request. `prompt_ids` (with `multi_modal_data` and `prompt_attribution`) take the place of
-    rendering. A prompt of more tokens than `max_prompt_len` (not given: what the server says) is `PromptTooLongError`, and nothing is sent; so is one
-    that only the server finds too long (its `max_prompt_len` is then the server's, 0 where it names none).
-    With `process_multimodal=False` the engine prepares the images. Rendering and parsing are done in a thread: the event loop goes on meanwhile.
-    `sampling_params` are in vLLM's words on every engine; with `n` above 1 the result holds all of them in `completions`.
+    client: the caller's `AsyncOpenAI`, which sends the request.
+    prompt_ids: with `multi_modal_data` and `prompt_attribution`, replace rendering.
+    max_prompt_len: a longer prompt is `PromptTooLongError`, and nothing is sent. None: the server's limit.
+    process_multimodal: False lets the engine prepare the images.
+    sampling_params: with vLLM's names on every engine; with `n` above 1 the result has all answers in `completions`.
 
-    Raises `MalformedGenerateResponseError` for an answer that cannot be used, and whatever the client raises.
+    Rendering and parsing run in a thread. Raises `PromptTooLongError` also if only the server finds the prompt too long (with its limit, or 0),
+    `MalformedGenerateResponseError` for a bad answer, and whatever the client raises.
     """
     if tools and not getattr(renderer, "supports_tools", True):
         raise ValueError(f"{type(renderer).__name__} does not support tools. Choose a model-specific renderer instead of the default fallback.")
@@ -57,7 +57,7 @@ async def generate(
         token_ids = list(prompt_ids)
     if not token_ids:
         raise ValueError("the prompt is empty: an engine needs at least one token")
-    if process_multimodal:  # otherwise only the engine knows how long the prompt becomes
+    if process_multimodal:  # otherwise only the engine knows the length of the prompt
         if max_prompt_len is None:
             max_prompt_len = await backend.resolve_max_prompt_len(client=client, model=model)
         if max_prompt_len is not None and len(token_ids) > max_prompt_len:
@@ -76,17 +76,17 @@ async def generate(
         extra_headers=extra_headers,
     )
     try:
-        made = await ask(backend, client, prompt)
+        answer = await ask(backend, client, prompt)
     except (PromptTooLongError, MalformedGenerateResponseError):
         raise
-    except Exception as refusal:  # of any library: the backend knows its own
+    except Exception as refusal:  # of any library
         if not backend.is_overflow_error(refusal):
             raise
-        words = words_of(refusal)
-        said = vllm.too_long(words) or sglang.too_long(words) or (len(token_ids), max_prompt_len or 0)
-        raise PromptTooLongError(prompt_len=said[0], max_prompt_len=said[1]) from refusal
-    ran = made.prompt_ids or token_ids
-    results = [await off_loop(_result, completion, made, ran, renderer, tools) for completion in made.completions]
+        message = words_of(refusal)
+        lengths = vllm.too_long(message) or sglang.too_long(message) or (len(token_ids), max_prompt_len or 0)
+        raise PromptTooLongError(prompt_len=lengths[0], max_prompt_len=lengths[1]) from refusal
+    ran = answer.prompt_ids or token_ids
+    results = [await off_loop(_result, completion, answer, ran, renderer, tools) for completion in answer.completions]
     shared = {
         "renderer_prompt_ids": token_ids if prompt.content_parts else None,
         "multi_modal_data": multi_modal_data,
@@ -96,16 +96,16 @@ async def generate(
     return results[0] if len(results) == 1 else {**results[0], "completions": results}
 
 
-def _result(completion: Completion, made: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
+def _result(completion: Completion, answer: Generated, ran: list[int], renderer: Any, tools: list[Any] | None) -> dict[str, Any]:
     parsed = renderer.parse_response(list(completion.token_ids), prompt_ids=list(ran), tools=tools)
     finish = completion.finish_reason
     if finish == "stop" and any(call.status == "ok" for call in parsed.tool_calls):
-        finish = "tool_calls"  # as a chat server says it, so that a loop over tools goes on
+        finish = "tool_calls"  # as chat servers do, so that tool loops continue
     return {
-        "request_id": made.request_id,
-        "usage": made.usage,
+        "request_id": answer.request_id,
+        "usage": answer.usage,
         "prompt_ids": list(ran),
-        "mm_placeholders": made.mm_placeholders,
+        "mm_placeholders": answer.mm_placeholders,
         "completion_ids": list(completion.token_ids),
         "completion_logprobs": list(completion.logprobs),
         "content": parsed.content,
@@ -126,7 +126,7 @@ def content_parts(messages: Sequence[Any]) -> list[dict[str, str]]:
     """
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
-    return [made for part in parts if (made := _content_part(part)) is not None]
+    return [found for part in parts if (found := _content_part(part)) is not None]
 
 
 def _content_part(part: Mapping[str, Any]) -> dict[str, str] | None:

@@ -1,7 +1,6 @@
-"""Images that a renderer prepared, as vLLM's `/inference/v1/generate` takes them: hashes, places in the prompt, and each image's tensors.
+"""Images that a renderer prepared, for vLLM's `/inference/v1/generate`: hashes, places in the prompt, and tensors.
 
-The tensors are written by vLLM's own classes, so vLLM and torch have to be installed where the client runs. Facts as of vLLM 0.32.0
-(`vllm/entrypoints/scale_out/token_in_token_out`).
+vLLM's own classes write the tensors, so the client needs vLLM and torch. As of vLLM 0.32.0 (`vllm/entrypoints/scale_out/token_in_token_out`).
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ __all__ = ["features_of"]
 
 Item = Mapping[str, Any]
 _SERDE = ("vllm.entrypoints.scale_out.token_in_token_out.mm_serde", "vllm.entrypoints.serve.disagg.mm_serde")
-"""Where vLLM keeps its encoder, newest first."""
+"""The modules of vLLM's encoder, newest first."""
 
 
 def features_of(media: Any) -> dict[str, Any]:
-    """The `features` of a request. Raises `NotImplementedError` for what is no image or of no family that is known here, and `RuntimeError` where vLLM is
-    not installed; with `process_multimodal=False` the engine prepares the images itself.
+    """The `features` of a request. Raises `NotImplementedError` for other media or an unknown model family, and `RuntimeError` if vLLM is not installed.
 
     >>> from types import SimpleNamespace
     >>> place = SimpleNamespace(offset=1, length=4)
@@ -35,7 +33,7 @@ def features_of(media: Any) -> dict[str, Any]:
         raise ValueError(f"the renderer gave {len(items)} images, {len(hashes)} hashes and {len(places)} places: one of each is needed")
     return {
         "mm_hashes": {"image": hashes},
-        "mm_placeholders": {"image": [{"offset": place.offset, "length": place.length} for place in places]},
+        "mm_placeholders": {"image": [{"offset": span.offset, "length": span.length} for span in places]},
         "kwargs_data": {"image": _encoded(items)} if items else None,
     }
 
@@ -49,21 +47,19 @@ def _encoded(items: Sequence[Item]) -> list[str]:
         inputs: Any = importlib.import_module("vllm.multimodal.inputs")
         encode = _encoder()
     except ImportError as missing:
-        words = "images that the renderer prepared are encoded by vLLM's own classes: install vllm here, or pass process_multimodal=False"
-        raise RuntimeError(words) from missing
+        message = "images that the renderer prepared are encoded by vLLM's own classes: install vllm here, or pass process_multimodal=False"
+        raise RuntimeError(message) from missing
     values, fields = family(items, torch, inputs.MultiModalFieldConfig)
     return [encode(item) for item in inputs.MultiModalKwargsItems.from_hf_inputs(values, fields)["image"]]
 
 
 def _encoder() -> Callable[[Any], str]:
-    for place in _SERDE[:-1]:
-        try:
-            encode: Callable[[Any], str] = importlib.import_module(place).encode_mm_kwargs_item
-        except ImportError:
-            continue
-        return encode
-    last: Callable[[Any], str] = importlib.import_module(_SERDE[-1]).encode_mm_kwargs_item
-    return last
+    newest, older = _SERDE
+    try:
+        encode: Callable[[Any], str] = importlib.import_module(newest).encode_mm_kwargs_item
+    except ImportError:
+        encode = importlib.import_module(older).encode_mm_kwargs_item
+    return encode
 
 
 def _joined(items: Sequence[Item], name: str, torch: Any) -> Any:
@@ -71,20 +67,20 @@ def _joined(items: Sequence[Item], name: str, torch: Any) -> Any:
 
 
 def _qwen_vl(items: Sequence[Item], torch: Any, field: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Patches of all images in one run; the grid says how many are whose."""
+    """The patches of all images in one tensor; the grid gives the number for each image."""
     grids = _joined(items, "image_grid_thw", torch)
     fields = {"pixel_values": field.flat_from_sizes("image", grids.prod(-1)), "image_grid_thw": field.batched("image", keep_on_cpu=True)}
     return {"pixel_values": _joined(items, "pixel_values", torch), "image_grid_thw": grids}, fields
 
 
 def _gemma4(items: Sequence[Item], torch: Any, field: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """vLLM has another name for the positions."""
+    """With vLLM's name for the positions."""
     values = {"pixel_values": _joined(items, "pixel_values", torch), "pixel_position_ids": _joined(items, "image_position_ids", torch)}
     return values, {name: field.batched("image") for name in values}
 
 
 def _nemotron(items: Sequence[Item], torch: Any, field: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Images of different sizes, each by itself."""
+    """Images of different sizes, each in its own tensor."""
     values = {
         "pixel_values_flat": [torch.as_tensor(item["pixel_values"])[0] for item in items],
         "imgs_sizes": [tuple(int(side) for side in item["imgs_sizes"][0]) for item in items],
@@ -98,4 +94,4 @@ _FAMILIES: Mapping[frozenset[str], Callable[[Sequence[Item], Any, Any], tuple[di
     frozenset({"pixel_values", "image_position_ids"}): _gemma4,
     frozenset({"pixel_values", "imgs_sizes", "num_tokens"}): _nemotron,
 }
-"""What each family's images are made of, and how vLLM joins them: by the names in an image's data."""
+"""How vLLM joins the images of each family, by the names in an image's data."""

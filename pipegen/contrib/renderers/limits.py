@@ -1,4 +1,4 @@
-"""How long a prompt a server takes: asked once for each server and model, remembered for a while; a question that failed is asked again."""
+"""The prompt limits of servers, asked once for each server and model and cached; failures are not cached."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pipegen.contrib.renderers.backend import root_of
 __all__ = ["LIMITS", "Limits"]
 
 EXPIRES_AFTER = 300.0
-"""Seconds for which an answer is remembered: a server may be started again with another limit."""
+"""Seconds for which an answer is cached: a server may restart with another limit."""
 FACTS = ("max_req_input_len", "context_length")
-"""What SGLang calls its limits on its page of facts."""
+"""SGLang's names of its limits."""
 Key = tuple[str, str]
 _log = logging.getLogger(__name__)
 
 
 class Limits:
-    """The limits found so far. Callers that ask at the same time share one question, and its outcome."""
+    """The known limits. Callers that ask at the same time share one request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,14 +30,14 @@ class Limits:
         self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[int | None]]] = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Clear the cache."""
         self._known.clear()
 
     async def of(self, client: Any, model: str, *, only_card: bool = False, facts: Sequence[str] = ()) -> int | None:
-        """The `max_model_len` of a model, from the server's `/v1/models`; None where it does not say, or the question failed.
+        """The `max_model_len` of a model, from the server's `/v1/models`; None if that is missing or the request failed.
 
-        `only_card` takes the one model that a server lists for any name, as SGLang does. `facts` are the paths of a page of facts at the server's root,
-        tried one after the other; the least limit counts.
+        only_card: accept the single listed model under any name, as for SGLang.
+        facts: further paths at the server's root to try for SGLang's limits; the smallest limit counts.
         """
         key = (str(getattr(client, "base_url", "")), model)
         at, limit = self._known.get(key, (float("-inf"), None))
@@ -50,7 +50,7 @@ class Limits:
         if task is None:
             task = asking[key] = asyncio.ensure_future(self._ask(client, key, only_card, facts))
             task.add_done_callback(lambda _: asking.pop(key, None))
-        return await asyncio.shield(task)  # a caller that is cancelled does not take the question from the others
+        return await asyncio.shield(task)  # a cancelled caller does not cancel the others
 
     async def _ask(self, client: Any, key: Key, only_card: bool, facts: Sequence[str]) -> int | None:
         listed = await _page(client, "/models")
@@ -68,10 +68,10 @@ class Limits:
 
 
 async def _page(client: Any, path: str) -> Any:
-    """What the server answers there; None where it cannot be asked, whatever the client raises then."""
+    """The server's answer; None if the client raises."""
     answers = await asyncio.gather(client.get(path, cast_to=dict[str, Any]), return_exceptions=True)
     answer: Any = answers[0]
-    if isinstance(answer, Exception):  # of any library: a limit that is not known is no reason to fail
+    if isinstance(answer, Exception):  # of any library: without a limit the request is sent
         _log.debug("%s could not be asked: %s", path, answer)
         return None
     if isinstance(answer, BaseException):
@@ -87,4 +87,4 @@ def _limit_in(listed: Any, model: str, only_card: bool) -> int | None:
 
 
 LIMITS = Limits()
-"""Those of this process."""
+"""The limits of this process."""

@@ -1,6 +1,6 @@
-"""SGLang as the renderer-driven client asks it: `/generate`, with the sampling parameters put into its words.
+"""SGLang for the renderer-driven client: `/generate`, with SGLang's sampling parameters.
 
-Facts as of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
+As of SGLang 0.5.23 (`srt/managers/io_struct.py`, `srt/sampling/sampling_params.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers.sglang import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
-from pipegen.contrib.renderers.refusals import words_of
 from pipegen.records.fields import nearest
 
 __all__ = ["SGLangBackend"]
@@ -26,11 +25,11 @@ SAME = frozenset(
     | set(RENAMED.values())
 )
 OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_trim", "detokenize")
-"""Said here for every request, whatever the caller says: the ids are what counts."""
+"""Set here for every request; the caller's values are ignored."""
 
 
 class SGLangBackend:
-    """SGLang. `vocab_size` lets ids be refused that would end the server's process; where it is not given, the renderer's tokenizer is asked.
+    """SGLang. Ids from `vocab_size` on, which would end the server's process, are rejected; the default is that of the renderer's tokenizer.
 
     >>> SGLangBackend().is_overflow_error(RuntimeError("The input (3000 tokens) is longer than the model's context length (2048 tokens)."))
     True
@@ -43,7 +42,7 @@ class SGLangBackend:
         return f"SGLangBackend(vocab_size={self.vocab_size})"
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
-        """One request. Where the caller is cancelled, the server's request is aborted by its name. Raises `ValueError` for what would harm the server."""
+        """One request. If the caller is cancelled, the request is aborted. Raises `ValueError` for what would harm the server."""
         rid = uuid.uuid4().hex
         body = body_of(prompt, rid, self.vocab_size or _vocab_size(prompt.renderer))
         try:
@@ -54,11 +53,11 @@ class SGLangBackend:
         return generated(loaded(raw), prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
-        """The least of the context length that the server lists for its model and the limits of its page of facts; asked once for each server and model."""
+        """The smallest limit that the server reports, asked once for each server and model."""
         return await LIMITS.of(client, model, only_card=True, facts=("/server_info", "/get_server_info"))
 
     def is_overflow_error(self, error: BaseException) -> bool:
-        """Whether the server said that the prompt is too long, in any of SGLang's wordings."""
+        """Whether this is one of SGLang's messages for a prompt that is too long."""
         return too_long(words_of(error)) is not None
 
 
@@ -67,31 +66,29 @@ def _vocab_size(renderer: Any) -> int | None:
     return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
-def sampling_params(said: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """vLLM's sampling parameters in SGLang's words; what is not said means what it means to vLLM.
-
-    Raises `ValueError`, with the nearest name, for one that SGLang has no word for.
+def sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """vLLM's sampling parameters with SGLang's names and vLLM's defaults. Raises `ValueError` for one that SGLang does not have.
 
     >>> sampling_params({"max_tokens": 7, "seed": 1, "top_k": 0}, [99])
     {'max_new_tokens': 7, 'sampling_seed': 1, 'top_k': -1, 'stop_token_ids': [99], 'no_stop_trim': True, 'skip_special_tokens': False}
     """
     params: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in given.items():
         if value is None or name in OURS:
             continue
         if name not in RENAMED and name not in SAME:
             raise ValueError(f"SGLang has no sampling parameter for {name!r}{nearest(name, (*RENAMED, *SAME))}")
         params[RENAMED.get(name, name)] = value
     if params.get("top_k") == 0:
-        params["top_k"] = -1  # all: 0 is vLLM's word for it
+        params["top_k"] = -1  # no limit, which is 0 in vLLM
     params |= {"stop_token_ids": list(stop_token_ids), "no_stop_trim": True}
     params.setdefault("skip_special_tokens", False)
-    params.setdefault("max_new_tokens", None)  # up to the context, as vLLM has it: left out, SGLang makes 128 at most
+    params.setdefault("max_new_tokens", None)  # up to the context, as in vLLM; SGLang's default is 128
     return params
 
 
 def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dict[str, Any]:
-    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for images that it would ignore.
+    """The request's body. Raises `ValueError` for ids outside the vocabulary, which end the server's process, and for audio and video.
 
     >>> body_of(TokenPrompt(model="m", token_ids=[1, -5], stop_token_ids=[], sampling_params={}), "r")
     Traceback (most recent call last):
@@ -110,15 +107,15 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
         if any(part["type"] != "image_url" for part in images):
             raise ValueError("SGLang takes images here, and no audio or video")
         body |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
-    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in said.items() if value is not None}
+    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:
-    """The ids with one placeholder for each image, as SGLang expands them itself, and the images out of the messages."""
+    """The ids with one placeholder for each image, which SGLang expands, and the images of the messages."""
     from pipegen.contrib.renderers.client import content_parts
 
-    ranges = sorted((place.offset, place.length) for places in prompt.multi_modal_data.mm_placeholders.values() for place in places)
+    ranges = sorted((span.offset, span.length) for places in prompt.multi_modal_data.mm_placeholders.values() for span in places)
     images = content_parts(prompt.messages)
     if len(images) != len(ranges):
         raise ValueError(f"the prompt holds {len(ranges)} images and the messages {len(images)}: SGLang needs each image's own data")
@@ -133,11 +130,11 @@ def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
-    """The answer, checked: one object, or a list of as many as were asked."""
-    asked = prompt.sampling_params.get("n") or 1
-    rows = [answer] if asked == 1 and isinstance(answer, Mapping) else answer
-    if not isinstance(rows, list) or len(rows) != asked or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
-        raise malformed(f"must hold {asked} completions, each with meta_info")
+    """The checked answer: one object, or a list of `n`."""
+    count = prompt.sampling_params.get("n") or 1
+    rows = [answer] if count == 1 and isinstance(answer, Mapping) else answer
+    if not isinstance(rows, list) or len(rows) != count or not all(isinstance(row, Mapping) and isinstance(row.get("meta_info"), Mapping) for row in rows):
+        raise malformed(f"must hold {count} completions, each with meta_info")
     first = rows[0]
     prompt_ids = first.get("prompt_token_ids")
     if "prompt_token_ids" not in first and (prompt.content_parts or prompt.multi_modal_data is not None):
@@ -152,35 +149,36 @@ def generated(answer: Any, prompt: TokenPrompt) -> Generated:
 
 
 def _usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The counts in the words of the OpenAI API."""
+    """The token counts with the names of the OpenAI API."""
     infos = [row["meta_info"] for row in rows]
-    prompt, made, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
+    prompt, completion, cached = infos[0].get("prompt_tokens") or 0, sum(info.get("completion_tokens") or 0 for info in infos), infos[0].get("cached_tokens")
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made, **details}
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **details}
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:
     info = row["meta_info"]
     token_ids = ids(row.get("output_ids"), "output_ids")
     finish = info.get("finish_reason")
-    said = info.get("output_token_logprobs")
-    if not isinstance(said, list):
+    logprobs = info.get("output_token_logprobs")
+    if not isinstance(logprobs, list):
         raise malformed("meta_info.output_token_logprobs must be a list")
-    if len(said) != len(token_ids):
-        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(said)})")
+    if len(logprobs) != len(token_ids):
+        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(logprobs)})")
     return Completion(
         token_ids=token_ids,
         logprobs=[
-            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]") for index, (entry, token_id) in enumerate(zip(said, token_ids, strict=True))
+            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]")
+            for index, (entry, token_id) in enumerate(zip(logprobs, token_ids, strict=True))
         ],
         finish_reason=finish.get("type") if isinstance(finish, Mapping) else finish,
         routed_experts=experts(info.get("routed_experts")),
     )
 
 
-def _logprob(entry: Any, token_id: int, place: str) -> float:
+def _logprob(entry: Any, token_id: int, name: str) -> float:
     if not isinstance(entry, list) or len(entry) < 2:
-        raise malformed(f"{place} must be a list of logprob and token id")
+        raise malformed(f"{name} must be a list of logprob and token id")
     if type(entry[1]) is not int or entry[1] != token_id:
-        raise malformed(f"{place}[1] must be {token_id}")
-    return number(entry[0], f"{place}[0]")
+        raise malformed(f"{name}[1] must be {token_id}")
+    return number(entry[0], f"{name}[0]")

@@ -1,4 +1,4 @@
-"""A renderer of `renderers` as stages of a pipe: it renders in the place of the model's chat template, and parses what was generated.
+"""A renderer of `renderers` as stages of a pipe, in place of the model's chat template.
 
 rendered = pg.each("render", render_with(renderer)) >> route
 parsed = rendered >> pg.each("parse", parse_with(renderer))
@@ -14,20 +14,20 @@ from returns.result import Failure, Success
 
 from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
+from pipegen.records.fields import thaw
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult
-from pipegen.stages.parts.template import thaw
 
 __all__ = ["parse_with", "render_with"]
 
 
 def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationRequest]]:
-    """A stage that turns a request's messages into token ids, and adds the renderer's stop tokens to its own; a request without messages passes.
+    """A stage that renders a request's messages to token ids and adds the renderer's stop tokens; requests without messages are not changed.
 
-    Options of the chat template that the renderer settles itself are `UnsupportedOption`; images are `UnsupportedMultimodal`; what the renderer refuses
-    with a `ValueError` is `TemplateFailed`.
+    Chat template options that the renderer sets are `UnsupportedOption`; images are `UnsupportedMultimodal`; a `ValueError` of the renderer is
+    `TemplateFailed`.
     """
 
     def rendered(request: GenerationRequest) -> Slot[GenerationRequest]:
@@ -37,24 +37,24 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
             return Failure(UnsupportedMultimodal("a renderer gives token ids without images here", hint="send it to the route without the renderer"))
         options = request.options or GenerationOptions()
         chat = options.chat or ChatTemplateOptions()
-        said = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
-        if said is not None:
-            return Failure(UnsupportedOption(f"{type(renderer).__name__} settles {said} itself", option=said, hint="make the renderer with that setting"))
+        option = next((f.name for f in dataclasses.fields(chat) if f.name != "add_generation_prompt" and getattr(chat, f.name) is not None), None)
+        if option is not None:
+            return Failure(UnsupportedOption(f"{type(renderer).__name__} sets {option} itself", option=option, hint="make the renderer with that setting"))
         opens = chat.add_generation_prompt is not False
         try:
-            made = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
+            prompt = renderer.render(plain_messages(request.messages), tools=[thaw(tool) for tool in request.tools] or None, add_generation_prompt=opens)
         except ValueError as refusal:
             return Failure(TemplateFailed(f"{type(renderer).__name__}: {refusal}"))
         stops = options.stop or StopOptions()
         ending = tuple(dict.fromkeys((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
         options = dataclasses.replace(options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending))
-        return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(made.token_ids), options=options))
+        return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options))
 
     return rendered
 
 
 def parse_with(renderer: Any) -> Callable[[GenerationResult], Slot[Any]]:
-    """A stage that gives the renderer's parsed response (content, reasoning, tool calls) of a result."""
+    """A stage that returns the renderer's parsed response (content, reasoning, tool calls)."""
 
     def parsed(result: GenerationResult) -> Slot[Any]:
         return Success(renderer.parse_response(list(result.token_ids), prompt_ids=list(result.prompt_token_ids)))

@@ -1,4 +1,4 @@
-"""vLLM as the renderer-driven client asks it: `/inference/v1/generate`, token ids in and out."""
+"""vLLM for the renderer-driven client: `/inference/v1/generate`, token ids in and out."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.servers.vllm import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number
-from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, post
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
+from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
-from pipegen.contrib.renderers.off_loop import off_loop
-from pipegen.contrib.renderers.refusals import words_of
 
 __all__ = ["VLLMBackend"]
 
 
 class VLLMBackend:
-    """vLLM. The sampling parameters go as they are, but for the stop token ids, which are the renderer's, and `logprobs=1`.
+    """vLLM. The sampling parameters are sent unchanged, except the renderer's stop token ids and `logprobs=1`.
 
     >>> VLLMBackend().is_overflow_error(RuntimeError("The decoder prompt (length 300) is longer than the maximum model length of 256. ..."))
     True
@@ -27,7 +25,7 @@ class VLLMBackend:
         return "VLLMBackend()"
 
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
-        """One request; `n` completions where `sampling_params` ask for them."""
+        """One request with `n` completions."""
         body = body_of(prompt) if prompt.multi_modal_data is None else await off_loop(body_of, prompt)
         answer = loaded(await post(client, "/inference/v1/generate", body, prompt.extra_headers))
         return generated(answer, prompt)
@@ -37,7 +35,7 @@ class VLLMBackend:
         return await LIMITS.of(client, model)
 
     def is_overflow_error(self, error: BaseException) -> bool:
-        """Whether the server said that the prompt is too long, in any of vLLM's wordings."""
+        """Whether this is one of vLLM's messages for a prompt that is too long."""
         return too_long(words_of(error)) is not None
 
 
@@ -52,16 +50,16 @@ def body_of(prompt: TokenPrompt) -> dict[str, Any]:
         body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
     if prompt.multi_modal_data is not None:
         body["features"] = features_of(prompt.multi_modal_data)
-    said = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in said.items() if value is not None}
+    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:
-    """The answer, checked: as many choices as were asked, each with a logprob for each token."""
+    """The checked answer: `n` choices, each with a logprob for each token."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    asked = prompt.sampling_params.get("n") or 1
-    if not isinstance(choices, list) or len(choices) != asked or not all(isinstance(choice, Mapping) for choice in choices):
-        raise malformed(f"choices must be a list of {asked}")
+    count = prompt.sampling_params.get("n") or 1
+    if not isinstance(choices, list) or len(choices) != count or not all(isinstance(choice, Mapping) for choice in choices):
+        raise malformed(f"choices must be a list of {count}")
     if all(type(choice.get("index")) is int for choice in choices):
         choices = sorted(choices, key=lambda choice: choice["index"])
     prompt_ids, placeholders = answer.get("prompt_token_ids"), answer.get("mm_placeholders")
@@ -89,10 +87,10 @@ def _completion(choice: Mapping[str, Any]) -> Completion:
     )
 
 
-def _logprobs(said: Any, token_ids: list[int]) -> list[float]:
-    if not isinstance(said, Mapping):
+def _logprobs(value: Any, token_ids: list[int]) -> list[float]:
+    if not isinstance(value, Mapping):
         raise malformed("choice.logprobs must be an object")
-    content = said.get("content")
+    content = value.get("content")
     if not isinstance(content, list):
         raise malformed("choice.logprobs.content must be a list")
     if len(content) != len(token_ids):
@@ -100,12 +98,12 @@ def _logprobs(said: Any, token_ids: list[int]) -> list[float]:
     return [_logprob(entry, token_id, f"choice.logprobs.content[{index}]") for index, (entry, token_id) in enumerate(zip(content, token_ids, strict=True))]
 
 
-def _logprob(entry: Any, token_id: int, place: str) -> float:
-    """The logprob of this very token, which older servers name `token_id:7` and newer ones by its id."""
+def _logprob(entry: Any, token_id: int, name: str) -> float:
+    """The logprob of this token, which older servers call `token_id:7`, and newer ones by its id."""
     if not isinstance(entry, Mapping):
-        raise malformed(f"{place} must be an object")
+        raise malformed(f"{name} must be an object")
     if "token" in entry and entry["token"] != f"token_id:{token_id}":
-        raise malformed(f"{place}.token must be 'token_id:{token_id}'")
+        raise malformed(f"{name}.token must be 'token_id:{token_id}'")
     if "token" not in entry and (type(entry.get("token_id")) is not int or entry["token_id"] != token_id):
-        raise malformed(f"{place}.token_id must be {token_id}")
-    return number(entry.get("logprob"), f"{place}.logprob")
+        raise malformed(f"{name}.token_id must be {token_id}")
+    return number(entry.get("logprob"), f"{name}.logprob")

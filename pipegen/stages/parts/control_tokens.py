@@ -1,8 +1,7 @@
-"""Control tokens: which tokens of a tokenizer steer, and the characters that can make them.
+"""Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are made of.
 
-Control tokens are the tokenizer's special tokens, the other added tokens that the chat template writes (such as `<think>`), and every added token of a
-shape that steers in some family of models: `<|...|>`, `<｜...｜>`, `[INST]`, `</s>`. Not every added token: Gemma's hold runs of newlines and HTML tags,
-which steer nothing.
+They are the tokenizer's special tokens, the other added tokens that the chat template writes (such as `<think>`), and added tokens of a form that steers
+some family of models: `<|...|>`, `<｜...｜>`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
 
 >>> control = ControlTokens(ids={"<s>": 1, "[INST]": 2})
 >>> control.pieces("<s>[INST] hi")
@@ -17,10 +16,11 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from immutabledict import immutabledict
 
+from pipegen.core.border import of_tokenizer
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import mapping, record
 
@@ -29,13 +29,13 @@ __all__ = ["ControlTokens", "control_tokens"]
 _SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _UNUSUAL = ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\U0001fae8", "\u1400", "\ua000")
-"""Characters that hardly any vocabulary holds: from private use, from old and rare scripts, an emoji."""
+"""Characters that few vocabularies have: private use, rare scripts, an emoji."""
 _BLANK = " \t\n\v\f\r▁"
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
-    """Finds the leftmost token, and of those the longest, as tokenizers do; its time does not grow with the number of tokens."""
+def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
+    """Finds the leftmost and then the longest token, as tokenizers do, in a time that does not depend on the number of tokens."""
     return re.compile(f"({_branches(_tree(tokens))})" if tokens else "((?!))")
 
 
@@ -57,24 +57,24 @@ def _branches(node: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(tokens: immutabledict[str, int]) -> frozenset[int]:
+def _numbers(tokens: Mapping[str, int]) -> frozenset[int]:
     return frozenset(tokens.values())
 
 
 @functools.lru_cache(maxsize=64)
-def _edges(tokens: immutabledict[str, int]) -> frozenset[str]:
+def _edges(tokens: Mapping[str, int]) -> frozenset[str]:
     cores = [token.strip(_BLANK) or token for token in tokens]
     return _with_variants({core[0] for core in cores} | {core[-1] for core in cores})
 
 
 @functools.lru_cache(maxsize=64)
-def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
+def _letters(tokens: Mapping[str, int]) -> frozenset[str]:
     own = {character for token in tokens for character in token.strip(_BLANK) or token}
     return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
 
 
 def _with_variants(characters: set[str]) -> frozenset[str]:
-    """The characters, and those that normalising may turn into one of them, such as the full-width `<`."""
+    """The characters, and those that normalization may turn into one of them, such as the full-width `<`."""
     return frozenset(characters).union(variant for variant, parts in _variants().items() if not characters.isdisjoint(parts))
 
 
@@ -85,14 +85,10 @@ def _variants() -> Mapping[str, str]:
 
 @record
 class ControlTokens:
-    """The control tokens of a tokenizer under a template, and the other added tokens, which are ordinary text with an id of its own."""
+    """The control tokens of a tokenizer with a template, and its other added tokens, which are ordinary text with one id."""
 
-    ids: Annotated[immutabledict[str, int], mapping]
-    ordinary: Annotated[immutabledict[str, int], mapping] = immutabledict()
-
-    if TYPE_CHECKING:  # any mapping is taken, and kept frozen
-
-        def __init__(self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...) -> None: ...
+    ids: Annotated[Mapping[str, int], mapping]
+    ordinary: Annotated[Mapping[str, int], mapping] = immutabledict()
 
     @property
     def known(self) -> frozenset[int]:
@@ -101,16 +97,16 @@ class ControlTokens:
 
     @property
     def edges(self) -> frozenset[str]:
-        """The characters that can begin or end a control token: text without any of them makes none, unless its middle is put between others' edges."""
+        """The characters that begin or end a control token. Text without them makes none, unless a template writes the edges around it."""
         return _edges(self.ids)
 
     @property
     def letters(self) -> frozenset[str]:
-        """The characters that can be in a control token at all, in upper and lower case."""
+        """All characters of control tokens, in upper and lower case."""
         return _letters(self.ids)
 
     def found_in(self, text: str) -> tuple[int, str] | None:
-        """Where the first control token is in the text (in characters), and which it is; None where there is none."""
+        """The index and the text of the first control token; None if there is none."""
         found = _pattern(self.ids).search(text)
         return (found.start(), found.group()) if found else None
 
@@ -125,12 +121,12 @@ class ControlTokens:
 
 @functools.lru_cache(maxsize=32)
 def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> ControlTokens:
-    """The control tokens, given what the template writes (its source and some renders of harmless content) and `image_tokens`, with NULs between.
+    """The control tokens. `written` is the template's source and some renders; `images` are image tokens, joined by NULs.
 
-    What an unknown character becomes is none (it steers nothing): the token for unknown words, those for single bytes. Nor is one of blanks only.
+    The tokens for unknown characters and single bytes, and those of blanks only, are not control tokens.
     """
     special, added, of_images = tokenizer.special_tokens, tokenizer.control_tokens, images.split("\0")
-    unknown = {number for character in _UNUSUAL for number in tokenizer.encode(character)}
+    unknown = {number for character in _UNUSUAL for number in of_tokenizer(tokenizer.encode, character)}
 
     def steers(token: str, number: int) -> bool:
         if number in unknown or _BYTE.fullmatch(token):
@@ -140,4 +136,4 @@ def control_tokens(tokenizer: Tokenizer, written: str, images: str = "") -> Cont
         return bool(token.strip(_BLANK)) and (token in written or token in of_images)
 
     ids = {token: number for token, number in {**added, **special}.items() if token and steers(token, number)}
-    return ControlTokens(ids=immutabledict(ids), ordinary=immutabledict({token: number for token, number in added.items() if token and token not in ids}))
+    return ControlTokens(ids=ids, ordinary={token: number for token, number in added.items() if token and token not in ids})

@@ -1,6 +1,6 @@
 """Turn generated ids into text one by one, whole characters only.
 
-Two rules. A character belongs to the token that completes it. What has been given out stays: it is never taken back.
+A character belongs to the token that completes it. Text that was returned is never changed.
 
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> toy = ToyTokenizer()
@@ -15,33 +15,34 @@ import functools
 from collections.abc import Collection, Iterable
 from itertools import accumulate
 
+from pipegen.core.border import of_tokenizer
 from pipegen.engines.tokenizer import SpellsAlone, Tokenizer
 
 __all__ = ["Detokenizer", "added", "spell"]
 
 REPLACEMENT = "\ufffd"
 WINDOW = 8
-"""Complete tokens that are decoded once more as the context of a new one."""
+"""Complete tokens that are decoded again as the context of a new one."""
 PATIENCE = 16
-"""Tokens that may wait for a character to become complete before what surely is none is shown as U+FFFD."""
+"""Tokens that may wait for a character to become complete; then it is U+FFFD."""
 INCOMPLETE = 3
-"""An incomplete UTF-8 character has three bytes at most, and shows as one U+FFFD or as one for each byte."""
+"""An incomplete UTF-8 character has at most three bytes, and is decoded as one U+FFFD or one for each byte."""
 
 
 class Detokenizer:
     """Ids in, text out: the joined pieces are `tokenizer.decode` of all the ids.
 
-    Each id is decoded within a short sliding window of its neighbours, so the cost is linear, and spaces between words come out as in the whole.
-    U+FFFD at the end may be a character in the making: it is held back until a character follows, the output ends, or 16 tokens have waited.
-    Where the output holds invalid bytes, byte-fallback tokenizers decode good characters beside them as U+FFFD too, after the fact: these stay here.
+    Each id is decoded within a short window of its neighbours, so the cost is linear, and spaces between words are as in the whole text. U+FFFD at the end
+    may be an incomplete character: it is held back until a character follows, the output ends, or 16 tokens have waited. Byte-fallback tokenizers may
+    decode good characters as U+FFFD once invalid bytes follow; here they stay.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._decode = tokenizer, tokenizer.decode
+        self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._complete = 0  # so many tokens of the window end with a whole character,
+        self._complete = 0  # this many tokens of the window end with a whole character,
         self._base = ""  # and this is their text
-        self._given = 0  # so many characters of the window's text have been given out
+        self._given = 0  # this many characters of the window's text were returned
 
     def feed(self, token_id: int) -> str:
         """The characters that this token completes."""
@@ -62,37 +63,37 @@ class Detokenizer:
         elif waiting > PATIENCE:
             self._window = self._window[-WINDOW:]
             self._complete, self._base = 0, ""
-            self._given = max(0, len(self._decode(self._window)) - (len(text) - sure))
+            self._given = max(0, len(of_tokenizer(self._tokenizer.decode, self._window)) - (len(text) - sure))
         return piece
 
     @property
     def waits(self) -> bool:
-        """Whether text of the last tokens may be held back."""
+        """Whether text of the last tokens is held back."""
         return len(self._window) > self._complete
 
     @property
     def settled(self) -> bool:
-        """Whether there is text, all of it given out."""
+        """Whether there is text, and all of it was returned."""
         return 0 < self._complete == len(self._window)
 
     def finish(self) -> str:
-        """What is still held: the output ends here, perhaps inside a character."""
+        """The text that is held back: the output ends here, perhaps inside a character."""
         text = self._text()
         piece = text[self._given :]
         self._given = len(text)
         return piece
 
     def _text(self) -> str:
-        text = self._decode(self._window)
-        if not text.startswith(self._base):  # a byte-fallback run has gone bad; its good characters are out, so only the rest is decoded
+        text = of_tokenizer(self._tokenizer.decode, self._window)
+        if not text.startswith(self._base):  # a byte-fallback run became invalid; its good characters were returned, so only the rest is decoded
             self._given -= len(self._base)
             self._window = self._window[self._complete :]
             self._complete, self._base = 0, ""
-            text = self._decode(self._window)
+            text = of_tokenizer(self._tokenizer.decode, self._window)
         return text
 
     def _follow(self, token_id: int, piece: str) -> str:
-        """Take a token whose text after the one before it is known, as `feed` would: whole characters follow whole characters."""
+        """As `feed`, for a token whose text after the previous one is known."""
         self._window.append(token_id)
         if len(self._window) > WINDOW:
             self._window, self._base = [token_id], _alone(self._tokenizer, token_id)
@@ -103,19 +104,19 @@ class Detokenizer:
         return piece
 
     def _rebase(self, text: str) -> None:
-        """All of the window is complete: make it the context of what follows, cut to its last character's tokens when it has grown long."""
+        """The whole window is complete: make it the context of the next tokens, and shorten it if it is long."""
         if text == self._base and self._complete:
-            self._window.pop()  # a token without any text, which would be no context
+            self._window.pop()  # a token without text is no context
         elif len(self._window) > WINDOW:
             self._window = self._window[self._complete :] if text else self._window[1:]
-            self._base = self._decode(self._window)
+            self._base = of_tokenizer(self._tokenizer.decode, self._window)
             self._complete, self._given = len(self._window), len(self._base)
         elif text:
             self._complete, self._base = len(self._window), text
 
 
 def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int] = ()) -> tuple[str, tuple[int, ...]]:
-    """The text of the ids without the hidden ones, and its length after each id; characters incomplete at the end come after the last length.
+    """The text of the ids without the hidden ones, and its length after each id; incomplete characters at the end come after the last length.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> spell(ToyTokenizer(), "aé".encode())
@@ -124,10 +125,10 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
     ids = tuple(token_ids)
     if not ids:
         return "", ()
-    # Where the tokens' own texts, all whole characters, add up to the text of the whole, a detokenizer would give just them.
+    # If the tokens' own texts are whole characters and add up to the whole text, a detokenizer would return them.
     pieces = ["" if token_id in hidden else _alone(tokenizer, token_id) for token_id in ids]
     text = "".join(pieces)
-    if REPLACEMENT not in text and text == tokenizer.decode([token_id for token_id in ids if token_id not in hidden] if hidden else ids):
+    if REPLACEMENT not in text and text == of_tokenizer(tokenizer.decode, [token_id for token_id in ids if token_id not in hidden] if hidden else ids):
         return text, tuple(accumulate(map(len, pieces)))
     detokenizer = Detokenizer(tokenizer)
     pieces = ["" if token_id in hidden else detokenizer.feed(token_id) for token_id in ids]
@@ -136,24 +137,24 @@ def spell(tokenizer: Tokenizer, token_ids: Iterable[int], hidden: Collection[int
 
 @functools.lru_cache(maxsize=2**16)
 def added(tokenizer: Tokenizer, token_id: int) -> str | None:
-    """What a token adds to the text after any other, where the tokenizer can tell; None where it cannot.
+    """What a token adds to the text after any other; None if the tokenizer cannot tell.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> added(ToyTokenizer(), 97), added(ToyTokenizer(), 255)
     ('a', None)
     """
-    return tokenizer.piece(token_id) if isinstance(tokenizer, SpellsAlone) else None
+    return of_tokenizer(tokenizer.piece, token_id) if isinstance(tokenizer, SpellsAlone) else None
 
 
 @functools.lru_cache(maxsize=2**16)
 def _alone(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of one token by itself."""
-    return tokenizer.decode((token_id,))
+    return of_tokenizer(tokenizer.decode, (token_id,))
 
 
 @functools.lru_cache(maxsize=2**16)
 def _after(tokenizer: Tokenizer, before: int, token_id: int) -> str:
-    """What a token adds to the text after another one, where both are whole characters; empty where that takes a longer look."""
-    first, both = _alone(tokenizer, before), tokenizer.decode((before, token_id))
+    """What a token adds to the text after another one, if both are whole characters; else empty."""
+    first, both = _alone(tokenizer, before), of_tokenizer(tokenizer.decode, (before, token_id))
     whole = first and both.startswith(first) and REPLACEMENT not in both + _alone(tokenizer, token_id)
     return both[len(first) :] if whole else ""

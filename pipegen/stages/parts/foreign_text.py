@@ -1,16 +1,16 @@
-"""Foreign text: the strings of a request that the caller did not write, and marks that stand for their characters.
+"""Foreign text: the strings of a request that the caller did not write, and marks for their characters.
 
-Foreign are the user and tool turns, the assistant's earlier answers with their tool calls, names and ids of every turn, the definitions of tools, and the
-template's further variables (documents among them). System and developer turns are the caller's own. `ChatTemplateOptions.trust` names what else is.
+Foreign are user and tool turns, earlier answers with their tool calls, names and ids of all turns, definitions of tools, and the template's other variables
+(such as documents). System and developer turns are the caller's own, and so is what `ChatTemplateOptions.trust` names.
 
-A mark is a private-use character in the place of one that can be part of a control token. So a template trims, splits and joins marked text as any other,
-and whatever it does, a control token in the rendered text was not made of it.
+A mark is a private-use character that replaces one that can be part of a control token. Templates trim, split and join marked text like any other, so a
+control token in the rendered text was not made from it.
 
->>> said = Conversation([{"role": "user", "content": "say <s>"}], [], {})
->>> [(place, text) for place, text in foreign(said, ())]
+>>> conversation = Conversation([{"role": "user", "content": "say <s>"}], [], {})
+>>> foreign_strings(conversation, ())
 [('messages[0].content', 'say <s>')]
 >>> marks = choose_marks("<>", ["say <s>"])
->>> marked = rewrite_foreign(said, (), lambda text, place: marks.mark(text))
+>>> marked = rewrite_foreign(conversation, (), lambda text, path: marks.mark(text))
 >>> "<" in marked.messages[0]["content"], marks.put_back(marked.messages[0]["content"])
 (False, 'say <s>')
 """
@@ -21,54 +21,50 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from immutabledict import immutabledict
 
 from pipegen.records.fields import mapping, record
 
-__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign", "rewrite_foreign", "trusted_part"]
+__all__ = ["OWN", "Conversation", "Marks", "Rewrite", "choose_marks", "foreign_strings", "rewrite_foreign", "trusted_part"]
 
 OWN = frozenset({"system", "developer"})
-"""The turns that are the caller's own."""
+"""The roles whose turns are the caller's own."""
 Rewrite = Callable[[str, str], str]
 
 
 class Conversation(NamedTuple):
-    """What a template is called with, as plain dicts and lists."""
+    """The input of a template, as dicts and lists."""
 
     messages: list[dict[str, Any]]
     tools: list[Any]
     variables: dict[str, Any]
-    """The further variables of the template."""
+    """The other variables of the template."""
 
 
 @record
 class Marks:
-    """Private-use characters, each with the character that it stands for."""
+    """Private-use characters, each with the character that it replaces."""
 
-    originals: Annotated[immutabledict[str, str], mapping] = immutabledict()
-
-    if TYPE_CHECKING:  # any mapping is taken, and kept frozen
-
-        def __init__(self, *, originals: Mapping[str, str] = ...) -> None: ...
+    originals: Annotated[Mapping[str, str], mapping] = immutabledict()
 
     def only(self, characters: Collection[str]) -> Marks:
-        """Those of the marks that stand for one of the characters."""
+        """The marks that replace one of the characters."""
         return Marks(originals={mark: original for mark, original in self.originals.items() if original in characters})
 
     def mark(self, text: str) -> str:
-        """The text with a mark for each character that has one. The length stays."""
+        """The text with a mark for each character that has one; of the same length."""
         for mark, original, _ in _pairs(self.originals):
             text = text.replace(original, mark)
         return text
 
     def in_text(self, text: str) -> bool:
-        """Whether any mark is in the text, plain or escaped (as templates that write JSON may write it)."""
+        """Whether any mark is in the text, plain or as a JSON escape."""
         return any(mark in text or escaped in text for mark, _, escaped in _pairs(self.originals))
 
     def put_back(self, text: str) -> str:
-        """The text with every mark replaced by the character it stands for."""
+        """The text with every mark replaced by its character."""
         escapes = "\\u" in text
         if text.isascii() and not escapes:
             return text
@@ -79,7 +75,7 @@ class Marks:
 
 
 @functools.lru_cache(maxsize=64)
-def _pairs(originals: immutabledict[str, str]) -> tuple[tuple[str, str, str], ...]:
+def _pairs(originals: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     return tuple((mark, original, _escape(mark)) for mark, original in originals.items())
 
 
@@ -92,11 +88,11 @@ _ESCAPED = re.compile(r"\\u[0-9a-f]{4}")
 
 
 def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
-    """A mark for each of the characters; none is in the texts of `avoid`, escaped or not. None where private use has no more characters."""
-    held = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
-    if not held:
+    """A mark for each of the characters, none of which is in the texts of `avoid`, escaped or not; None if no private-use character is left."""
+    texts = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
+    if not texts:
         return _first_marks(frozenset(characters))
-    joined = "\0".join(held)
+    joined = "\0".join(texts)
     taken, escapes = frozenset(joined), frozenset(_ESCAPED.findall(joined))
     return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and _escape(mark)[:6] not in escapes))
 
@@ -112,55 +108,55 @@ def _first_marks(characters: frozenset[str]) -> Marks | None:
 
 def _marks(characters: frozenset[str], free: Iterator[str]) -> Marks | None:
     chosen = dict(zip(free, sorted(characters), strict=False))
-    return Marks(originals=immutabledict(chosen)) if len(chosen) == len(characters) else None
+    return Marks(originals=chosen) if len(chosen) == len(characters) else None
 
 
-def foreign(said: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
-    """Every foreign string with its place; `trust` holds roles whose words are not foreign, and "tools" or "template_kwargs" where those are not."""
+def foreign_strings(conversation: Conversation, trust: Collection[str]) -> list[tuple[str, str]]:
+    """Every foreign string with its path. `trust` has the roles that are not foreign, and "tools" or "template_kwargs" if those are not."""
     found: list[tuple[str, str]] = []
 
-    def note(text: str, place: str) -> str:
-        found.append((place, text))
+    def note(text: str, path: str) -> str:
+        found.append((path, text))
         return text
 
-    rewrite_foreign(said, trust, note)
+    rewrite_foreign(conversation, trust, note)
     return found
 
 
-def trusted_part(said: Conversation, trust: Collection[str]) -> Conversation:
-    """What of the conversation is trusted, some foreign text beside it."""
-    messages = [message for message in said.messages if message["role"] in trust]
-    return Conversation(messages, said.tools if "tools" in trust else [], said.variables if "template_kwargs" in trust else {})
+def trusted_part(conversation: Conversation, trust: Collection[str]) -> Conversation:
+    """The trusted parts of the conversation; they may contain some foreign text."""
+    messages = [message for message in conversation.messages if message["role"] in trust]
+    return Conversation(messages, conversation.tools if "tools" in trust else [], conversation.variables if "template_kwargs" in trust else {})
 
 
-def rewrite_foreign(said: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
-    """The same with every foreign string (keys too) passed through `rewrite`, which is called with the string and its place."""
+def rewrite_foreign(conversation: Conversation, trust: Collection[str], rewrite: Rewrite) -> Conversation:
+    """The conversation with every foreign string (keys too) passed through `rewrite`, which is called with the string and its path."""
     return Conversation(
-        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(said.messages)],
-        said.tools if "tools" in trust else _rewritten(said.tools, "tools", rewrite),
-        said.variables
+        [_message(message, f"messages[{row}]", trust, rewrite) for row, message in enumerate(conversation.messages)],
+        conversation.tools if "tools" in trust else _rewritten(conversation.tools, "tools", rewrite),
+        conversation.variables
         if "template_kwargs" in trust
-        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in said.variables.items()},
+        else {name: _rewritten(value, f"template_kwargs.{name}", rewrite) for name, value in conversation.variables.items()},
     )
 
 
-def _message(message: dict[str, Any], place: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
+def _message(message: dict[str, Any], path: str, trust: Collection[str], rewrite: Rewrite) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
-    extras = {key: _rewritten(value, f"{place}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
+    extras = {key: _rewritten(value, f"{path}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
     if role not in trust:
-        content = _parts(content, place, rewrite) if isinstance(content, list) else _rewritten(content, f"{place}.content", rewrite)
+        content = _parts(content, path, rewrite) if isinstance(content, list) else _rewritten(content, f"{path}.content", rewrite)
     return {"role": role, "content": content, **extras}
 
 
-def _parts(parts: list[Any], place: str, rewrite: Rewrite) -> list[Any]:
-    return [{**part, "text": rewrite(part["text"], f"{place}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
+def _parts(parts: list[Any], path: str, rewrite: Rewrite) -> list[Any]:
+    return [{**part, "text": rewrite(part["text"], f"{path}.content[{row}].text")} if part["type"] == "text" else part for row, part in enumerate(parts)]
 
 
-def _rewritten(value: Any, place: str, rewrite: Rewrite) -> Any:
+def _rewritten(value: Any, path: str, rewrite: Rewrite) -> Any:
     if isinstance(value, str):
-        return rewrite(value, place)
+        return rewrite(value, path)
     if isinstance(value, dict):
-        return {_rewritten(key, place, rewrite): _rewritten(entry, f"{place}.{key}", rewrite) for key, entry in value.items()}
-    return [_rewritten(entry, f"{place}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value
+        return {_rewritten(key, path, rewrite): _rewritten(entry, f"{path}.{key}", rewrite) for key, entry in value.items()}
+    return [_rewritten(entry, f"{path}[{row}]", rewrite) for row, entry in enumerate(value)] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """Whether a very long prompt can fit, before it is tokenised: a tokenizer takes over a hundred bytes of memory for each byte of text.
 
-Texts of up to `EXACT_BYTES` are left to the exact count. Longer ones are counted in pieces until they are over the limit; a piece may have a few tokens
-more than its part of the whole, which is allowed for, so that what is said is a lower bound.
+Texts of up to `EXACT_BYTES` are left to the exact count. Longer ones are counted in pieces until they exceed the limit. A cut may add a few tokens;
+these are subtracted, so the reported count is a lower bound.
 
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> check_length("word " * 500_000, ToyTokenizer(), 1000).message
@@ -12,13 +12,15 @@ True
 
 from __future__ import annotations
 
+from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import PromptTooLong
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.limits import UNCOUNTED_BYTES
 
 __all__ = ["EXACT_BYTES", "PIECE", "check_length"]
 
 EXACT_BYTES = 2**20
+UNCOUNTED_BYTES = 16 * 2**20
+"""The longest prompt, in bytes, for an engine whose token limit is unknown."""
 PIECE = 2**18
 """Characters tokenised at a time."""
 JOIN = 2**11
@@ -26,7 +28,7 @@ JOIN = 2**11
 
 
 def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTooLong | None:
-    """Why the text cannot fit into `limit` tokens; None where it may. Without a limit, why it is too long to be tokenised at all."""
+    """Why the text cannot fit into `limit` tokens, or None. Without a limit: why it is too long to be tokenised at all."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size <= EXACT_BYTES:
         return None
@@ -37,8 +39,8 @@ def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTo
         return PromptTooLong(0, 0, message=message, hint="shorten the prompt, or set max_prompt_tokens")
     tokens = 0
     for start in range(0, len(text), PIECE):
-        piece = text[start : start + PIECE].encode("utf-8", "replace").decode()  # half characters are refused later, in words
-        tokens += max(0, len(tokenizer.encode(piece)) - JOIN)
+        piece = text[start : start + PIECE].encode("utf-8", "replace").decode()  # half characters are rejected later
+        tokens += max(0, len(of_tokenizer(tokenizer.encode, piece)) - JOIN)
         if tokens > limit:
             return PromptTooLong(tokens, limit, message=f"the prompt has at least {tokens} tokens; the limit is {limit}", hint="shorten the prompt")
     return None

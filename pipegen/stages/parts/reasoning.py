@@ -15,22 +15,22 @@ __all__ = ["Reasoning", "reasoning_of", "thinking_unfinished"]
 
 
 class Reasoning(NamedTuple):
-    """A text in its two parts."""
+    """A text in two parts."""
 
     reasoning: str | None
-    """Without white space at its ends; None where there is none, and empty where it was opened and closed at once."""
+    """Stripped; None if there is none, and empty if it was opened and closed at once."""
     answer: str
-    """Empty where the reasoning did not end."""
+    """Empty if the reasoning did not end."""
     closed: bool
     """Whether the reasoning ended, if there is any."""
 
 
 def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, opened: bool = False) -> Reasoning:
-    """Split a text into reasoning and answer: ask this of `result.raw_text`, which no plugin trims.
+    """Split a text, such as `result.raw_text`, into reasoning and answer.
 
-    Reasoning stands at the start of the text, between `open` and the first `close`. A text with a `close` and no `open` before it is reasoning from its
-    start: there the chat template has written `open` at the end of the prompt. With `opened=True`, which says that it has, a text without `close` is
-    unfinished reasoning; otherwise nothing would tell it from an answer. An `open` further on in the text is part of the answer.
+    Reasoning is at the start of the text, between `open` and the first `close`. If there is a `close` and no `open` before it, the text is reasoning from its
+    start: the chat template wrote `open` at the end of the prompt. With `opened=True`, which says that it did, a text without `close` is unfinished
+    reasoning; otherwise it is the answer. An `open` later in the text is part of the answer.
 
     Raises `InvalidField` unless `open` and `close` are different strings and neither is blank.
 
@@ -43,7 +43,7 @@ def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, o
     """
     for word in (open, close):
         if not isinstance(word, str) or not word.strip() or open == close:
-            raise InvalidField(f"reasoning stands between two different words, neither of them blank, not between {open!r} and {close!r}")
+            raise InvalidField(f"reasoning is between two different strings that are not blank, not between {open!r} and {close!r}")
     begun = text.lstrip()
     written = begun.startswith(open)
     inside, found, answer = begun.removeprefix(open).partition(close)
@@ -55,8 +55,8 @@ def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, o
 
 
 def thinking_unfinished(finish: Finish, text: str, *, reasoning: str | None = None, prompt: str | None = None) -> bool:
-    r"""Whether the length ran out before the model began its answer: of its `text`, or of the `reasoning` that a server told apart. `prompt` is the rendered
-    prompt, which may open the reasoning.
+    r"""Whether the length limit ended the row before the answer began. `reasoning` is what a server returned separately; `prompt`, the rendered prompt, may
+    open the reasoning.
 
     >>> thinking_unfinished(Finish.LENGTH, "<think>Two and"), thinking_unfinished(Finish.LENGTH, "Two", prompt="<think>\n")
     (True, True)

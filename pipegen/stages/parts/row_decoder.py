@@ -1,31 +1,32 @@
-"""Follow one row while it is generated: what an engine halts by, at the very token, and what a stream shows.
+"""Decode one row token by token: ids in, text and ending out. The one way to end a row, used by every engine's loop and for whole answers.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.testing.toy import ToyTokenizer
 >>> toy = ToyTokenizer()
->>> follower = RowDecoder(resolve(GenerationOptions(stop=("END",))), toy, eos_token_ids=(257,))
->>> [follower.feed(token_id) for token_id in toy.encode("aEbEND")], follower.finish.value, follower.stop, follower.count
+>>> row = RowDecoder(resolve(GenerationOptions(stop=("END",))), toy, eos_token_ids=(257,))
+>>> [row.feed(token_id) for token_id in toy.encode("aEbEND")], row.finish.value, row.stop, row.count
 (['a', '', 'Eb', '', '', ''], 'stop_string', 'END', 6)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 
-from pipegen.core.errors import PluginFailed
+from pipegen.core.border import EXHAUSTED, report
+from pipegen.core.errors import GenerationError, PluginFailed, StageFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Finish
+from pipegen.records.results import Ending, Finish
 from pipegen.stages.decoding import hidden_ids
-from pipegen.stages.parts.detokenize import Detokenizer
-from pipegen.stages.parts.stop_safe_tokens import quiet_tokens
+from pipegen.stages.parts.detokenize import Detokenizer, added
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.stopping import ending_ids, endings, plan_stops, text_offset
 from pipegen.stages.trimming import Stripper
 
-__all__ = ["RowDecoder", "ending_ids", "feed_each"]
+__all__ = ["RowDecoder", "StopSafeTokens", "ending_ids", "feed_each", "stop_safe_tokens"]
 
 NONE: Mapping[int, str] = {}
 
@@ -33,9 +34,10 @@ NONE: Mapping[int, str] = {}
 class RowDecoder:
     """`decode` and `stop`, one token at a time, with the same text, finish, stop and count.
 
-    The joined pieces that `feed` and `close` give back are the text, stripped if the options ask for it, before any plugin trims it. With `text=False`
-    they are empty, and ids become text only where a stop string or a plugin needs it: tokens that can complete no stop are only kept (see `quiet`), and
-    looked at later, as far as a stop may reach back. `options` must be resolved, or `ValueError` is raised.
+    The joined pieces that `feed` and `close` return are the text, stripped if the options ask for it, before any plugin trims it. With `text=False` they
+    are empty, and ids become text only where a stop string or a plugin needs it: tokens that can complete no stop are only stored (see `stop_safe`) and
+    read later, as far as a stop may reach back. A tokenizer or a plugin that raises fails the row: see `failure`. Raises `ValueError` for options that
+    are not resolved.
     """
 
     def __init__(
@@ -50,26 +52,26 @@ class RowDecoder:
         """What ended it: the stop string, the stop token's id, or the plugin's name."""
         self.token_ids: list[int] = []
         """The generated tokens, the ending one included."""
-        self.failure: PluginFailed | None = None
-        """What a plugin did wrong while it watched; the row is then `ABORTED`."""
+        self.failure: GenerationError | None = None
+        """What a plugin or the tokenizer did wrong; the row is then `ABORTED`."""
         self._endings = endings(options, plan, eos_token_ids)
         self._min, self._max = options.min_new_tokens, options.max_new_tokens
-        self._watch = Watch(plugins)
+        self._watch, self._watched = Watch(plugins), tuple(plugin.name for plugin in plugins if plugin.feed is not None)
         self.reads = bool(text or plan.text or plan.raw or self._watch)
-        """Whether text bears on where the row ends, or is given out; else ids and their number tell all."""
+        """Whether text is returned or decides where the row ends; otherwise the ids and their number do."""
         self._shows = text
         self._halts_only = not (text or plan.raw or self._watch)  # then it is enough to know whether a stop string completes
         self._hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens) if self.reads else frozenset()
         self._text, self._stops = Detokenizer(tokenizer), StopScanner(plan.text)
         self._raw = _RawText(tokenizer, plan.raw) if plan.raw else None
         self._stripper = Stripper() if options.decode.strip_whitespace else None
-        self._pending, self._given = "", 0  # text not given out yet, and the length of what is
-        self._looked = 0  # so many tokens have been looked at
-        self._tokens = quiet_tokens(tokenizer, plan.text, frozenset(self._endings), skips_special=bool(self._hidden)) if self._halts_only else None
-        self.quiet: Mapping[int, str] = NONE
-        """Tokens that now need no look: while there are fewer than `room` tokens, these may also be put to `token_ids` without `feed`."""
-        self.room = self._max - 1
-        """How many tokens the row takes before the one that ends it anyway."""
+        self._pending, self._given = "", 0  # text not returned yet, and the length of the text that was
+        self._looked = 0  # how many tokens have been read
+        self._tokens = stop_safe_tokens(tokenizer, plan.text, frozenset(self._endings), skips_special=bool(self._hidden)) if self._halts_only else None
+        self.stop_safe: Mapping[int, str] = NONE
+        """Tokens that can complete no stop now: before the token at `last`, they may also be appended to `token_ids` without `feed`."""
+        self.last = self._max - 1
+        """The position of the token that ends the row by its length."""
         self._rest()
 
     @property
@@ -81,14 +83,31 @@ class RowDecoder:
         """The text that is final with this token. A row that has ended takes no more tokens and gives nothing."""
         if self.finish is not None:
             return ""
-        if self._tokens is not None and self.quiet is not NONE and len(self.token_ids) < self.room and self._tokens.takes(token_id):
+        try:
+            if self._tokens is not None and self.stop_safe is not NONE and len(self.token_ids) < self.last and self._tokens.takes(token_id):
+                self.token_ids.append(token_id)
+                return ""
+            self._catch_up()
             self.token_ids.append(token_id)
+            self._looked = len(self.token_ids)
+            shown = self._look(token_id)
+            self._rest()
+        except EXHAUSTED as raised:
+            return self._fail(raised)
+        return shown
+
+    def take(self, token_ids: Sequence[int]) -> str:
+        """`feed` for several tokens, up to the one that ends the row."""
+        ids, shown = self.token_ids, ""
+        if not self.reads and self.finish is None and len(ids) + len(token_ids) <= self.last and self._endings.keys().isdisjoint(token_ids):
+            ids += token_ids
+            self._looked = len(ids)
             return ""
-        self._catch_up()
-        self.token_ids.append(token_id)
-        self._looked = len(self.token_ids)
-        shown = self._look(token_id)
-        self._rest()
+        for token_id in token_ids:
+            if token_id in self.stop_safe and len(ids) < self.last:
+                ids.append(token_id)
+            elif self.finish is None:
+                shown += self.feed(token_id)
         return shown
 
     def _look(self, token_id: int) -> str:
@@ -105,15 +124,15 @@ class RowDecoder:
         return self._show(piece)
 
     def _rest(self) -> None:
-        """From here on quiet tokens need no look, if the row goes on and nothing is held back of what came before."""
+        """From here on stop-safe tokens are only stored, if the row goes on and nothing is held back of what came before."""
         rests = self._tokens is not None and self.finish is None and (not self.reads or self._text.settled)
-        self.quiet = self._tokens.pieces if rests and self._tokens is not None else NONE
+        self.stop_safe = self._tokens.pieces if rests and self._tokens is not None else NONE
 
     def _catch_up(self) -> None:
-        """Read of the tokens that were not looked at the characters that a stop may still need. As context of the next token the one before them does."""
+        """Read those characters of the stored tokens that a stop may still need. For the next token's context, the last token that was read will do."""
         reach, missing = [], 0 if self._tokens is None else self._tokens.longest - 1
         for place in range(len(self.token_ids) - 1, self._looked - 1, -1):
-            piece = self.quiet[self.token_ids[place]]
+            piece = self.stop_safe[self.token_ids[place]]
             reach.append(piece)
             missing -= len(piece)
             if missing <= 0:  # a stop that began before these would be complete within them
@@ -122,10 +141,27 @@ class RowDecoder:
             self._stops.meets(piece)
 
     def close(self, *, aborted: bool = False, halted: str | None = None) -> str:
-        """The row gets no more tokens: the engine gave up, or a plugin of its own (named by `halted`) ended it. Gives the text still held."""
+        """The row gets no more tokens: the engine gave up, or a plugin of its own (named by `halted`) ended it. Returns the text still held."""
         if self.finish is not None:
             return ""
-        return self._end(Finish.ABORTED if aborted or halted is None else Finish.PLUGIN, None if aborted else halted)
+        try:
+            return self._end(Finish.ABORTED if aborted or halted is None else Finish.PLUGIN, None if aborted else halted)
+        except EXHAUSTED as raised:
+            return self._fail(raised)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the row ended, for the stages after the engine, which then look for no stop again; None while it runs."""
+        if self.finish is None or self.failure is not None:
+            return None
+        cut = self.finish in (Finish.STOP_STRING, Finish.PLUGIN) and not self._halts_only
+        return Ending(finish=self.finish, stop=self.stop, length=self._given if cut else None, watched=self._watched)
+
+    def _fail(self, raised: Exception) -> str:
+        seen = report(raised)
+        self.stop_safe = NONE
+        self.finish, self.failure = Finish.ABORTED, StageFailed(f"the generated ids cannot be decoded: {seen.words}", stage="decode", incident=seen.incident)
+        return ""
 
     def _end(self, finish: Finish, stop: str | int | None, *, ending_id: int | None = None) -> str:
         """End the row, unless a stop string or a plugin ends it with this very token, or in what was held back of the last character."""
@@ -138,6 +174,7 @@ class RowDecoder:
         if self.finish is None:
             self.finish, self.stop = finish, stop
             piece += self._pending
+            self._given += len(self._pending)
         return self._show(piece)
 
     def _meet(self, piece: str) -> str:
@@ -172,23 +209,24 @@ class RowDecoder:
         return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)
 
 
-def feed_each(followers: Sequence[RowDecoder], token_ids: Sequence[int]) -> None:
-    """`feed` for several rows, one token each: a step of a batch. Most tokens are quiet, and cost a look into a table.
+def feed_each(rows: Sequence[RowDecoder], token_ids: Sequence[int]) -> list[str]:
+    """`feed` for several rows, one token each: a step of a batch. Most tokens are stop-safe, and cost one look-up.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> rows = [RowDecoder(resolve(GenerationOptions(stop=stop)), ToyTokenizer(), text=False) for stop in (("ab",), ("b",))]
-    >>> for token_id in b"xab":
-    ...     feed_each(rows, (token_id, token_id))
-    >>> [row.stop for row in rows]
-    ['ab', 'b']
+    >>> [feed_each(rows, (token_id, token_id)) for token_id in b"xab"][-1], [row.stop for row in rows]
+    (['', ''], ['ab', 'b'])
     """
-    for follower, token_id in zip(followers, token_ids, strict=True):
-        ids = follower.token_ids
-        if token_id in follower.quiet and len(ids) < follower.room:
+    shown: list[str] = []
+    for row, token_id in zip(rows, token_ids, strict=True):
+        ids = row.token_ids
+        if token_id in row.stop_safe and len(ids) < row.last:
             ids.append(token_id)
+            shown.append("")
         else:
-            follower.feed(token_id)
+            shown.append(row.feed(token_id))
+    return shown
 
 
 class _RawText:
@@ -213,3 +251,58 @@ class _RawText:
 
     def _offset(self, raw_offset: int) -> int:
         return text_offset(raw_offset, self._text_ends, self._raw_ends)
+
+
+class StopSafeTokens:
+    """The tokens seen so far that can complete no stop, whatever text came before, each with what it adds to the text: `pieces`.
+
+    A piece completes a stop only if it contains the stop, or begins as the stop ends. That is found out when a token first comes, and kept for all rows
+    with the same tokenizer and stops. Ids in `endings` are not stop-safe.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> toy = ToyTokenizer(merges=("ND of", "no"))
+    >>> tokens = stop_safe_tokens(toy, ("END",), frozenset(), skips_special=True)
+    >>> [tokens.takes(token_id) for token_id in toy.encode("no D END of")]
+    [True, True, False, True, True, False]
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Collection[str], endings: frozenset[int], hidden: frozenset[int]) -> None:
+        self.pieces: dict[int, str] = {}
+        self.longest = max(map(len, stops), default=0)
+        """Characters of the longest stop."""
+        self._stops, self._endings, self._hidden = tuple(stops), endings, hidden
+        self._last = {stop[-1] for stop in stops}
+        self._ends = tuple({stop[start:] for stop in stops for start in range(len(stop))})
+        self._tokenizer = tokenizer
+        self._others: set[int] = set()
+
+    def takes(self, token_id: int) -> bool:
+        """Whether the token is stop-safe; if it is, `pieces` has it from now on."""
+        if token_id in self.pieces:
+            return True
+        if token_id in self._others:
+            return False
+        piece = self._added(token_id)
+        if piece is None:
+            self._others.add(token_id)
+            return False
+        self.pieces[token_id] = piece
+        return True
+
+    def _added(self, token_id: int) -> str | None:
+        """What a stop-safe token adds; None for any other."""
+        if token_id in self._endings:
+            return None
+        if token_id in self._hidden or not self._stops:
+            return ""
+        piece = added(self._tokenizer, token_id)
+        return None if piece is None or self._completes(piece) else piece
+
+    def _completes(self, piece: str) -> bool:
+        return not self._last.isdisjoint(piece) and (piece.startswith(self._ends) or any(stop in piece for stop in self._stops))
+
+
+@functools.lru_cache(maxsize=64)  # each may hold a vocabulary
+def stop_safe_tokens(tokenizer: Tokenizer, stops: tuple[str, ...], endings: frozenset[int], *, skips_special: bool) -> StopSafeTokens:
+    """The stop-safe tokens of a tokenizer for these stops, the same object each time; `endings` are the ids that end a row by themselves."""
+    return StopSafeTokens(tokenizer, stops, endings, hidden_ids(tokenizer, skips_special))

@@ -1,4 +1,4 @@
-"""What a chat template does, found out by rendering small conversations, not assumed from its source.
+"""Find out what a chat template does by rendering small conversations.
 
 >>> from pipegen.testing.fake import ToyRenderer
 >>> honours_thinking(ToyRenderer(), None, immutabledict())
@@ -21,19 +21,20 @@ from pipegen.core.border import guard
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
+from pipegen.records.fields import thaw
 
-__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "thaw", "written_by"]
+__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "written_by"]
 
 _PROBE, _BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
-"""How a list of parts looks in the render of a template that takes strings only."""
+"""How a list of parts is rendered by a template that takes strings only."""
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What a template raises to refuse messages in words of its own."""
+    """The errors with which a template rejects messages."""
     try:
         from jinja2 import TemplateError
-    except ImportError:  # then no template was made of it
+    except ImportError:  # then there is no Jinja template
         return ()
     return (TemplateError,)
 
@@ -47,7 +48,7 @@ def call_template(
     variables: Mapping[str, Any],
     probes: bool = False,
 ) -> Slot[str]:
-    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing of that is logged: a template may refuse what it is tried with.
+    """Call the template once; `TemplateFailed` with what it raised. With `probes` nothing is logged: a template may reject a probe.
 
     >>> from pipegen.testing.fake import ToyRenderer
     >>> call_template(ToyRenderer(raises=TypeError("no")), [], template=None, variables={}).failure().message
@@ -62,7 +63,7 @@ def call_template(
 
 @functools.lru_cache(maxsize=32)
 def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, Any], thinking: bool) -> tuple[str | None, ...]:
-    """Harmless conversations rendered with the switch at `thinking`; None for each that the template refuses."""
+    """Harmless conversations rendered with `thinking`; None for each that the template rejects."""
     user = {"role": "user", "content": _content("user", renderer, template, more)}
     system = {"role": "system", "content": _content("system", renderer, template, more)}
     variables = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": thinking, **thaw(more)}
@@ -72,24 +73,21 @@ def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, A
 
 @functools.lru_cache(maxsize=32)
 def honours_thinking(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> bool:
-    """Whether the switch `enable_thinking` changes what the template writes; `more` are its further variables.
-
-    A template that refuses the probes does not honour it.
-    """
+    """Whether `enable_thinking` changes what the template writes; `more` are its other variables. False if it rejects the probes."""
     pairs = zip(_probes(renderer, template, more, True), _probes(renderer, template, more, False), strict=True)
     return any(on is not None and off is not None and on != off for on, off in pairs)
 
 
 @functools.lru_cache(maxsize=32)
 def written_by(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> str:
-    """Text that holds every control token that the template is known to write: its source, and its renders of harmless content."""
+    """The template's source and its renders of harmless content: text with every control token that it is known to write."""
     renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))
     return "\0".join(text for text in (template, renderer.template, *renders) if text)
 
 
 @functools.lru_cache(maxsize=128)
 def _takes(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> tuple[bool, bool]:
-    """Whether the template writes the content of this role when it is a string, and when it is a list of text parts."""
+    """Whether the template writes this role's content if it is a string, and if it is a list of text parts."""
     forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
     variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
     other = _BESIDE if role == "user" else _content("user", renderer, template, more)
@@ -116,10 +114,10 @@ def _content(role: str, renderer: Renderer, template: str | None, more: immutabl
 
 
 def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> dict[str, Any]:
-    """The plain message with its content in a form that the template writes.
+    """The message with its content in a form that the template writes.
 
-    Text parts are joined to a string where the template takes only strings, and a string becomes a text part where it takes only parts. Content
-    with images stays a list, and what the template takes stays as it is.
+    Text parts are joined to a string if the template takes only strings, and a string becomes a text part if it takes only parts. Content with images
+    stays a list.
     """
     content = message["content"]
     if isinstance(content, list) and all(part["type"] == "text" for part in content) and _takes(message["role"], renderer, template, more) == (True, False):
@@ -134,13 +132,13 @@ _NONE = immutabledict[str, Any]()
 
 
 def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
-    """Variables for probing the template in the place of a request's own: short, and the same for requests that differ in their documents only.
+    """Variables for probes: short, and the same for requests that differ only in their documents.
 
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
     immutabledict({'documents': (immutabledict({'text': 'x'}),), 'reasoning_effort': 'high'})
     """
     if not more:
-        return _NONE  # the same each time, so that what is remembered is found at once
+        return _NONE  # the same object, for fast look-ups in the caches
     return immutabledict({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
 
 
@@ -153,15 +151,15 @@ def _short(value: Any) -> Any:
 
 
 _FILLED = re.compile(r"%[-+ #0-9.]*[a-z]|%\(\w+\)[a-z]|\{[^{}]*\}")
-"""Where a string that formats takes in other words."""
+"""The place of a value in a format string."""
 _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 
 
 @functools.lru_cache(maxsize=32)
 def composes(source: str, tokens: Collection[str]) -> bool:
-    """Whether the template's source may put a control token together out of parts: some text in it ends in the beginning of one.
+    """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or `'<%s>' % key`: some text in it ends with the start of one.
 
-    Such as `'<' + key + '>'` and `'<%s>' % key`. Not where the role follows, which holds no words of others.
+    The role may follow: it is not foreign text.
 
     >>> composes("{{ '<' ~ key ~ '>' }}", frozenset({"<think>"})), composes("{{ '<|' + m.role + '|>' }}", frozenset({"<|user|>"}))
     (True, False)
@@ -184,9 +182,9 @@ def composes(source: str, tokens: Collection[str]) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def known_words(source: str) -> frozenset[str]:
-    """The words that the template looks for: its strings, and the names of entries. Whatever else it is given, it can only write.
+    """The words that the template may compare with: its strings, and the names of entries; any other text it can only write.
 
-    In lower case, since a template may change the case of a word before it looks: `type | upper == 'STRING'`.
+    In lower case, since a template may change the case first: `type | upper == 'STRING'`.
 
     >>> sorted(known_words("{% if m.name == 'Python' %}{{ m['type'] }}{% endif %}"))
     ['name', 'python', 'type']
@@ -197,30 +195,23 @@ def known_words(source: str) -> frozenset[str]:
 
 
 def _literals(source: str) -> Iterable[tuple[str, str]]:
-    """Each piece of text that a Jinja source holds, with what follows it."""
+    """Each literal text of a Jinja source, with the source after it."""
     tokens = _tokens(source)
     return ((text, "".join(after for _, after in tokens[row + 1 : row + 9])) for row, (kind, text) in enumerate(tokens) if kind in ("data", "string"))
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:
-    """A Jinja source in tokens, its strings as what they mean; none where there is no Jinja."""
+    """The tokens of a Jinja source, with strings unescaped; none without Jinja."""
     try:
         from jinja2 import Environment, TemplateError
     except ImportError:
         return []
     try:
         tokens = [(str(kind), str(text)) for _, kind, text in Environment().lex(source)]  # noqa: S701 - it renders nothing
-    except TemplateError:  # then it renders nothing
+    except TemplateError:  # then it does not render
         return []
     return [(kind, _unescaped(text[1:-1]) if kind == "string" else text) for kind, text in tokens]
 
 
 def _unescaped(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode("unicode-escape", "replace")
-
-
-def thaw(value: Any) -> Any:
-    """Frozen plain data as the dicts and lists that templates expect."""
-    if isinstance(value, Mapping):
-        return {key: thaw(entry) for key, entry in value.items()}
-    return [thaw(entry) for entry in value] if isinstance(value, (tuple, list)) else value

@@ -1,6 +1,4 @@
-"""Let the plugins of one row watch its text as it comes.
-
-The one rule: what a plugin does wrong fails its own row, as a `PluginFailed`, and nothing else.
+"""Let the plugins of one row watch its text. An error of a plugin fails its own row, as a `PluginFailed`.
 
 >>> from pipegen.engines.plugin import Plugin
 >>> brace = Plugin(name="brace", start=lambda: None, feed=lambda state, text: (state, text.index("}") + 1 if "}" in text else None))
@@ -30,24 +28,24 @@ T = TypeVar("T")
 
 
 class Halt(NamedTuple):
-    """The plugin of that name ends the row; `kept` characters of the text just fed still belong to the answer."""
+    """The plugin of that name ends the row; `kept` characters of the last text belong to the answer."""
 
     plugin: str
     kept: int
 
 
 def ask_plugin(plugin: Plugin, work: Callable[[], Result[T, PluginFailed]]) -> Result[T, PluginFailed]:
-    """What `work` makes of an answer of the plugin. What the plugin raises, and what its answer raises when it is read, is `PluginFailed`.
+    """The result of `work`, which calls the plugin and reads its answer; `PluginFailed` if either raises.
 
     >>> ask_plugin(Plugin(name="p"), lambda: Success(int("no"))).failure().message
     "plugin 'p' raised ValueError: invalid literal for int() with base 10: 'no'"
     """
-    asked = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
-    return asked.unwrap() if is_ok(asked) else Failure(asked.failure())
+    answer = guard(work, lambda raised: PluginFailed(f"plugin {plugin.name!r} raised {raised.words}", plugin=plugin.name, incident=raised.incident))
+    return answer.unwrap() if is_ok(answer) else Failure(answer.failure())
 
 
 def not_fed(answer: object) -> str:
-    """What to say of something that `feed` may not give.
+    """The message for a wrong return value of `feed`.
 
     >>> not_fed(None)
     'feed gave None, not the next state and how many characters are kept'
@@ -56,7 +54,7 @@ def not_fed(answer: object) -> str:
 
 
 class Watch:
-    """The states of the plugins that watch one row. It is false where no plugin watches."""
+    """The states of the plugins that watch one row; false if no plugin watches."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = tuple(plugin for plugin in plugins if plugin.feed is not None)
@@ -66,16 +64,16 @@ class Watch:
         return bool(self._plugins)
 
     def feed(self, text: str) -> Halt | PluginFailed | None:
-        """Show new text to every plugin. The first failure wins, then the first halt, in the plugins' order; empty text is not shown."""
+        """Pass new text to every plugin, unless it is empty. The first failure wins, then the first halt, in the plugins' order."""
         if not text or not self._plugins:
             return None
         halt: Halt | None = None
         states = self._states or [None] * len(self._plugins)
-        for place, plugin in enumerate(self._plugins):
-            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[place], begins=self._states is None))
+        for index, plugin in enumerate(self._plugins):
+            fed = ask_plugin(plugin, partial(_fed, plugin, text, states[index], begins=self._states is None))
             if not is_ok(fed):
                 return fed.failure()
-            states[place], kept = fed.unwrap()
+            states[index], kept = fed.unwrap()
             if kept is not None and halt is None:
                 halt = Halt(plugin.name, kept)
         self._states = states
@@ -83,7 +81,7 @@ class Watch:
 
 
 def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple[Any, int | None], PluginFailed]:
-    """Show the text to one plugin, which starts first where the row begins."""
+    """Pass the text to one plugin, which starts first if the row begins."""
     if begins and plugin.start is not None:
         state = plugin.start()
     answer: Any = plugin.feed(state, text) if plugin.feed is not None else (None, None)
@@ -91,6 +89,6 @@ def _fed(plugin: Plugin, text: str, state: Any, *, begins: bool) -> Result[tuple
         return Failure(PluginFailed(f"plugin {plugin.name!r}: {not_fed(answer)}", plugin=plugin.name))
     kept = answer[1]
     if kept is not None and (type(kept) is not int or not 0 <= kept <= len(text)):
-        words = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
-        return Failure(PluginFailed(words, plugin=plugin.name))
+        message = f"plugin {plugin.name!r} kept {printed(kept)}; feed takes None or 0 to {len(text)} characters of the new text"
+        return Failure(PluginFailed(message, plugin=plugin.name))
     return Success((answer[0], kept))

@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer
+
 import pipegen as pg
 from pipegen.backends.checkpoint.bounded_template import SIZE, SOURCE, TemplateTooLarge
 from pipegen.backends.checkpoint.tokenizers import HFRenderer
 from pipegen.testing.fake import FakeEngine
-from pipegen.testing.prompts import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer
 
 GROWING = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
 NESTED = GROWING.replace("STEP", "(ns.x, ns.x)")

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
 from pipegen.backends.checkpoint import tokenizer_file
@@ -17,7 +18,6 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.tokenizers import load_tokenizer
 from pipegen.records.fields import InvalidField
 from pipegen.records.results import ModelLoadConfig
-from pipegen.testing.prompts import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
 
 CHARACTERS = sorted(set("".join(tokenizer_file.PROBES + tokenizer_file.LEADING)) - {" "})
 

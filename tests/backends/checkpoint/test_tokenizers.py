@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from support.small_tokenizers import CHATML, INSTRUCT, chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.testing.prompts import CHATML, INSTRUCT, chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
 PREFIXES: list[Any] = ["first", "always", "normalizer"]

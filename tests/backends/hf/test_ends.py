@@ -12,8 +12,8 @@ from support.models import FAMILIES, encoded
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import StopOptions
 from pipegen.records.results import Encoded, Raw
-from pipegen.stages.decoding import decode
-from pipegen.stages.stopping import stop
+from pipegen.stages.decoding import decode_row
+from pipegen.stages.stopping import stop_row
 
 PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -28,7 +28,7 @@ def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
 
 
 def ended(engine: Any, raw: Raw) -> tuple[str, Any]:
-    decoded = decode(raw, engine.tokenizer, engine.eos_token_ids).bind(lambda read: stop(read, engine.tokenizer)).unwrap()
+    decoded = decode_row(raw, engine.tokenizer, engine.eos_token_ids).bind(lambda read: stop_row(read, engine.tokenizer)).unwrap()
     return decoded.finish.value, decoded.stop
 
 
@@ -61,7 +61,7 @@ def test_a_row_that_ends_early_has_its_own_count_and_no_padding(engine: Any) -> 
 def test_a_stop_string_over_several_tokens_halts_the_row_at_the_token_that_completes_it(family: str, engine_of: Callable[[str], Any]) -> None:  # A5, A13
     engine = engine_of(family)
     whole = raws(engine, [encoded(PROMPTS[0], max_new_tokens=24, stop=StopOptions(ignore_eos=True))])[0]
-    read = decode(whole, engine.tokenizer).unwrap()
+    read = decode_row(whole, engine.tokenizer).unwrap()
     wanted = read.text[read.text_ends[4] - 1 : read.text_ends[6]]
     made = next(count for count, end in enumerate(read.text_ends, 1) if end >= read.text.index(wanted) + len(wanted))
     halted = encoded(PROMPTS[0], max_new_tokens=24, stop=StopOptions(stop=(wanted,), ignore_eos=True))
@@ -81,7 +81,7 @@ def test_min_new_tokens_keeps_a_row_going(engine: Any) -> None:  # A19
 
 
 def test_a_stop_string_within_min_new_tokens_does_not_count(engine: Any) -> None:  # A19
-    read = decode(raws(engine, [encoded(PROMPTS[0], max_new_tokens=12, stop=StopOptions(ignore_eos=True))])[0], engine.tokenizer).unwrap()
+    read = decode_row(raws(engine, [encoded(PROMPTS[0], max_new_tokens=12, stop=StopOptions(ignore_eos=True))])[0], engine.tokenizer).unwrap()
     stops = StopOptions(stop=(read.text[: read.text_ends[2]],), ignore_eos=True)
     assert len(ids(engine, [encoded(PROMPTS[0], max_new_tokens=12, min_new_tokens=5, stop=stops)])[0]) > 5
 

@@ -14,7 +14,7 @@ from PIL import Image
 from support.vision_models import IMAGE_FAMILIES
 
 from pipegen.backends.hf.inputs import batch_inputs
-from pipegen.backends.hf.rows import Row
+from pipegen.backends.hf.rows import HFRow
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import route
@@ -97,7 +97,7 @@ def test_the_models_inputs_are_the_processors(family: str, engine_of: Callable[[
     monkeypatch.setattr(engine, "generate", generate)
     result = answers(engine, [request])[0]
     made = processor_of(engine, family)(text=[result.prompt_text], images=images_of(request), add_special_tokens=False, return_tensors="pt")
-    row = Row(0, sent[0], engine.tokenizer, engine.eos_token_ids, ())
+    row = HFRow(0, sent[0], engine.tokenizer, engine.eos_token_ids, ())
     ours = batch_inputs([row], engine._weights.model(), engine._checkpoint)
     assert set(ours) == set(made)
     for name, value in made.items():

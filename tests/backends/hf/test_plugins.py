@@ -15,7 +15,7 @@ from pipegen.engines.plugin import Plugin, RowContext
 from pipegen.engines.protocol import RowDone
 from pipegen.records.options import StopOptions
 from pipegen.records.results import Finish
-from pipegen.stages.decoding import decode
+from pipegen.stages.decoding import decode_row
 
 PROMPTS = [[60 + at, *range(70, 71 + 3 * at)] for at in range(8)]
 
@@ -87,7 +87,7 @@ def test_a_stopping_criterion_halts_its_row_and_no_other(after: int, engine: Any
         raw, server_side_stops = slot.unwrap(), len(PROMPTS[at]) % 2 == 1
         assert raw.token_ids == plain[at][: after if server_side_stops else 8]
         assert raw.halted == ("halting" if server_side_stops else None)
-        assert decode(raw, engine.tokenizer).unwrap().finish is (Finish.PLUGIN if server_side_stops else Finish.LENGTH)
+        assert decode_row(raw, engine.tokenizer).unwrap().finish is (Finish.PLUGIN if server_side_stops else Finish.LENGTH)
 
 
 def test_a_stopping_criterion_waits_for_min_new_tokens(engine: Any) -> None:  # A19
@@ -99,7 +99,7 @@ def test_a_watching_plugin_halts_the_engine_at_the_very_token(engine: Any) -> No
     plain = ids(engine, rows(max_new_tokens=24))
     watch = Plugin(name="six", start=lambda: 0, feed=lambda seen, text: (seen + len(text), len(text) if seen + len(text) >= 6 else None))
     for at, slot in enumerate(engine.with_plugin(watch).generate(rows(max_new_tokens=24))):
-        read = decode(slot.unwrap(), engine.tokenizer).unwrap()
+        read = decode_row(slot.unwrap(), engine.tokenizer).unwrap()
         assert read.raw.token_ids == plain[at][: len(read.raw.token_ids)]
         assert len(read.raw.token_ids) < 24
         assert (0, *read.text_ends)[-2] < 6 <= read.text_ends[-1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,6 +136,23 @@ def test_cancellation_at_a_random_moment_leaves_nothing_behind(wire: str, seed: 
             return len(asyncio.all_tasks()) - 1
 
     assert asyncio.run(cancelled()) <= 1  # at most the one that closes the connections
+
+
+def test_the_test_server_closes_every_connection_before_it_ends() -> None:
+    """Also one whose client reads nothing, so that its answer is not sent: on a loop that has ended, nobody would close it."""
+    gc.disable()  # which would close it some time later
+    try:
+        with contextlib.ExitStack() as left:
+            with FaultyServer(answers={"/large": (200, "x" * 10**7)}) as server:
+                client = left.enter_context(socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))))
+                client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+                assert client.recv(1)
+            client.settimeout(10.0)
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(2**20):
+                    pass
+    finally:
+        gc.enable()
 
 
 # H12

@@ -90,10 +90,12 @@ def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(wire: str, ids: t
 
 def test_a_server_that_clips_says_so_in_the_result() -> None:
     with FaultyServer(reply=lambda ids: [65, 66]) as server, route_to(server) as route:
-        from pipegen.backends.servers.rows import raw_of
+        from pipegen.backends.servers.rows import ServerRow
         from pipegen.backends.servers.wire import Completion
 
-        raw = raw_of(encoded((1,)), Completion(token_ids=(65, 66), finish="length"), 260, "x").unwrap()
+        row = ServerRow(encoded((1,)), ToyModel().tokenizer, (), (), "x")
+        row.take_piece(Completion(token_ids=(65, 66), finish="length"))
+        raw = row.slot().unwrap()
         assert (raw.encoded.options.max_new_tokens, raw.encoded.clipped_from) == (2, 512)
         result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
         assert result.finish is pg.Finish.ABORTED  # it stopped, and nothing of the ids says why
@@ -101,14 +103,12 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
 
 @pytest.mark.parametrize("ran", [(1, 2, 3), (1,), (1, 9), ()])
 def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
-    from pipegen.backends.servers.rows import Row, raw_of
+    from pipegen.backends.servers.rows import ServerRow
     from pipegen.backends.servers.wire import Completion
 
-    piece = Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)
-    row = Row(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
-    assert row.take(piece) == ()
-    for slot in (raw_of(encoded((1, 2)), piece, 260, "x"), row.slot()):
-        assert isinstance(slot.failure(), pg.MalformedResponse)
+    row = ServerRow(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
+    assert row.take_piece(Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)) is None
+    assert isinstance(row.slot().failure(), pg.MalformedResponse)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])

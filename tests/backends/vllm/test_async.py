@@ -40,7 +40,7 @@ def test_a_call_steps_for_those_that_run_beside_it(started: list[Any]) -> None:
 
     async def beside() -> None:
         first = running.astream([encoded([10], max_new_tokens=9)])
-        assert await anext(first) == TokensMade(row=0, token_ids=(11,))
+        assert await anext(first) == TokensMade(row=0, token_ids=(11,), text=",")
         assert made(await running.agenerate([encoded([20], max_new_tokens=4)])) == [(21, 22, 23, 24)]
         rest = [event async for event in first]
         assert [event.token_ids[0] for event in rest if isinstance(event, TokensMade)] == list(range(12, 20))

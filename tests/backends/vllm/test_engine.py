@@ -117,7 +117,7 @@ def test_rows_end_where_pipegen_says_and_vllm_hears_of_it(started: list[Any]) ->
 def test_calls_that_run_side_by_side_get_their_own_tokens(started: list[Any]) -> None:
     running = engine()
     first = running.stream([encoded([10], max_new_tokens=4)])
-    assert next(first) == TokensMade(row=0, token_ids=(11,))
+    assert next(first) == TokensMade(row=0, token_ids=(11,), text=",")
     assert made(running.generate([encoded([20], max_new_tokens=2)])) == [(21, 22)]
     rest = list(first)
     assert [event.token_ids for event in rest if isinstance(event, TokensMade)] == [(12,), (13,), (14,)]

@@ -65,7 +65,7 @@ def test_what_was_generated_is_parsed_by_the_same_renderer(engine: FakeEngine) -
     ("request_", "error", "words"),
     [
         (said("refuse"), pg.TemplateFailed, "Letters: no such turn"),
-        (said("Hi", enable_thinking=True), pg.UnsupportedOption, "Letters settles enable_thinking itself"),
+        (said("Hi", enable_thinking=True), pg.UnsupportedOption, "Letters sets enable_thinking itself"),
         ({"prompt": "What?", "images": [b"..."]}, pg.UnsupportedMultimodal, "without images"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, choose_marks, foreign, rewrite_foreign
+from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, choose_marks, foreign_strings, rewrite_foreign
 
 CALL = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {"key": "value"}}}
 SAID = Conversation(
@@ -22,7 +22,7 @@ SAID = Conversation(
 
 
 def words(trust: frozenset[str]) -> set[str]:
-    return {text for _, text in foreign(SAID, trust)}
+    return {text for _, text in foreign_strings(SAID, trust)}
 
 
 def test_everything_but_the_words_of_system_turns_is_foreign() -> None:
@@ -39,7 +39,7 @@ def test_what_is_trusted_is_not_foreign(carrier: str, gone: set[str]) -> None:
 
 
 def test_places_say_where_the_words_are() -> None:
-    places = {text: place for place, text in foreign(SAID, OWN)}
+    places = {text: place for place, text in foreign_strings(SAID, OWN)}
     assert places["part"] == "messages[1].content[0].text"
     assert places["value"] == "messages[2].tool_calls[0].function.arguments.key"
     assert places["document"] == "template_kwargs.documents[0].text"

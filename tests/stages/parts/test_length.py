@@ -6,8 +6,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import PromptTooLong
-from pipegen.records.limits import UNCOUNTED_BYTES
-from pipegen.stages.parts.length import EXACT_BYTES, PIECE, check_length
+from pipegen.stages.parts.length import EXACT_BYTES, PIECE, UNCOUNTED_BYTES, check_length
 from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 

@@ -18,10 +18,9 @@ from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt, Raw
-from pipegen.stages.decoding import decode
-from pipegen.stages.parts.row_decoder import RowDecoder, feed_each
-from pipegen.stages.parts.stop_safe_tokens import StopSafeTokens
-from pipegen.stages.stopping import cut, stop
+from pipegen.stages.decoding import decode_row
+from pipegen.stages.parts.row_decoder import RowDecoder, StopSafeTokens, feed_each
+from pipegen.stages.stopping import cut, stop_row
 from pipegen.testing.texts import stop_tuples, texts, token_ids, toy_tokenizers
 from pipegen.testing.toy import ToyTokenizer
 
@@ -153,27 +152,27 @@ def options_of(draw: st.DrawFn, stops: Sequence[str], count: int) -> GenerationO
 
 
 def ends_alike(tokenizer: Any, looking: Any, options: GenerationOptions, eos: tuple[int, ...], ids: Sequence[int]) -> None:
-    """The row with quiet tokens ends as one that looks at each does, token by token, and as the same row judged whole."""
-    quiet, stepped, all_of_them = (RowDecoder(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking))
+    """The row with stop_safe tokens ends as one that looks at each does, token by token, and as the same row judged whole."""
+    fed, stepped, all_of_them = (RowDecoder(options, one, eos, text=False) for one in (tokenizer, tokenizer, looking))
     for token_id in ids:
-        quiet.feed(token_id)
+        fed.feed(token_id)
         feed_each((stepped,), (token_id,))
         all_of_them.feed(token_id)
-        for one in (quiet, stepped):
+        for one in (fed, stepped):
             assert (one.finish, one.stop, one.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
-    for one in (quiet, stepped, all_of_them):
+    for one in (fed, stepped, all_of_them):
         one.close()
-    assert (quiet.finish, quiet.stop, quiet.count) == (stepped.finish, stepped.stop, stepped.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
+    assert (fed.finish, fed.stop, fed.count) == (stepped.finish, stepped.stop, stepped.count) == (all_of_them.finish, all_of_them.stop, all_of_them.count)
     encoded = Encoded(request=TextGenerationRequest(prompt="A"), options=options, prompt=Prompt(token_ids=(1,), compact_token_ids=(1,)))
     raw = Raw(encoded=encoded, token_ids=tuple(ids))
-    assert decode(raw, tokenizer, eos) == decode(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
-    judged = decode(raw, tokenizer, eos).bind(lambda decoded: stop(decoded, tokenizer)).unwrap()
-    assert (quiet.finish, quiet.stop, tuple(quiet.token_ids)) == (judged.finish, judged.stop, judged.raw.token_ids)
+    assert decode_row(raw, tokenizer, eos) == decode_row(raw, looking, eos)  # what the ending token adds is taken off the text where that is known
+    judged = decode_row(raw, tokenizer, eos).bind(lambda decoded: stop_row(decoded, tokenizer)).unwrap()
+    assert (fed.finish, fed.stop, tuple(fed.token_ids)) == (judged.finish, judged.stop, judged.raw.token_ids)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 @given(data=st.data())
-def test_a_row_that_skips_quiet_tokens_ends_as_one_that_looks_at_each(family: str, data: st.DataObject) -> None:
+def test_a_row_that_skips_stop_safe_tokens_ends_as_one_that_looks_at_each(family: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(family)
     options, ids = data.draw(rows_of(family))
     ends_alike(tokenizer, every_token(family), options, (tokenizer.special_tokens["</s>"],), ids)
@@ -201,7 +200,7 @@ def test_a_piece_is_what_the_token_adds_after_any_text(family: str, data: st.Dat
 @given(stop_tuples(min_size=1), texts(), texts().filter(bool))
 @example(("abc",), "a", "bcd")
 @example(("abc", "b"), "", "xbx")
-def test_a_quiet_token_completes_no_stop_and_any_other_does_after_some_text(stops: tuple[str, ...], before: str, piece: str) -> None:
+def test_a_stop_safe_token_completes_no_stop_and_any_other_does_after_some_text(stops: tuple[str, ...], before: str, piece: str) -> None:
     class OneToken(ToyTokenizer):
         def piece(self, token_id: int) -> str | None:
             return piece
@@ -215,19 +214,19 @@ def test_a_quiet_token_completes_no_stop_and_any_other_does_after_some_text(stop
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ordinary_tokens_of_the_common_families_are_quiet(family: str) -> None:
+def test_ordinary_tokens_of_the_common_families_are_stop_safe(family: str) -> None:
     tokenizer = tokenizer_of(family)
     row = RowDecoder(resolve(GenerationOptions(stop=("\nEND",), max_new_tokens=9)), tokenizer, (), text=False)
     ordinary = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.decode((token_id,)).strip() in ("a", "ab", "cab", "好", "👍")]
     row.feed(ordinary[0])
     feed_each((row,), ordinary[1:2])
     assert ordinary
-    assert all(row.feed(token_id) == "" and token_id in row.quiet for token_id in ordinary[2:6])
+    assert all(row.feed(token_id) == "" and token_id in row.stop_safe for token_id in ordinary[2:6])
     assert (row.finish, row.count) == (None, min(6, len(ordinary)))
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_where_a_tokenizer_is_not_known_to_work_token_by_token_no_token_is_quiet(family: str) -> None:
+def test_where_a_tokenizer_is_not_known_to_work_token_by_token_no_token_is_stop_safe(family: str) -> None:
     tokenizer = tokenizer_of(family)
     assert {tokenizer.piece(token_id) for token_id in range(tokenizer.vocab_size)} == {None}
 

@@ -1,0 +1,83 @@
+"""One row of a call, on any engine: what was generated for it, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from returns.result import Failure, Success
+
+from pipegen.core.errors import GenerationError, MalformedResponse
+from pipegen.core.slots import Slot
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
+from pipegen.stages.parts.row_decoder import RowDecoder
+
+__all__ = ["EngineRow", "newly_done", "other_prompt"]
+
+
+class EngineRow:
+    """A row that is followed token by token; `position` is its index among the call's inputs. With `text`, its tokens come with the text that is final."""
+
+    def __init__(
+        self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: Sequence[int], plugins: Sequence[Plugin], *, text: bool = False
+    ) -> None:
+        self.position, self.encoded, self.options = position, encoded, encoded.options
+        self.decoder = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins, text=text)
+        self.token_ids = self.decoder.token_ids
+        """What was generated so far."""
+        self.logprobs: list[TokenLogprob] = []
+        self.error: GenerationError | None = None
+        self.halted: str | None = None
+        """The plugin that ended the row by a hook of the engine's own."""
+        self.aborted = False
+        self.reported = False
+        """Whether the call has reported the row's end."""
+        self._text = text
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or self.decoder.finish is not None
+
+    def fail(self, error: GenerationError | None) -> None:
+        """End the row with this error, unless it has one already, or there is none."""
+        self.error = self.error or error
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> TokensMade | None:
+        """Append tokens, up to the one that ends the row; the event of those that belong to it, if any."""
+        began = len(self.token_ids)
+        shown = self.decoder.take(token_ids)
+        made = tuple(self.token_ids[began:])
+        if logprobs is not None:
+            self.logprobs += logprobs[: len(made)]
+        self.fail(self.decoder.failure)
+        return TokensMade(row=self.position, token_ids=made, text=shown if self._text else None) if made and self.error is None else None
+
+    def slot(self) -> Slot[Raw]:
+        """The finished row's answer."""
+        if self.error is None:
+            self.decoder.close(aborted=self.aborted, halted=self.halted)
+            self.fail(self.decoder.failure)
+        if self.error is not None:
+            return Failure(self.error)
+        logprobs, ids = tuple(self.logprobs) if self.options.logprobs else None, tuple(self.token_ids)
+        return Success(Raw(encoded=self.encoded, token_ids=ids, logprobs=logprobs, aborted=self.aborted, halted=self.halted, ending=self.decoder.ending))
+
+
+def newly_done(rows: Sequence[EngineRow]) -> Iterator[RowDone]:
+    """The ends that have not been reported yet."""
+    for row in rows:
+        if row.done and not row.reported:
+            row.reported = True
+            yield RowDone(row=row.position, slot=row.slot())
+
+
+def other_prompt(ids: Sequence[int] | None, prompt: Prompt, engine: str, hint: str) -> MalformedResponse | None:
+    """What is wrong where an engine says that it ran another prompt than pipegen's; None where it says nothing, or ran that one."""
+    if ids is None or tuple(ids) == prompt.token_ids:
+        return None
+    pairs = zip(ids, prompt.token_ids, strict=False)
+    first = next((position for position, (seen, wanted) in enumerate(pairs) if seen != wanted), min(len(ids), len(prompt.token_ids)))
+    words = f"{engine} ran a prompt of {len(ids)} tokens, which has {len(prompt.token_ids)} for pipegen; they differ from position {first} on"
+    return MalformedResponse(words, hint=f"{hint}; the answer was not used")

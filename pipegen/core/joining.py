@@ -1,0 +1,188 @@
+"""Stages one after another: what goes row by row, how samples are honoured, and what of a call may be shown.
+
+Where a stage that opens stands before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
+row goes its own way: a request that is made of an answer is made of each sample's answer. After the last stage that closes, the rows of each request are
+put together in its one slot. Where no stage closes, nothing is expanded, and the stage that opens refuses samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from returns.result import Success
+
+from pipegen.core.calls import Call, Row, Sampling, Steps
+from pipegen.core.errors import ContractError
+from pipegen.core.slots import Batch, Slot
+
+if TYPE_CHECKING:
+    from pipegen.core.pipe import Pipe
+
+__all__ = ["Joined", "counted", "relayed", "row_by_row"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
+    """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
+    slots = yield from pipe.steps(batch)
+    if len(slots) != len(batch):
+        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
+    return slots
+
+
+def relayed(steps: Steps[B], change: Callable[[Call], Call]) -> Steps[B]:
+    """The same steps, each call changed before it goes on."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send((yield change(wanted)))
+    except StopIteration as done:
+        returned: Batch[B] = done.value
+        return returned
+    finally:
+        steps.close()
+
+
+def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) -> Batch[Any]:
+    """Each row through all the stages before the next one begins; what lies between two stages is gone by then."""
+
+    def through(slot: Slot[Any]) -> Slot[Any]:
+        for stage in stages:
+            if not isinstance(slot, Success):
+                return slot
+            slot = stage(slot.unwrap())
+        return slot
+
+    return tuple([through(slot) for slot in batch])
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One stage, or several that go row by row, and what stands after it."""
+
+    stage: Pipe[Any, Any]
+    rows: tuple[Callable[[Any], Slot[Any]], ...]
+    """What the stages do to a row, where they look at each alone; `stage` is then the last of them."""
+    expands: bool
+    asks_later: bool
+    """Whether a stage that opens comes later."""
+    shown: bool
+    follow: Callable[[Any], Any] | None
+
+
+def _plan(parts: tuple[Pipe[Any, Any], ...]) -> tuple[_Turn, ...]:
+    turns: list[_Turn] = []
+    rows: list[Callable[[Any], Slot[Any]]] = []
+    for place, part in enumerate(parts):
+        rest = parts[place + 1 :]
+        ends = part.row is None or part.opens or part.closes or not rest or rest[0].row is None or rest[0].opens
+        rows += [part.row] if part.row is not None else []
+        if ends:
+            closes_later = any(later.closes for later in rest)
+            turns.append(
+                _Turn(
+                    stage=part,
+                    rows=tuple(rows),
+                    expands=part.opens and not part.closes and closes_later,
+                    asks_later=any(later.opens for later in rest),
+                    shown=all(later.keeps_text for later in rest),
+                    follow=next((later.follow for later in rest if later.follow is not None), None),
+                )
+            )
+            rows = []
+    return tuple(turns)
+
+
+class Joined:
+    """The steps of stages one after another."""
+
+    __slots__ = ("_turns", "parts")
+
+    def __init__(self, parts: tuple[Pipe[Any, Any], ...]) -> None:
+        self.parts, self._turns = parts, _plan(parts)
+
+    def __call__(self, batch: Batch[Any]) -> Steps[Any]:
+        samples = _Samples()
+        for turn in self._turns:
+            stage = turn.stage
+            if stage.opens and stage.sampling is not None:
+                batch = samples.begin(batch, stage.sampling, expands=turn.expands)
+            if turn.rows:
+                batch = row_by_row(turn.rows, batch)
+            else:
+                batch = yield from relayed(counted(stage, batch), lambda wanted, turn=turn: samples.placed(wanted, turn))  # type: ignore[misc]
+            if stage.closes and stage.sampling is not None:
+                batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
+        return batch
+
+
+class _Samples:
+    """Where each slot of the batch stands, once a request has become several rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] | None = None
+        """Of each slot its request and its sample; None while every request has one slot."""
+        self.requests: Sequence[Slot[Any] | None] = ()
+        """The requests as they were before they became rows; None where the rows hold answers to later ones."""
+        self.before: Batch[Any] | None = None
+        """Of each slot the answer that its request was made of, once there is one."""
+
+    def begin(self, batch: Batch[Any], rule: Sampling, *, expands: bool) -> Batch[Any]:
+        """Before a stage that opens: the batch with each request in as many rows as it asks for."""
+        if self.rows is None:
+            self.requests = batch
+        if not expands:
+            return batch
+        counts = [rule.count(slot) for slot in batch]
+        if all(count == 1 for count in counts):
+            return batch
+        return self._spread([[rule.sample(slot, sample, count) for sample in range(count)] for slot, count in zip(batch, counts, strict=True)])
+
+    def _spread(self, groups: Sequence[Sequence[Slot[Any]]]) -> Batch[Any]:
+        """A batch of each slot's rows. Their numbers count all the rows of a request."""
+        if any(len(group) > 1 for group in groups):
+            requests = range(len(groups)) if self.rows is None else [request for request, _ in self.rows]
+            seen: dict[int, int] = {}
+            rows: list[Row] = []
+            for request, group in zip(requests, groups, strict=True):
+                for _ in group:
+                    rows.append((request, seen.get(request, 0)))
+                    seen[request] = rows[-1][1] + 1
+            self.rows = rows
+            if self.before is not None:
+                self.before = tuple(slot for slot, group in zip(self.before, groups, strict=True) for _ in group)
+        return tuple(slot for group in groups for slot in group)
+
+    def end(self, batch: Batch[Any], rule: Sampling, *, whole: bool, last: bool) -> Batch[Any]:
+        """After a stage that closes: the batch with the rows of each request in its one slot, unless a stage to come asks an engine again.
+
+        `whole` says that the stage has put rows of its own together.
+        """
+        if whole and (self.rows is not None or not last):
+            batch = self._spread([rule.completions(slot) for slot in batch])
+        if self.before is not None:
+            batch = tuple(rule.link(slot, before) for slot, before in zip(batch, self.before, strict=True))
+        self.before = None if last else batch
+        if self.rows is None:
+            return batch
+        if not last:
+            self.requests = (None,) * len(self.requests)
+            return batch
+        groups: list[list[Slot[Any]]] = [[] for _ in self.requests]
+        for (request, _), slot in zip(self.rows, batch, strict=True):
+            groups[request].append(slot)
+        self.rows = None
+        return tuple(rule.gather(group, request) for group, request in zip(groups, self.requests, strict=True))
+
+    def placed(self, wanted: Call, turn: _Turn) -> Call:
+        """A call of the stage as the whole batch sees it."""
+        rows, shown = wanted.rows, wanted.shown and turn.shown
+        if self.rows is not None:
+            here, count = self.rows, len(self.rows)
+            rows = tuple((here[row][0], here[row][1] + count * sample) for row, sample in rows)
+            shown = shown and not turn.stage.opens
+        return replace(wanted, rows=rows, shown=shown, follow=wanted.follow or turn.follow)

@@ -1,0 +1,44 @@
+"""The rows of a job in the order of its input, at any time: finished ones with their slots, the others without.
+
+No engine is needed: the folder says which model and options the rows are of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from returns.result import Failure
+
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import pairs
+from pipegen.jobs.journal import SETTINGS, Finished, JournalError, read_settings
+from pipegen.jobs.keys import Keys
+from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.records.options import options_from
+from pipegen.records.plain import Request
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
+
+__all__ = ["finished_rows"]
+
+K = TypeVar("K")
+
+
+def finished_rows(
+    folder: str | os.PathLike[str], requests: Iterable[tuple[K, Request]], *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+) -> Iterator[tuple[K, Slot[GenerationResult] | None]]:
+    """For each pair of a key and a request of the job, in order: the key, and the slot; None where the request is not finished.
+
+    The options are those of the job's last run. A request that is refused before it is asked has its error. Raises `JournalError` where the folder is no
+    job's.
+    """
+    pairs(requests)
+    settings = read_settings(Path(folder))
+    if settings is None:
+        raise JournalError(f"{folder} has no {SETTINGS}: it is no job's folder")
+    with Finished(folder) as finished:
+        for row in rows_of(requests, finished, Keys(settings), options_from(settings["options"]), images, policy, again=retry_of("none")):
+            yield row.name, row.kept if is_ok(row.request) else Failure(row.request.failure())

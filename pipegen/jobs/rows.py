@@ -1,0 +1,97 @@
+"""The requests of a job, each with its key, and with its slot where it is finished."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core import errors
+from pipegen.core.errors import GenerationError, InternalError
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import pair, slot_of_request
+from pipegen.drivers.batch import prepare_batch
+from pipegen.io.jsonl import from_plain
+from pipegen.jobs.journal import Finished
+from pipegen.jobs.keys import Keys
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.options import GenerationOptions
+from pipegen.records.plain import Request, request_from
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
+
+__all__ = ["Again", "Row", "retry_of", "rows_of"]
+
+K = TypeVar("K")
+Again: TypeAlias = Callable[[GenerationError], bool]
+"""Whether a row that failed with this error is asked again."""
+_TOGETHER = 32
+"""Requests whose images are read side by side."""
+
+
+class Row(NamedTuple, Generic[K]):
+    """One request of the job: the caller's name for it, itself, its key, and its slot where it is finished."""
+
+    name: K
+    request: Slot[GenerationRequest]
+    key: str | None
+    """None where it failed before it had one: nothing is kept of it."""
+    kept: Slot[GenerationResult] | None
+
+
+def rows_of(
+    requests: Iterable[tuple[K, Request]],
+    finished: Finished,
+    keys: Keys,
+    options: GenerationOptions | None,
+    images: ImagePolicy | None,
+    policy: RequestPolicy | None,
+    *,
+    again: Again,
+) -> Iterator[Row[K]]:
+    """The rows of the requests, which are taken a few at a time. Their images are loaded; the run's options are part of the key alone."""
+    source = map(pair, requests)
+    while chunk := list(islice(source, _TOGETHER)):
+        own = [slot_of_request(request) if isinstance(request, Result) else _record(request) for _, request in chunk]
+        for (name, _), given, ready in zip(chunk, own, prepare_batch(own, options, images, policy), strict=True):
+            if not is_ok(ready):
+                yield Row(name, ready, None, None)
+                continue
+            key = keys.of(ready.unwrap())
+            request = dataclasses.replace(ready.unwrap(), options=given.unwrap().options)
+            yield Row(name, Success(request), key, _kept(finished, key, request.id, again))
+
+
+def _record(request: Any) -> Slot[GenerationRequest]:
+    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+
+
+def _kept(finished: Finished, key: str, id: str | None, again: Again) -> Slot[GenerationResult] | None:
+    """The row's slot, with this request's id, where it is finished and not to be asked again."""
+    values = finished.get(key)
+    if values is None:
+        return None
+    slot = from_plain(values)
+    if is_ok(slot):
+        return Success(dataclasses.replace(slot.unwrap(), id=id))
+    return None if again(slot.failure()) else Failure(slot.failure())
+
+
+def retry_of(retry: str) -> Again:
+    """Which errors are asked again: "retryable" ones, those of bugs among them, "all", "none", or one type by its name. Raises `InvalidField`.
+
+    >>> from pipegen.core.errors import Timeout
+    >>> [retry_of(retry)(Timeout("slow")) for retry in ("retryable", "all", "none", "Timeout", "BadImage")]
+    [True, True, False, True, False]
+    """
+    kinds = {name: getattr(errors, name) for name in errors.__all__ if name not in ("CallFailed", "ContractError")}
+    if retry in ("all", "none"):
+        return lambda error: retry == "all"
+    if retry == "retryable":
+        return lambda error: error.retryable or isinstance(error, InternalError)
+    if retry not in kinds:
+        raise InvalidField(f"retry takes retryable, all, none or a type of error, not {retry!r:.200}{nearest(retry, ['retryable', 'all', 'none', *kinds])}")
+    return lambda error: isinstance(error, kinds[retry])

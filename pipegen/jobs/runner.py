@@ -1,0 +1,225 @@
+"""A job: any number of requests, whose finished rows outlive the process.
+
+A row is written to the journal before it is given out. The same job again, in the same folder, gives out what is finished and asks for the rest. So a kill
+costs what was under way and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from pipegen.core.errors import ContractError
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
+from pipegen.drivers.mapping import imap_keyed
+from pipegen.io.jsonl import to_plain
+from pipegen.jobs.journal import Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.keys import Keys, changes, settings_of
+from pipegen.jobs.rows import Row, retry_of, rows_of
+from pipegen.records.options import GenerationOptions
+from pipegen.records.plain import Request
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
+
+__all__ = ["Job", "job", "job_keyed"]
+
+K = TypeVar("K")
+T = TypeVar("T")
+_WAITING = 4096
+"""Finished rows that may wait behind one that is asked for."""
+
+
+class _Run:
+    """A job under way: its journal, what its keys are made of, and the counts."""
+
+    def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
+        self.again = retry_of(retry)
+        settings = settings_of(route, options, version)
+        if restart:
+            _remove_rows(folder)
+        self.journal = Journal(folder)
+        try:
+            before = read_settings(folder)
+            if before is None and len(self.journal):
+                raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
+            self.changed = () if before is None else tuple(changes(before, settings))
+            if before is None or self.changed:
+                write_settings(folder, settings)
+        except BaseException:
+            self.journal.close()
+            raise
+        self.keys = Keys(settings)
+        self.before = len(self.journal)
+        self.finished = self.reused = self.failed = 0
+
+    def counted(self, row: Row[Any], slot: Slot[GenerationResult] | None = None) -> Slot[GenerationResult]:
+        """The slot of a row that is given out: a new one, or the one that was kept."""
+        given = row.kept if slot is None else slot
+        if given is None:
+            raise ContractError(f"the row {row.name!r} was to be given out before it had a slot")
+        self.finished += 1
+        self.reused += slot is None
+        self.failed += not is_ok(given)
+        return given
+
+
+class Job(Iterator[T], Generic[T]):
+    """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it, or use it as a context manager, to end it early."""
+
+    def __init__(self, run: _Run, slots: Generator[T, None, None]) -> None:
+        self._run, self._slots = run, slots
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __next__(self) -> T:
+        return next(self._slots)
+
+    @property
+    def before(self) -> int:
+        """Rows that were finished when the job began."""
+        return self._run.before
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What differs from the run before, in words, where none of its rows can be reused: another model or option."""
+        return self._run.changed
+
+    @property
+    def finished(self) -> int:
+        """Rows that were given out, failed ones too."""
+        return self._run.finished
+
+    @property
+    def reused(self) -> int:
+        """Those of them that were finished before this run."""
+        return self._run.reused
+
+    @property
+    def failed(self) -> int:
+        """Those of them that failed."""
+        return self._run.failed
+
+    def close(self) -> None:
+        """End the job; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        self._slots.close()
+        self._run.journal.close()
+
+
+def job(
+    route: Pipe[GenerationRequest, GenerationResult],
+    requests: Iterable[Request],
+    folder: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
+    window: int = 64,
+    ahead: int = 0,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    retry: str = "retryable",
+    version: str = "",
+    restart: bool = False,
+) -> Job[Slot[GenerationResult]]:
+    """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`: the same call again goes on where it stopped.
+
+    A row is known by its content: prompt, images, options, model and plugins. So the input may change between two runs; rows that are in both are asked
+    once. Rows that failed are asked again where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
+
+    version: what else the answers depend on, such as stages of your own; another version asks all rows again.
+    restart: begin anew; the rows that are finished are removed.
+
+    A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.
+
+    >>> import tempfile
+    >>> from pipegen.drivers.route import route
+    >>> from pipegen.testing.fake import FakeEngine
+    >>> engine, folder = FakeEngine("Hello<|im_end|>"), tempfile.mkdtemp()
+    >>> for _ in range(2):
+    ...     with job(route(engine), [{"prompt": "Hi"}, {"prompt": "Ho"}], folder) as running:
+    ...         texts = [slot.unwrap().text for slot in running]
+    ...     print(texts, running.reused, len(engine.calls))
+    ['Hello', 'Hello'] 0 1
+    ['Hello', 'Hello'] 2 1
+    """
+    require_iterable(requests)
+    keyed = ((None, request) for request in requests)
+    whole = job_keyed(route, keyed, folder, options, window=window, ahead=ahead, images=images, policy=policy, retry=retry, version=version, restart=restart)
+    return Job(whole._run, _slots(whole._slots))
+
+
+def job_keyed(
+    route: Pipe[GenerationRequest, GenerationResult],
+    requests: Iterable[tuple[K, Request]],
+    folder: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
+    window: int = 64,
+    ahead: int = 0,
+    images: ImagePolicy | None = None,
+    policy: RequestPolicy | None = None,
+    retry: str = "retryable",
+    version: str = "",
+    restart: bool = False,
+) -> Job[tuple[K, Slot[GenerationResult]]]:
+    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
+    chosen = check_run(route, options, images, policy)
+    pairs(requests)
+    run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
+    rows = rows_of(requests, run.journal, run.keys, chosen, images, policy, again=run.again)
+
+    def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
+        for row in rows:
+            if row.kept is not None:  # nothing is under way: finished rows are given out as they come
+                yield row.name, run.counted(row)
+                continue
+            waiting: deque[Row[K]] = deque()
+            asked = imap_keyed(
+                route, _unfinished(chain([row], rows), waiting), chosen, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=True
+            )
+            for one, slot in asked:
+                if one.key is not None:
+                    run.journal.append(one.key, to_plain(slot))
+                while (done := waiting.popleft()) is not one:
+                    yield done.name, run.counted(done)
+                yield one.name, run.counted(one, slot)
+            for done in waiting:
+                yield done.name, run.counted(done)
+        run.journal.close()
+
+    return Job(run, slots())
+
+
+def _unfinished(rows: Iterable[Row[K]], waiting: deque[Row[K]]) -> Iterator[tuple[Row[K], Slot[GenerationRequest]]]:
+    """The rows that are to be asked for, until too many finished ones wait behind them."""
+    for row in rows:
+        waiting.append(row)
+        if row.kept is None:
+            yield row, row.request
+        elif len(waiting) >= _WAITING:
+            return
+
+
+def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, None]) -> Generator[Slot[GenerationResult], None, None]:
+    with contextlib.closing(pairs_of_job):
+        for _, slot in pairs_of_job:
+            yield slot
+
+
+def _remove_rows(folder: Path) -> None:
+    """Begin anew. Raises `JournalError` for a folder that is no job's: nothing of it is removed."""
+    if not folder.is_dir():
+        return
+    if read_settings(folder) is None and any(folder.iterdir()):
+        raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
+    for path in folder.glob("results-*.jsonl"):
+        path.unlink()

@@ -1,0 +1,78 @@
+"""The images of requests, made ready for the model: equal ones of a batch once, and on a few threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from returns.result import Failure, Success
+
+from pipegen.core.border import EXHAUSTED, guard_slot, of_tokenizer
+from pipegen.core.errors import BadImage, InvalidRequest
+from pipegen.core.parallel import parallel
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import VlmPreprocessOptions
+from pipegen.records.results import PreparedImage, ResolvedRequest
+
+__all__ = ["Prepared", "image_tokens", "images_of", "prepare_images", "within"]
+
+T = TypeVar("T")
+
+_Image: TypeAlias = tuple[ImageSource, VlmPreprocessOptions]
+Prepared: TypeAlias = Mapping[_Image, Slot[PreparedImage]]
+"""Every image of a batch, once for each of the settings that are asked for."""
+
+
+def within(work: Callable[[], Slot[T]], what: str) -> Slot[T]:
+    """`work` for one row, which may be too large or nested too deep for it."""
+    return guard_slot(work, lambda raised: InvalidRequest(f"{what} cannot be made ready: {raised.words}", incident=raised.incident), only=EXHAUSTED)
+
+
+def prepare_images(jobs: Sequence[ResolvedRequest], engine: TokenEngine) -> Prepared:
+    """Every image of the jobs, prepared once for each of the settings that are asked for."""
+    wanted: dict[_Image, int] = {}
+    for job in jobs:
+        for index, source in enumerate(job.request.sources):
+            wanted.setdefault((source, _preprocess(job)), index)
+    if not wanted:
+        return {}
+
+    def prepared(item: tuple[_Image, int]) -> Slot[PreparedImage]:
+        (source, options), index = item
+        return within(lambda: engine.prepare_image(source, options, index), f"image {index}")
+
+    return dict(zip(wanted, parallel(prepared, [*wanted.items()]), strict=True))
+
+
+def images_of(job: ResolvedRequest, prepared: Prepared) -> Slot[tuple[PreparedImage, ...]]:
+    """The job's images, in order; the error of the first that could not be prepared."""
+    images: list[PreparedImage] = []
+    for index, source in enumerate(job.request.sources):
+        image = prepared[source, _preprocess(job)]
+        if not is_ok(image):
+            error = image.failure()
+            return Failure(dataclasses.replace(error, index=index) if isinstance(error, BadImage) else error)
+        images.append(image.unwrap())
+    return Success(tuple(images))
+
+
+def _preprocess(job: ResolvedRequest) -> VlmPreprocessOptions:
+    return job.options.preprocess or VlmPreprocessOptions()
+
+
+def image_tokens(images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> str:
+    """The added tokens that stand in a prompt for images, one after another: they steer, and so text that looks like them has to stay text.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> image_tokens((), ToyTokenizer(), "<|image_pad|>")
+    '<|image_pad|>'
+    """
+    if not image_placeholder or not images:
+        return image_placeholder or ""
+    ids = {number for image in images if image.expansion is not None for number in of_tokenizer(tokenizer.encode, image.expansion)}
+    tokens = sorted(token for token, number in tokenizer.control_tokens.items() if number in ids) if ids else []
+    return "\0".join(dict.fromkeys([image_placeholder, *tokens]))

@@ -1,0 +1,89 @@
+"""Several completions of one prompt: how a request becomes rows, and how their results are put together again.
+
+The rows share one prompt, and a route renders and encodes equal prompts of a batch once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.core.calls import Sampling
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.slots import Slot, is_ok, live
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import GenerationResult
+
+__all__ = ["SAMPLING", "derive_seed", "one_sample"]
+
+
+def derive_seed(seed: int, sample: int) -> int:
+    """The seed of one sample: the first has the request's own, the others one hashed from it, so that neighbouring seeds share no sample.
+
+    >>> derive_seed(7, 0)
+    7
+    >>> derive_seed(7, 1) == derive_seed(7, 1) != derive_seed(8, 1)
+    True
+    """
+    if sample == 0:
+        return seed
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:8], "big") >> 1
+
+
+def _count(slot: Slot[Any]) -> int:
+    request = slot.unwrap() if is_ok(slot) else None
+    options = request.options if isinstance(request, GenerationRequest) else None
+    return (options.samples if options is not None else None) or 1
+
+
+def one_sample(slot: Slot[GenerationRequest], sample: int, count: int) -> Slot[GenerationRequest]:
+    """The request of one of `count` samples, with its own seed."""
+    if count == 1:
+        return slot
+
+    def one(request: GenerationRequest) -> GenerationRequest:
+        options = request.options or GenerationOptions()
+        seed = None if options.seed is None else derive_seed(options.seed, sample)
+        return dataclasses.replace(request, options=dataclasses.replace(options, samples=1, seed=seed))
+
+    return slot.map(one)
+
+
+def _completions(slot: Slot[Any]) -> Sequence[Slot[Any]]:
+    result = slot.unwrap() if is_ok(slot) else None
+    return result.completions if isinstance(result, GenerationResult) else (slot,)
+
+
+def _gather(slots: Sequence[Slot[Any]], request: Slot[Any] | None) -> Slot[Any]:
+    """The first completion, with all of them in `.samples` and those that failed in `.failed_samples`; the first error, where none came through."""
+    results = live(slots)
+    if not results or len(slots) == 1:
+        return slots[0]
+    strange = next((result for result in results if not isinstance(result, GenerationResult)), None)
+    if strange is not None:
+        words = f"{len(slots)} samples came to {type(strange).__name__}, which has no room for more than one"
+        return Failure(UnsupportedOption(words, option="samples", hint="let the last stage give a GenerationResult, or ask for one sample at a time"))
+    failed = tuple((sample, slot.failure()) for sample, slot in enumerate(slots) if not is_ok(slot))
+    options = results[0].options
+    if request is not None:
+        asked = request.unwrap().options
+        options = dataclasses.replace(options, samples=len(slots), seed=None if asked is None else asked.seed)
+    return Success(dataclasses.replace(results[0], options=options, samples=results, failed_samples=failed))
+
+
+def _link(slot: Slot[Any], before: Slot[Any]) -> Slot[Any]:
+    """A result with the answer that its request was made of, and that answer's id where the request has none of its own."""
+    result, previous = (one.unwrap() if is_ok(one) else None for one in (slot, before))
+    if not isinstance(result, GenerationResult) or not isinstance(previous, GenerationResult):
+        return slot
+    linked: dict[str, Any] = {"previous": previous, "id": previous.id if result.id is None else result.id}
+    return Success(dataclasses.replace(result, **linked, samples=tuple([dataclasses.replace(sample, **linked) for sample in result.samples])))
+
+
+SAMPLING = Sampling(count=_count, sample=one_sample, completions=_completions, gather=_gather, link=_link)

@@ -1,0 +1,149 @@
+"""Resolve: a request's effective options, and whether the engine takes the request at all; needs no prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import cast
+
+from returns.result import Failure, Result, Success
+
+from pipegen.core.calls import Steps
+from pipegen.core.errors import (
+    BackendFailed,
+    CallFailed,
+    GenerationError,
+    InvalidRequest,
+    PluginFailed,
+    UnsupportedMultimodal,
+    UnsupportedOption,
+    UnsupportedPlugin,
+)
+from pipegen.core.pipe import Pipe, each
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.engines.capabilities import ENGINES, Capabilities, missing
+from pipegen.engines.names import shown
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
+from pipegen.records.fields import InvalidField
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, flat_values, resolve as resolve_options
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import ResolvedRequest
+from pipegen.stages.parts.samples import SAMPLING
+from pipegen.stages.parts.watching import ask_plugin
+from pipegen.stages.rendering import is_guarded
+
+__all__ = ["check_support", "resolve", "resolve_row"]
+
+
+def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
+    """The stage that gives every option its value, and refuses what the engine does not take; see `resolve_row` and `check_support`.
+
+    It opens samples: where a stage that closes them (`trim`) comes later in the pipe, a request that asks for several becomes as many rows here; otherwise it
+    is refused. Where the model's facts cannot be read, every request fails with the reason, so that a fallback sees it. The pipe owns its engine.
+    """
+
+    own: Callable[[GenerationRequest], Slot[ResolvedRequest]]
+    own, reads = (functools.partial(resolve_row, engine=engine), engine) if takes_tokens(engine) else (engine.resolve, None)
+
+    def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
+        job = own(request)
+        if not is_ok(job):
+            return job
+        count = job.unwrap().options.samples or 1
+        if count > 1:
+            words = f"samples={count} takes a pipe that puts them together: none of its stages does"
+            return Failure(UnsupportedOption(words, option="samples", hint="end it with pg.stages.trim(engine), or put it into pg.samples(...)"))
+        return check_support(job.unwrap(), engine.capabilities, engine.plugins)
+
+    rows = each("resolve", resolved)
+
+    def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
+        error = _unreadable(reads) if reads is not None and any(map(is_ok, batch)) else None
+        if error is not None:
+            return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
+        return (yield from rows.steps(batch))
+
+    return Pipe("resolve", steps, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine)))
+
+
+def _unreadable(engine: TokenEngine) -> GenerationError | None:
+    """Why the facts of the model cannot be read; needs no weights."""
+    try:
+        for name in ("capabilities", "tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config"):
+            getattr(engine, name)
+    except CallFailed as failure:
+        return failure.error
+    except InvalidField as refusal:
+        return BackendFailed(str(refusal), backend=engine.name, hint="correct the setting that the message names")
+    return None
+
+
+def resolve_row(request: GenerationRequest, engine: TokenEngine) -> Slot[ResolvedRequest]:
+    """The request with its effective options: what it says, then (only if asked) the checkpoint's settings, then pipegen's defaults."""
+    asked = request.options is not None and request.options.use_generation_config
+    try:
+        options = resolve_options(request.options, checkpoint=engine.generation_config) if asked else resolve_options(request.options)
+    except InvalidField as refusal:
+        return Failure(InvalidRequest(f"options: {refusal}"))
+    chat = options.chat or ChatTemplateOptions()
+    if request.prompt is not None and chat.control_tokens == "text" and not is_guarded(request, chat):
+        options = dataclasses.replace(options, chat=dataclasses.replace(chat, control_tokens=None))  # sent again, it is as little asked for
+    return Success(ResolvedRequest(request=request, options=options))
+
+
+_NEUTRAL = flat_values(resolve_options(GenerationOptions()))
+
+
+def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[ResolvedRequest]:
+    """Whether the engine takes this request at all; needs no prompt.
+
+    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
+    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
+    it raises or gives no reason in words).
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.requests import TextGenerationRequest
+    >>> job = ResolvedRequest(request=TextGenerationRequest(prompt="a"), options=resolve(GenerationOptions(no_repeat_ngram_size=2)))
+    >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
+    'no_repeat_ngram_size'
+    """
+    images = len(job.request.sources)
+    if images and "images" not in capabilities.honours:
+        because = f": {capabilities.reason}" if capabilities.reason else ""
+        return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}"))
+    if images and capabilities.max_images is not None and images > capabilities.max_images:
+        words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
+        return Failure(UnsupportedMultimodal(words))
+    for name in missing(_asked(job.options), capabilities):
+        others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
+        hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
+        if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
+            hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
+        return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
+    for plugin in plugins:
+        asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))
+        if not is_ok(asked):
+            return Failure(asked.failure())
+        if asked.unwrap() is not None:
+            return Failure(UnsupportedPlugin(f"plugin {plugin.name!r} does not fit this request: {asked.unwrap()}", plugin=plugin.name))
+    return Success(job)
+
+
+def _reason(plugin: Plugin, request: GenerationRequest) -> Result[str | None, PluginFailed]:
+    """Why the plugin does not take the request; None where it does."""
+    reason: object = plugin.refuses(request) if plugin.refuses is not None else None
+    if reason is None or isinstance(reason, str):
+        return Success(reason)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} refused with {type(reason).__name__}; refuses gives a reason or None", plugin=plugin.name))
+
+
+_EVERYWHERE = frozenset({"samples", "use_generation_config", "max_prompt_tokens", "on_overflow", "strip_whitespace", "skip_special_tokens", "max_new_tokens"})
+"""Options that pipegen itself carries out, whatever the engine."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _asked(options: GenerationOptions) -> tuple[str, ...]:
+    """The options that the engine itself has to honour: those that differ from the neutral default."""
+    return tuple(name for name, value in flat_values(options).items() if value is not None and value != _NEUTRAL[name] and name not in _EVERYWHERE)

@@ -1,0 +1,272 @@
+"""The journal: what a kill, a full disk and a second writer leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.jobs import journal as module
+from pipegen.jobs.journal import Journal, JournalError, new_file, read_settings, write_settings
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+def lines(folder: Path) -> list[bytes]:
+    return [line for path in sorted(folder.glob("results-*.jsonl")) for line in path.read_bytes().splitlines(keepends=True)]
+
+
+def test_rows_are_there_again(tmp_path: Path) -> None:
+    with Journal(tmp_path / "job") as journal:
+        journal.append(A, {"id": "é\u2028", "ok": True})
+        assert journal.get(A) == {"id": "é\u2028", "ok": True}
+        journal.append(A, {"id": "later"})
+    with Journal(tmp_path / "job") as journal:
+        assert (len(journal), journal.get(A), journal.get(B)) == (1, {"id": "later"}, None)
+
+
+@pytest.mark.parametrize("kept", range(60))
+def test_a_torn_last_line_is_cut_wherever_it_is_torn(tmp_path: Path, kept: int) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        journal.append(B, {"id": "b"})
+    path = tmp_path / "results-0001.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2 + kept][: len(whole)])
+    torn = len(whole) // 2 + kept < len(whole)
+    with Journal(tmp_path) as journal:
+        assert journal.get(A) == {"id": "a"}
+        assert journal.get(B) == (None if torn else {"id": "b"})
+        journal.append(C, {"id": "c"})
+    with Journal(tmp_path) as journal:
+        assert journal.get(C) == {"id": "c"}
+
+
+def test_a_long_torn_line_is_cut_too(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        journal.append(B, {"id": "b" * 300_000})
+    path = tmp_path / "results-0001.jsonl"
+    path.write_bytes(path.read_bytes()[:-2])
+    with Journal(tmp_path) as journal:
+        assert (journal.get(A), journal.get(B)) == ({"id": "a"}, None)
+
+
+@pytest.mark.parametrize("text", [b'{"id":"a"}\n', b"\n", b'{"key":"zz"}\n', b'{"key":"' + b"a" * 32 + b'","id"\n'])
+def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path: Path, text: bytes) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+    path = tmp_path / "results-0001.jsonl"
+    path.write_bytes(path.read_bytes() + text + path.read_bytes())
+    with pytest.raises(JournalError, match=r"results-0001\.jsonl, line 2"):
+        Journal(tmp_path)
+
+
+def test_a_foreign_last_line_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "results-0001.jsonl"
+    path.write_bytes(b"my own notes")
+    with pytest.raises(JournalError, match="last line"):
+        Journal(tmp_path)
+    assert path.read_bytes() == b"my own notes"
+
+
+def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> None:
+    with Journal(tmp_path) as first, Journal(tmp_path) as second:
+        first.append(A, {"id": "a"})
+        second.append(B, {"id": "b"})
+        assert [path.name for path in sorted(tmp_path.iterdir())] == ["results-0001.jsonl", "results-0002.jsonl"]
+        assert first.get(B) is None
+    with Journal(tmp_path) as both:
+        assert (both.get(A), both.get(B), len(both)) == ({"id": "a"}, {"id": "b"}, 2)
+
+
+def test_the_torn_line_of_a_writer_at_work_is_left_alone(tmp_path: Path) -> None:
+    with Journal(tmp_path) as first:
+        first.append(A, {"id": "a"})
+        with (tmp_path / "results-0001.jsonl").open("ab") as half:
+            half.write(b'{"key":"bb')
+        with Journal(tmp_path) as second:
+            assert (second.get(A), len(second)) == ({"id": "a"}, 1)
+    assert (tmp_path / "results-0001.jsonl").read_bytes().endswith(b'{"key":"bb')
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("taken", [0, 7])
+def test_a_write_that_fails_leaves_nothing_of_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, taken: int) -> None:
+    write = os.write
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        left = [taken]
+
+        def full(fd: int, data: bytes) -> int:
+            if left and left[0]:
+                return write(fd, data[: left.pop()])
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(JournalError, match=os.strerror(number)):
+                journal.append(B, {"id": "b"})
+        assert len(lines(tmp_path)) == 1
+        journal.append(C, {"id": "c"})
+    with Journal(tmp_path) as journal:
+        assert (journal.get(A), journal.get(B), journal.get(C)) == ({"id": "a"}, None, {"id": "c"})
+
+
+def test_a_row_that_can_neither_be_written_nor_taken_back_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    journal = Journal(tmp_path)
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, "no more")
+
+    taken = [9]
+
+    def half(fd: int, data: bytes) -> int:
+        return write(fd, data[: taken.pop()]) if taken else fail()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        patch.setattr(os, "ftruncate", fail)
+        with pytest.raises(JournalError):
+            journal.append(A, {"id": "a"})
+    with pytest.raises(JournalError, match="goes on"):
+        journal.append(B, {"id": "b"})
+    journal.close()
+    with Journal(tmp_path) as again:
+        assert len(again) == 0
+        again.append(B, {"id": "b"})
+    assert [line[8:40] for line in lines(tmp_path)] == [B.encode()]
+
+
+def test_interrupted_and_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = os.write, [0]
+
+    def slow(fd: int, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] % 2:
+            raise InterruptedError
+        return write(fd, data[:5])
+
+    with Journal(tmp_path) as journal, monkeypatch.context() as patch:
+        patch.setattr(os, "write", slow)
+        journal.append(A, {"id": "a"})
+    with Journal(tmp_path) as journal:
+        assert journal.get(A) == {"id": "a"}
+
+
+def test_what_is_written_is_synced_soon_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    synced, fsync, first = [0], os.fsync, threading.Event()
+
+    def count(fd: int) -> None:
+        synced[0] += 1
+        fsync(fd)
+        first.set()
+
+    journal = Journal(tmp_path, sync_every=3600)
+    monkeypatch.setattr(os, "fsync", count)
+    journal.append(A, {"id": "a"})
+    assert first.wait(60)
+    for _ in range(50):
+        journal.append(B, {"id": "b"})
+    assert synced == [1]
+    journal.close()
+    assert synced == [2]
+
+
+def test_a_sync_that_fails_is_told_at_the_next_row_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    tried = threading.Event()
+
+    def fail(fd: int) -> None:
+        tried.set()
+        raise OSError(errno.EIO, "the disk is gone")
+
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        journal.append(A, {"id": "a"})
+        assert tried.wait(60)
+        journal._syncing.join(60)
+        with pytest.raises(JournalError, match="the disk is gone"):
+            journal.append(B, {"id": "b"})
+        with pytest.raises(JournalError, match="the disk is gone"):
+            journal.close()
+    with Journal(tmp_path) as again:
+        assert again.get(A) == {"id": "a"}
+
+
+def test_what_cannot_be_a_journal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JournalError, match="there is no folder"):
+        Journal(tmp_path / "no" / "such")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be written"):
+        Journal(tmp_path / "file")
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        with pytest.raises(JournalError, match="Read-only file system"):
+            Journal(tmp_path / "job")
+
+
+def test_keys_of_the_same_beginning_are_told_apart(tmp_path: Path) -> None:
+    near = A[:15] + "f" * 17
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        assert journal.get(near) is None
+
+
+def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings(tmp_path) is None
+    write_settings(tmp_path, {"model": "a"})
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(JournalError, match="No space left"):
+                write_settings(tmp_path, {"model": "b"})
+    assert read_settings(tmp_path) == {"form": 1, "model": "a"}
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "not|no job"), ("[]", "another version"), ('{"form": 99}', "another version"), ("\udcff", "cannot be read")])
+def test_settings_of_others_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "job.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(JournalError, match=words):
+        read_settings(tmp_path)
+
+
+def test_a_new_file_has_the_rights_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with new_file(path) as stream:
+        stream.write(b"one")
+    rights = path.stat().st_mode & 0o777
+    assert rights & 0o600 == 0o600
+    path.chmod(0o640)
+    with new_file(path) as stream:
+        stream.write(b"two")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"two", 0o640)
+    (tmp_path / "link").symlink_to(path)
+    with new_file(tmp_path / "link") as stream:
+        stream.write(b"three")
+    assert ((tmp_path / "link").is_symlink(), path.read_bytes()) == (True, b"three")
+    assert module.SYNC_EVERY == 1.0
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(JournalError, match="no regular file"), new_file(path):
+            raise AssertionError("it is refused before anything is written")

@@ -1,0 +1,251 @@
+"""Jobs: what is finished is not asked again, whatever became of the input and of the process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.jobs.journal import JournalError
+from pipegen.jobs.runner import Job, job, job_keyed
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+PROMPTS = [f"prompt {number}" for number in range(10)]
+
+
+def echo(encoded: Encoded) -> str:
+    return f"re: {encoded.request.prompt}<|im_end|>"
+
+
+def asked(engine: FakeEngine) -> list[str]:
+    return [str(encoded.request.prompt) for call in engine.calls for encoded in call]
+
+
+def run(engine: FakeEngine, folder: Path, prompts: list[str], options: Any = None, **more: Any) -> tuple[list[str], Job[Any]]:
+    with job(pg.route(engine), [{"id": f"id {prompt}", "prompt": prompt} for prompt in prompts], folder, options, **more) as running:
+        return [slot.unwrap().text if pg.is_ok(slot) else type(slot.failure()).__name__ for slot in running], running
+
+
+def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    first, _ = run(engine, tmp_path / "job", PROMPTS)
+    again, running = run(engine, tmp_path / "job", PROMPTS)
+    assert first == again == [f"re: {prompt}" for prompt in PROMPTS]
+    assert (running.before, running.finished, running.reused, running.failed, len(asked(engine))) == (10, 10, 10, 0, 10)
+
+
+def test_a_job_that_was_left_early_goes_on(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    with job(pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, window=2) as running:
+        assert [next(running).unwrap().text for _ in range(3)] == [f"re: {prompt}" for prompt in PROMPTS[:3]]
+    texts, running = run(engine, tmp_path, PROMPTS, window=2)
+    assert texts == [f"re: {prompt}" for prompt in PROMPTS]
+    assert running.reused == 3
+    assert set(asked(engine)) == set(PROMPTS)
+    assert len(asked(engine)) == 11  # the fourth was under way in the second window, and its slot had not been taken
+
+
+def test_rows_are_known_by_content_wherever_they_stand(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS)
+    texts, running = run(engine, tmp_path, ["new one", *reversed(PROMPTS[2:]), "new two"])
+    assert texts == ["re: new one", *(f"re: {prompt}" for prompt in reversed(PROMPTS[2:])), "re: new two"]
+    assert (running.reused, asked(engine)[10:]) == (8, ["new one", "new two"])
+
+
+def test_a_result_has_the_id_of_the_request_that_asks_now(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    for name in ("first", "second", None):
+        with job(pg.route(engine), [{"id": name, "prompt": "Hi"}] if name else [{"prompt": "Hi"}], tmp_path) as running:
+            assert next(running).unwrap().id == name
+    assert len(asked(engine)) == 1
+
+
+def test_equal_requests_are_two_answers(tmp_path: Path) -> None:
+    texts = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
+    engine = FakeEngine(lambda encoded: next(texts))
+    first, _ = run(engine, tmp_path, ["Hi", "Hi"])
+    again, running = run(engine, tmp_path, ["Hi", "Hi", "Hi"])
+    assert (first, again, running.reused) == (["one", "two"], ["one", "two", "three"], 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"temperature": 0.7}, "temperature was None, is 0.7"), ({"stop": ["END"]}, r"stop was None, is \['END'\]"), ({"seed": 1}, "seed was None, is 1")],
+)
+def test_other_options_ask_again_and_say_so(tmp_path: Path, options: Mapping[str, Any], words: str) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS)
+    _, running = run(engine, tmp_path, PROMPTS, options)
+    assert (running.reused, len(asked(engine))) == (0, 20)
+    assert [re.search(words, change) is not None for change in running.changed] == [True]
+    _, running = run(engine, tmp_path, PROMPTS)
+    assert running.reused == 10
+
+
+def test_options_that_say_the_default_are_the_default(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS)
+    _, running = run(engine, tmp_path, PROMPTS, {"temperature": 0.0})
+    assert running.reused == 10
+
+
+def test_an_option_of_the_request_counts_as_one_of_the_run(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    with job(pg.route(engine), [{"prompt": "Hi", "options": {"temperature": 0.7}}], tmp_path) as running:
+        list(running)
+    _, running = run(engine, tmp_path, ["Hi"], {"temperature": 0.7})
+    assert running.reused == 1
+
+
+def test_another_model_plugin_or_version_asks_again(tmp_path: Path) -> None:
+    engines = [FakeEngine(echo), FakeEngine(echo, name="other")]
+    plugged = pg.attach(pg.route(engines[0]), pg.plugins.strip_prefix(["A:"]))
+    other = pg.attach(pg.route(engines[0]), pg.plugins.strip_prefix(["B:"]))
+    reused = []
+    for route, version in [(pg.route(engines[0]), ""), (pg.route(engines[1]), ""), (plugged, ""), (other, ""), (plugged, "2"), (plugged, "")]:
+        with job(route, [{"prompt": "Hi"}], tmp_path, version=version) as running:
+            list(running)
+        reused.append(running.reused)
+    assert reused == [0, 0, 0, 0, 0, 1]
+
+
+def test_the_same_model_on_another_engine_is_the_same_row(tmp_path: Path) -> None:
+    first, second = FakeEngine(echo, name="one"), FakeEngine(echo, name="two")
+    first.identity = second.identity = "the model"
+    run(first, tmp_path, PROMPTS[:5])
+    texts, running = run(second, tmp_path, PROMPTS)
+    assert (len(texts), running.reused, asked(second)) == (10, 5, PROMPTS[5:])
+
+
+def test_images_count_by_their_bytes(tmp_path: Path) -> None:
+    engine = FakeEngine("seen<|im_end|>")
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    reused = []
+    for file, data in [(files[0], b"one"), (files[1], b"one"), (files[0], b"two"), (files[0], b"one")]:
+        file.write_bytes(data)
+        request = {"messages": [{"role": "user", "content": [{"type": "image", "image": str(file)}, {"type": "text", "text": "What?"}]}]}
+        with job(pg.route(engine), [request], tmp_path / "job") as running:
+            assert next(running).unwrap().text == "seen"
+        reused.append(running.reused)
+    assert reused == [0, 1, 0, 1]
+
+
+def test_failed_rows_are_asked_again_as_retry_says(tmp_path: Path) -> None:
+    failures: dict[str, pg.GenerationError] = {PROMPTS[1]: pg.Timeout("slow"), PROMPTS[2]: pg.MalformedResponse("odd")}
+    engine = FakeEngine(lambda encoded: failures.get(str(encoded.request.prompt), echo(encoded)))
+    texts, running = run(engine, tmp_path, PROMPTS[:3])
+    assert (texts[1:], running.failed) == (["Timeout", "MalformedResponse"], 2)
+    retryable = [kind for kind in (pg.Timeout, pg.MalformedResponse) if kind.retryable]
+    for retry, again in [("none", 0), ("retryable", len(retryable)), ("all", 2), ("MalformedResponse", 1), ("Timeout", 1)]:
+        before = len(asked(engine))
+        texts, running = run(engine, tmp_path, PROMPTS[:3], retry=retry)
+        assert (len(asked(engine)) - before, running.reused, running.failed) == (again, 3 - again, 2), retry
+    failures.clear()
+    texts, running = run(engine, tmp_path, PROMPTS[:3], retry="all")
+    assert texts == [f"re: {prompt}" for prompt in PROMPTS[:3]]
+    texts, running = run(engine, tmp_path, PROMPTS[:3], retry="all")
+    assert running.reused == 3
+
+
+def test_a_wrong_retry_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(pg.InvalidField, match=r"retry takes .*did you mean 'Timeout'"):
+        job(pg.route(FakeEngine("")), [], tmp_path / "job", retry="Timeot")
+    assert not (tmp_path / "job").exists()
+
+
+def test_what_fails_before_it_has_a_key_is_looked_at_each_time(tmp_path: Path) -> None:
+    engine, image = FakeEngine("seen<|im_end|>"), tmp_path / "late.png"
+    requests = [{"messages": []}, {"messages": [{"role": "user", "content": [{"type": "image", "image": str(image)}]}]}]
+    for seen in (False, True):
+        with job(pg.route(engine), requests, tmp_path / "job", retry="none") as running:
+            slots = list(running)
+        assert [pg.is_ok(slot) for slot in slots] == [False, seen]
+        image.write_bytes(b"one")
+
+
+def test_a_bug_fails_its_row_and_is_asked_again(tmp_path: Path) -> None:
+    broken = [True]
+
+    def script(encoded: Encoded) -> str:
+        if broken[0] and encoded.request.prompt == PROMPTS[1]:
+            raise ZeroDivisionError("a bug")
+        return echo(encoded)
+
+    engine = FakeEngine(script)
+    texts, _ = run(engine, tmp_path, PROMPTS[:3])
+    assert texts == ["re: prompt 0", "InternalError", "re: prompt 2"]
+    broken[0] = False
+    texts, running = run(engine, tmp_path, PROMPTS[:3])
+    assert (texts, running.reused) == ([f"re: {prompt}" for prompt in PROMPTS[:3]], 2)
+
+
+def test_restart_begins_anew(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path / "job", PROMPTS)
+    _, running = run(engine, tmp_path / "job", PROMPTS, restart=True)
+    assert (running.before, running.reused, len(asked(engine))) == (0, 0, 20)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "results-0001.jsonl").write_text("mine")
+    for restart in (True, False):
+        with pytest.raises(JournalError, match=r"no job|last line"):
+            run(engine, tmp_path / "notes", PROMPTS, restart=restart)
+    assert (tmp_path / "notes" / "results-0001.jsonl").read_text() == "mine"
+
+
+def test_pairs_keep_their_names(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    for reused in (0, 2):
+        with job_keyed(pg.route(engine), [(("T", n), {"prompt": PROMPTS[n]}) for n in range(2)], tmp_path) as running:
+            assert [(name, slot.unwrap().text) for name, slot in running] == [(("T", 0), "re: prompt 0"), (("T", 1), "re: prompt 1")]
+        assert running.reused == reused
+
+
+def test_finished_rows_are_given_out_while_nothing_is_under_way(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS)
+    taken = []
+
+    def requests() -> Any:
+        for number in range(10**6):
+            taken.append(number)
+            yield {"prompt": PROMPTS[number % 10] if number < 10 else f"new {number}"}
+
+    with job(pg.route(engine), requests(), tmp_path) as running:
+        next(running)
+        assert len(taken) <= 64
+
+
+def test_samples_logprobs_and_tries_come_back_as_they_were(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    route = pg.fallback(pg.route(FakeEngine(lambda encoded: pg.Timeout("slow"), name="first")), pg.route(engine), when=pg.Timeout)
+    slots = []
+    for _ in range(2):
+        with job(route, [{"prompt": "Hi", "options": {"samples": 3, "temperature": 1.0, "seed": 5}}], tmp_path) as running:
+            slots.append(next(running))
+    assert slots[0] == slots[1]
+    assert (len(slots[1].unwrap().samples), running.reused) == (3, 1)
+    assert isinstance(slots[1].unwrap().tried[0], pg.Timeout)
+
+
+def test_one_request_for_many_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not one dict"):
+        job(pg.route(FakeEngine("")), {"prompt": "Hi"}, tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_rows_of_a_job_can_be_had_at_any_time_without_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:4], {"max_new_tokens": 99})
+    asked_for = [("gone", {"prompt": ""}), *((prompt, {"id": "now", "prompt": prompt}) for prompt in reversed(PROMPTS[2:6]))]
+    rows = dict(pg.finished_rows(tmp_path, [*asked_for, ("bad", {"messages": []})]))
+    assert [name for name, slot in rows.items() if slot is None] == ["gone", PROMPTS[5], PROMPTS[4]]
+    assert [rows[prompt].unwrap().text for prompt in (PROMPTS[3], PROMPTS[2])] == ["re: prompt 3", "re: prompt 2"]  # type: ignore[union-attr]
+    assert isinstance(rows["bad"].failure(), pg.InvalidRequest)  # type: ignore[union-attr]
+    assert len(engine.calls) == 1
+    with pytest.raises(JournalError, match=r"has no job\.json"):
+        list(pg.finished_rows(tmp_path / "nothing", []))

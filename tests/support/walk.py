@@ -1,0 +1,103 @@
+"""How many files and functions of pipegen one request goes through, once everything is warm: `python -m support.walk`, from the folder `tests`.
+
+CONTRIBUTING.md holds the counts, and tests/test_walk.py fails when one of them grows by a third.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pipegen as pg
+
+__all__ = ["WALKS", "Walk", "walk_of"]
+
+ROOT = str(Path(pg.__file__).parent)
+TEXT: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 1 to 3."}], "options": {"max_new_tokens": 4}}
+
+
+class Walk:
+    """The code that was called while it was counting, in every thread that was started after it was made."""
+
+    def __init__(self) -> None:
+        self.counting = False
+        self.seen: set[CodeType] = set()
+
+    def see(self, frame: FrameType, event: str, argument: object) -> None:
+        if self.counting and event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            self.seen.add(frame.f_code)
+
+    @property
+    def functions(self) -> set[tuple[str, str]]:
+        """Files and names of what was called; what comprehensions and lambdas call counts with the function that they are in. The test server is left out."""
+        called = {(code.co_filename.removeprefix(ROOT).lstrip("/\\"), code.co_qualname.partition(".<locals>.<")[0]) for code in self.seen}
+        return {(file, name) for file, name in called if not file.startswith("testing") and not name.startswith("<")}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Files, functions."""
+        return len({file for file, _ in self.functions}), len(self.functions)
+
+
+@contextmanager
+def _profiled(walk: Walk) -> Iterator[None]:
+    before = sys.getprofile(), threading.getprofile()
+    threading.setprofile(walk.see)
+    sys.setprofile(walk.see)
+    try:
+        yield
+    finally:
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])  # type: ignore[arg-type]  # None takes it away
+
+
+def walk_of(name: str) -> Walk:
+    """The way of one request, asked a second time."""
+    walk = Walk()
+    with _profiled(walk), WALKS[name]() as ask:
+        ask()
+        walk.counting = True
+        ask()
+        walk.counting = False
+    return walk
+
+
+@contextmanager
+def _text() -> Iterator[Callable[[], object]]:
+    with pg.backends.hf("embedded") as route:
+        yield lambda: pg.run(route, [TEXT])[0].unwrap()
+
+
+@contextmanager
+def _served() -> Iterator[Callable[[], object]]:
+    from pipegen.testing.faulty import FaultyServer
+
+    with FaultyServer() as server, pg.backends.vllm_server("embedded", base_url=server.url) as route:
+        yield lambda: pg.run(route, [TEXT])[0].unwrap()
+
+
+@contextmanager
+def _image_error() -> Iterator[Callable[[], object]]:
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(written, "PNG")
+    broken = {"prompt": "What is it?", "images": [written.getvalue()[:-40]]}
+    with pg.backends.hf("embedded") as route:
+        yield lambda: pg.run(route, [broken])[0].failure()
+
+
+WALKS = {"text": _text, "server": _served, "image error": _image_error}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or WALKS:
+        walk = walk_of(name)
+        print(name, *walk.counts)
+        for file, function in sorted(walk.functions) if len(sys.argv) > 1 else ():
+            print("  ", file, function)
