@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import pipegen.records.options
 from pipegen.config.chat_fields import field_help, passed_on
-from pipegen.config.keys import ALIASES, KEYS, TYPES
-from pipegen.config.schema import field_words, schema
+from pipegen.config.keys import KEYS, TYPES
+from pipegen.config.schema import schema
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
-from pipegen.records.options import DEFAULTS, GenerationOptions, flat_values
+from pipegen.records.option_records import GROUPS, GenerationOptions
+from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 
 PAGES = Path(__file__).parent
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
-NESTED = {
-    "stop": "StopOptions",
-    "decode": "DecodeOptions",
-    "chat": "ChatTemplateOptions",
-    "preprocess": "VlmPreprocessOptions",
-    "structured": "StructuredOptions",
-}
 
 
-def shown_type(hint: str) -> str:
-    """What a field takes, in the words of the reader: without its check and without None."""
-    inner = re.sub(r"^Annotated\[(.*?), \w+(\(.*\))?\]$", r"\1", hint).removesuffix(" | None")
-    return re.sub(r"^Literal\[(.*)\]$", lambda found: " or ".join(found.group(1).split(", ")), inner).replace("Mapping[str, Any]", "mapping").replace("|", "or")
+def shown_type(hint: Any) -> str:
+    """What a field takes, in words for a reader, without `None`."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(shown_type(one) for one in get_args(hint) if one is not NoneType)
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return "mapping" if get_origin(hint) is Mapping else str(hint) if get_args(hint) else str(hint.__name__)
 
 
 def options_table() -> str:
     """One row for each option."""
-    defaults, rows = flat_values(DEFAULTS), ["| option, its type and default | |", "| --- | --- |"]
-    groups = [("", GenerationOptions), *((name, getattr(pipegen.records.options, kind)) for name, kind in NESTED.items())]
-    for group, kind in groups:
-        words = field_words(kind)
-        for field in dataclasses.fields(kind):
-            if field.name in NESTED and not group:
-                continue
-            default = defaults[field.name]
-            shown = "" if default is None else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
-            name = f"{group}.{field.name}" if group else field.name
-            rows.append(f"| `{name}`<br>{shown_type(str(field.type))}{shown} | {words[field.name]} |")
+    rows = ["| option, its type and default | |", "| --- | --- |"]
+    for name, entry in OPTIONS.items():
+        kind, default = GROUPS.get(entry.group, GenerationOptions), entry.row.default
+        shown = "" if default is None else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
+        full = f"{entry.group}.{name}" if entry.group else name
+        rows.append(f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |")
     return "\n".join(rows)
 
 
@@ -62,9 +54,9 @@ def capabilities_table() -> str:
 def keys_table() -> str:
     """The keys that a backend takes in a file."""
     rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
-    rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
-    rows += [f"| `{name}` | {', '.join(key.constructors)} | {key.words} |" for name, key in KEYS.items()]
-    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in ALIASES.items())]
+    rows = ["| type | meaning |", "| --- | --- |", *rows, "", "| key | taken by | meaning |", "| --- | --- | --- |"]
+    rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
+    rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items())]
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, dialects in passed_on().items():
         groups.setdefault(dialects, []).append(f"`{name}`")
@@ -77,7 +69,7 @@ SCHEMA = Path(str(resources.files("pipegen.config"))) / "chat.schema.json"
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with what stands between its two markers replaced."""
+    """The page with what is between its two markers replaced."""
     before, rest = page.split("<!-- table -->\n", 1)
     after = rest.split("<!-- end of table -->", 1)[1]
     return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"

@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
     from pipegen.drivers.streaming import Delta, Done, astream, stream
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
+    from pipegen.engines.settings import ModelLoadConfig
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
     from pipegen.jobs.export import finished_rows
     from pipegen.jobs.journal import JournalError
@@ -53,7 +54,7 @@ if typing.TYPE_CHECKING:
     from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
     from pipegen.records.plain import request_from
     from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
-    from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig, TokenLogprob
+    from pipegen.records.results import Finish, GenerationResult, TokenLogprob
     from pipegen.stages.stopping import cut
 
 __all__ = [
@@ -168,7 +169,8 @@ _HOMES = {
         "pipegen.core.fallback": "fallback",
         "pipegen.core.pipe": "Pipe call each identity pure",
         "pipegen.engines.plugin": "Plugin",
-        "pipegen.records.results": "Finish GenerationResult ModelLoadConfig TokenLogprob",
+        "pipegen.engines.settings": "ModelLoadConfig",
+        "pipegen.records.results": "Finish GenerationResult TokenLogprob",
         "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",

@@ -94,9 +94,9 @@ def changed(answers: list[Any], changes: list[tuple[int, str, Any]]) -> list[Any
 
 def route_for(engine: str, way: str) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.sglang import SGLANG
     from pipegen.backends.servers.vllm import VLLM
+    from pipegen.engines.settings import ServerSettings
 
     backends: Any = pg.backends
     if way == "chat":

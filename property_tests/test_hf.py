@@ -20,9 +20,10 @@ from support.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
 from pipegen.backends.hf.engine import HFEngine  # noqa: E402
 from pipegen.backends.hf.plan import SPARE, Cost, order, plan, restored  # noqa: E402
 from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: E402
+from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
 from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
-from pipegen.records.results import Encoded, ModelLoadConfig  # noqa: E402
+from pipegen.records.results import Encoded  # noqa: E402
 from pipegen.testing.image_files import image_file  # noqa: E402
 
 FEW = settings(max_examples=max(5, settings().max_examples // 12))

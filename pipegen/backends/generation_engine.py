@@ -9,9 +9,10 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.records.results import GenerationResult, ModelLoadConfig
+from pipegen.records.results import GenerationResult
 
 __all__ = ["GenerationEngine"]
 

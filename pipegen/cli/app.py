@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from pipegen.cli.flags import with_option_flags
+from pipegen.cli.flags import with_flags
+from pipegen.config.keys import TYPES
 
 __all__ = ["app"]
 
@@ -38,8 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FILES, MODEL, SERVER, FOLDER = "Input and output", "Model", "Server", "A folder of images"
-BACKENDS = ("hf", "vllm", "vllm_server", "sglang_server", "openai (chat), or with --base-url vllm or sglang (chat, with what they add)")
+FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images"
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -91,17 +91,18 @@ def _root(
 
 
 @app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
-@with_option_flags
+@with_flags
 def generate(
     source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of images.")],
-    flags: dict[str, Any],
+    options: dict[str, Any],
+    settings: dict[str, Any],
     model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags.", rich_help_panel=MODEL)
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
-    options: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
+    options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
     retry: Annotated[
@@ -130,8 +131,17 @@ def generate(
     sidecar: Annotated[
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its image: a.png, a.txt.", rich_help_panel=FOLDER)
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help=f"The engine: {', '.join(BACKENDS)}.", rich_help_panel=MODEL)] = "hf",
-    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine for images that --backend does not take.", rich_help_panel=MODEL)] = None,
+    backend: Annotated[str, typer.Option("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}.", rich_help_panel=MODEL)] = "hf",
+    fallback: Annotated[str | None, typer.Option("--fallback", help="The engine that takes over what --backend cannot do.", rich_help_panel=MODEL)] = None,
+    fallback_when: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fallback-when",
+            metavar="ERROR",
+            help="The errors with which it takes over; may be given several times. Default: UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,25 +151,6 @@ def generate(
             rich_help_panel=MODEL,
         ),
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="A server's address; its key is read from the environment.", rich_help_panel=SERVER)
-    ] = None,
-    served_model_name: Annotated[str | None, typer.Option("--served-model-name", help="The model's name there.", rich_help_panel=SERVER)] = None,
-    max_in_flight: Annotated[int | None, typer.Option("--max-in-flight", help="Requests there at a time. Default: 256.", rich_help_panel=SERVER)] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request. Default: 600.", rich_help_panel=SERVER)] = None,
-    variant: Annotated[str, typer.Option("--variant", metavar="auto|text|vlm", help="Load it as a text or as a vision model.", rich_help_panel=MODEL)] = "auto",
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows that run side by side.", rich_help_panel=MODEL)] = None,
-    compile_steps: Annotated[bool, typer.Option("--compile", help="Compile the steps: for long jobs.", rich_help_panel=MODEL)] = False,
-    image_memory_bytes: Annotated[
-        int | None, typer.Option("--image-memory-bytes", help="For images made ready ahead or kept. Default: 256 MiB.", rich_help_panel=MODEL)
-    ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.", rich_help_panel=MODEL)] = "auto",
-    device: Annotated[str | None, typer.Option("--device", help="Such as cuda:0 or cpu.", rich_help_panel=MODEL)] = None,
-    device_map: Annotated[str | None, typer.Option("--device-map", help="Such as auto: spread the model over devices.", rich_help_panel=MODEL)] = None,
-    attn_implementation: Annotated[str | None, typer.Option("--attn-implementation", help="Such as sdpa or eager.", rich_help_panel=MODEL)] = None,
-    adapter: Annotated[str | None, typer.Option("--adapter", help="A LoRA adapter: folder or hub name.", rich_help_panel=MODEL)] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.plugins import plugins_of
@@ -168,7 +159,7 @@ def generate(
     files = Files(
         source=source,
         out=out,
-        options_file=options,
+        options_file=options_file,
         config=config,
         overwrite=overwrite,
         restart=restart,
@@ -181,13 +172,9 @@ def generate(
         plugins=plugins_of(plugin or ()),
         window=window,
     )
-    local: dict[str, Any] = {"variant": variant, "batch_size": batch_size, "image_memory_bytes": image_memory_bytes, "dtype": dtype}
-    local |= {"device": device, "device_map": device_map, "compile": compile_steps}
-    local |= {"attn_implementation": attn_implementation, "adapter": adapter, "revision": revision, "trust_remote_code": trust_remote_code}
-    there = {"base_url": base_url, "served_model_name": served_model_name, "max_in_flight": max_in_flight, "timeout": timeout}
     policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, fallback, there, local)
-    raise typer.Exit(run_generate(files, load, run_options(flags, options, load), images_of(image_root, allow_http, allow_host or ()), policy))
+    load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
+    raise typer.Exit(run_generate(files, load, run_options(options, options_file, load), images_of(image_root, allow_http, allow_host or ()), policy))
 
 
 @app.command(short_help="Write what a job has finished, at any time.")

@@ -18,7 +18,7 @@ from pipegen.core.errors import BadImage, GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.streaming import Delta, stream
 from pipegen.records.fields import mapping, record
-from pipegen.records.results import Finish, GenerationResult, ModelLoadConfig
+from pipegen.records.results import Finish, GenerationResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,7 +137,7 @@ def run_demo(out: Path, *, show: bool) -> int:
     from rich.console import Console
 
     from pipegen.cli.report import page
-    from pipegen.cli.usage import open_route, refuse
+    from pipegen.cli.usage import load_of, open_route, refuse
 
     target = out if out.suffix.lower() in (".html", ".htm") else out / "pipegen-demo.html"
     try:
@@ -147,7 +147,7 @@ def run_demo(out: Path, *, show: bool) -> int:
     console = Console(highlight=False)
     if sys.stderr.isatty():
         say("Loading the embedded model ...")
-    with open_route(ModelLoadConfig(model="embedded")) as route:
+    with open_route(load_of(None, None, "embedded", "hf", None, (), {})) as route:
         began = time.monotonic()
         outcomes = run_cases(route)
         seconds = time.monotonic() - began

@@ -10,15 +10,12 @@ from typing import Any
 
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.engines.capabilities import ENGINES, FEATURES
-from pipegen.engines.names import shown
 from pipegen.records import strict_json
+from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
 
-__all__ = ["ENGINE_EXTRAS", "examine", "run_doctor"]
+__all__ = ["examine", "run_doctor"]
 
-_SERVERS = ("vllm_server", "sglang_server", "vllm_chat", "sglang_chat", "openai_chat")
-ENGINE_EXTRAS = {"hf": "hf", "vllm": "vllm", **dict.fromkeys(_SERVERS, "online")}
-"""The extra that each engine comes with."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
@@ -31,7 +28,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
 
     With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError` or `MissingExtra` where it cannot be read.
     """
-    engines = {name: _engine(extra) for name, extra in ENGINE_EXTRAS.items()}
+    engines = {name: _engine(row.extra) for name, row in ENGINE_LIST.items()}
     return {
         "pipegen": version(),
         "python": platform.python_version(),
@@ -48,7 +45,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
 def _model(name: str) -> dict[str, Any]:
     """What every engine in this process makes of a checkpoint where nothing else is asked; reads no weights."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name))
     positions = checkpoint.positions

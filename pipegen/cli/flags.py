@@ -1,4 +1,4 @@
-"""A flag for every generation option, made from the option records.
+"""A flag for every generation option and every engine setting, made from their records.
 
 >>> flag_of("max_new_tokens"), unescape(r"END\\n")
 ('--max-new-tokens', 'END\\n')
@@ -14,67 +14,23 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField
-from pipegen.records.options import (
-    DEFAULTS,
-    ChatTemplateOptions,
-    DecodeOptions,
-    GenerationOptions,
-    StopOptions,
-    StructuredOptions,
-    VlmPreprocessOptions,
-    flat_values,
-    options_from,
-)
+from pipegen.records.engine_list import BACKENDS
+from pipegen.records.fields import InvalidField, help_of
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import GROUPS, GenerationOptions, options_from
 
-__all__ = ["HELP", "flag_of", "options_of_flags", "unescape", "with_option_flags"]
+__all__ = ["SETTING_FLAGS", "flag_of", "options_of_flags", "setting_values", "unescape", "with_flags"]
 
-SAMPLING, STOPS, CHAT, TEXT, IMAGES = "Sampling", "Stops and length", "Prompt and chat template", "Answer", "Images"
-HELP: Mapping[str, tuple[str, str]] = {
-    "max_new_tokens": (STOPS, "Most tokens that an answer may have."),
-    "min_new_tokens": (STOPS, "Nothing ends an answer before it has this many tokens."),
-    "stop": (STOPS, r"End the answer before this text; may be given several times. \n, \t, \r, \\ and \u000a are read as in JSON."),
-    "stop_token_ids": (STOPS, "End the answer at this token id; may be given several times."),
-    "ignore_eos": (STOPS, "Generate on past the model's own end tokens."),
-    "temperature": (SAMPLING, "0 takes the likeliest token each time; higher is more varied."),
-    "top_p": (SAMPLING, "Sample from the likeliest tokens that make up this share of the probability."),
-    "top_k": (SAMPLING, "Sample from the k likeliest tokens; 0 means all."),
-    "min_p": (SAMPLING, "Leave out tokens less likely than this share of the likeliest."),
-    "repetition_penalty": (SAMPLING, "Above 1 makes tokens that stand in prompt or answer less likely."),
-    "presence_penalty": (SAMPLING, "Above 0 makes tokens that stand in the answer less likely."),
-    "frequency_penalty": (SAMPLING, "As presence, for each time the token stands there."),
-    "no_repeat_ngram_size": (SAMPLING, "No run of that many tokens comes twice; 0 switches it off."),
-    "seed": (SAMPLING, "Makes sampling repeatable, whatever else is in the batch."),
-    "samples": (SAMPLING, "How many answers to draw for each request."),
-    "logprobs": (TEXT, "Report the model's log probability of each generated token."),
-    "top_logprobs": (TEXT, "Report that many likeliest tokens at each position too."),
-    "skip_special_tokens": (TEXT, "Leave special tokens out of the text (raw_text keeps them)."),
-    "strip_whitespace": (TEXT, "Strip whitespace from both ends of the text (raw_text keeps it)."),
-    "max_prompt_tokens": (CHAT, "Fail a request whose prompt has more tokens than this, images counted in."),
-    "json_schema": (TEXT, "The answer is JSON that this JSON Schema describes."),
-    "regex": (TEXT, "The whole answer matches this regular expression."),
-    "choice": (TEXT, "The answer is this text, or another one given in the same way."),
-    "on_overflow": (STOPS, "When prompt and answer do not fit: fail that request, or clip max_new_tokens."),
-    "use_generation_config": (SAMPLING, "Take what is not said from the checkpoint's generation_config."),
-    "add_generation_prompt": (CHAT, "Open the assistant's turn at the end of the prompt."),
-    "continue_final_message": (CHAT, "Continue the last assistant turn instead."),
-    "enable_thinking": (CHAT, "The chat template's thinking switch, where it has one."),
-    "control_tokens": (CHAT, "What text that looks like a control token becomes: plain text, an error, or the token."),
-    "trust": (CHAT, "What may hold control tokens besides system turns: assistant, tools or template_kwargs; may be given several times."),
-    "template": (CHAT, "A chat template (Jinja) instead of the checkpoint's own."),
-    "template_kwargs": (CHAT, "Further variables for the template, as a JSON object."),
-    "min_pixels": (IMAGES, "Enlarge smaller images to this many pixels (an area)."),
-    "max_pixels": (IMAGES, "Reduce larger images to this many pixels (an area)."),
-    "do_resize": (IMAGES, "Resize images to a size that the model keeps."),
-}
-"""For each option its panel in the help, and what it does."""
-
+_PANELS = {"": "Sampling and length", "stop": "Stops", "chat": "Prompt and chat template", "decode": "Answer", "structured": "Answer", "preprocess": "Images"}
+_SECRETS = ("api_key", "headers")
+"""Settings without a flag: a command line is no place for a key."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option."""
+    """The flag of an option or a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -87,45 +43,83 @@ def unescape(text: str) -> str:
     return re.sub(r"\\(?:u([0-9a-fA-F]{4})|([ntr\\]))", lambda found: chr(int(found[1], 16)) if found[1] else _ESCAPES[found[2]], text)
 
 
-@functools.cache
-def _types() -> Mapping[str, Any]:
-    """What each option takes, without `None` and checks."""
-    hints = get_type_hints(GenerationOptions)
-    for group in (StopOptions, DecodeOptions, ChatTemplateOptions, VlmPreprocessOptions, StructuredOptions):
-        hints |= get_type_hints(group)  # `stop` is a record in GenerationOptions, and here the strings in it
-    return {name: next(part for part in get_args(hints[name]) if part is not type(None)) for name in HELP}
+def _kind(hint: Any) -> Any:
+    """What a field takes, without `None`, and without what its check makes of other types."""
+    parts = [part for part in get_args(hint) if part is not type(None)] if get_origin(hint) not in (tuple, Literal) and get_args(hint) else [hint]
+    return next((part for part in parts if part is str), parts[0])
 
 
-def _option(name: str) -> tuple[Any, Any]:
-    """The type and the `typer.Option` of one flag."""
-    kind, (panel, words) = _types()[name], HELP[name]
-    default = flat_values(DEFAULTS)[name]
-    if default not in (None, (), {}) and not isinstance(default, bool):
-        words += f" Default: {default}."
+def _flag(name: str, hint: Any, words: str, default: Any, panel: str) -> inspect.Parameter:
+    """The parameter of a command that typer makes the flag of."""
+    kind, flag = _kind(hint), flag_of(name)
+    words = words.replace("`", "")
+    settings: dict[str, Any] = {"rich_help_panel": panel}
     if kind is bool:
-        shown = "" if default is None else f" Default: {'yes' if default else 'no'}."
-        return bool | None, typer.Option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", help=words + shown, rich_help_panel=panel)
-    if get_origin(kind) is tuple:
-        item: Any = get_args(kind)[0]
-        return list[item] | None, typer.Option(flag_of(name), help=words, metavar=f"<{item.__name__}>", rich_help_panel=panel)
-    metavar = "|".join(get_args(kind)) if get_origin(kind) is Literal else "JSON" if get_origin(kind) is not None else None
-    return (kind if kind in (int, float) else str) | None, typer.Option(flag_of(name), help=words, metavar=metavar, rich_help_panel=panel)
+        taken: Any = bool
+        flag = f"{flag}/--no-{flag[2:]}"
+        words += "" if default is None else f" Default: {'yes' if default else 'no'}."
+    elif get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        taken, settings["metavar"], words = list[item], f"<{item.__name__}>", f"{words} May be given several times."  # type: ignore[valid-type]
+    else:
+        taken = kind if kind in (int, float) else str
+        settings["metavar"] = "|".join(get_args(kind)) if get_origin(kind) is Literal else "JSON" if _is_json(hint) else None
+        words += "" if default is None or isinstance(default, (Mapping, tuple)) else f" Default: {default}."
+    option = typer.Option(flag, help=words, **settings)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option])
 
 
-def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each generation option; those that were said reach it, by name, as its argument `flags`."""
+def _is_json(hint: Any) -> bool:
+    return any(isinstance(get_origin(part), type) and issubclass(get_origin(part), Mapping) for part in (hint, *get_args(hint)))
+
+
+def _option_flags() -> Mapping[str, inspect.Parameter]:
+    types = {name: hint for kind in (GenerationOptions, *GROUPS.values()) for name, hint in get_type_hints(kind).items()}  # of `stop`, that in its group
+    escapes = {"stop": r" \n, \t, \r, \\ and \u000a are read as in JSON."}
+    return {name: _flag(name, types[name], entry.help + escapes.get(name, ""), entry.row.default, _PANELS[entry.group]) for name, entry in OPTIONS.items()}
+
+
+def _setting_flags() -> Mapping[str, inspect.Parameter]:
+    flags: dict[str, inspect.Parameter] = {}
+    for backend in BACKENDS:
+        kind, types = SETTINGS[backend], get_type_hints(SETTINGS[backend])
+        panel = {"hf": "Model", "vllm": "vLLM, in this process"}.get(backend, "Server")
+        for name, field in fields_of(backend).items():
+            if name not in flags and name not in _SECRETS:
+                flags[name] = _flag(name, types[name], help_of(kind)[name], field.default, panel)
+    return flags
+
+
+OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each option and each setting; those that are set reach it, by name, as its arguments `options` and `settings`."""
     own = inspect.signature(command, eval_str=True)
-    made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_option(name)]) for name in HELP]
+    groups = {"options": OPTION_FLAGS, "settings": SETTING_FLAGS}
 
     @functools.wraps(command)
-    def with_flags(**values: Any) -> None:
-        said = {name: value for name, value in ((name, values.pop(name, None)) for name in HELP) if value is not None and value != [] and value != ()}
-        command(**values, flags=said)
+    def flagged(**values: Any) -> None:
+        given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
+        command(**values, **{group: {name: value for name, value in said.items() if value not in (None, [], ())} for group, said in given.items()})
 
-    parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name != "flags"), *made]
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in groups]
+    parameters += [parameter for flags in groups.values() for parameter in flags.values()]
+    flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flagged
+
+
+def setting_values(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that flags set, JSON read. Raises `typer.BadParameter`, which names the flag."""
+    return {name: _loaded(name, value) if get_args(SETTING_FLAGS[name].annotation)[1].metavar == "JSON" else value for name, value in flags.items()}
+
+
+def _loaded(name: str, given: str) -> Any:
+    try:
+        return strict_json.load(given)
+    except strict_json.NotStrict as refusal:
+        raise typer.BadParameter(str(refusal), param_hint=flag_of(name)) from None
 
 
 def options_of_flags(flags: Mapping[str, Any]) -> GenerationOptions:

@@ -20,7 +20,7 @@ from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_syste
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, Server, open_routes, refuse, runs_here, window_of
+from pipegen.cli.usage import Load, open_routes, refuse, runs_here, window_of
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
@@ -116,7 +116,7 @@ def _terminable() -> Iterator[None]:
 def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
     with contextlib.ExitStack() as stack:
         items, total = _open_source(files, images, stack)
-        items = with_system(items, load.system if isinstance(load, Server) else None)
+        items = with_system(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         moved = stack.enter_context(progress(total, shown=not files.quiet))
         under_way = deque[Origin]()
@@ -156,7 +156,7 @@ def _job_slots(
     """The places and slots of the job, each with whether it was finished before."""
     folder = files.job or Path()
     with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
-        system = load.system if isinstance(load, Server) else files.system
+        system = load.system if load.system is not None else files.system
         note_command(folder, Command(os.path.abspath(files.source), files.prompt, system, settings["images"].root, load.model, files.brief))
         if running.before and not files.quiet:
             why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""

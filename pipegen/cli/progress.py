@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
 from pipegen.drivers.progress import Progress
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 
 __all__ = ["Moved", "is_shown", "progress", "tells"]
 

@@ -10,7 +10,7 @@ from pipegen.cli.answers import Answer
 from pipegen.cli.outputs import printable
 from pipegen.config import Agent
 from pipegen.core.slots import is_ok
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

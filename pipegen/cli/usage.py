@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
 from pipegen.backends.checkpoint.locate import NoSuchModel
-from pipegen.cli.flags import flag_of, options_of_flags
+from pipegen.cli.flags import flag_of, options_of_flags, setting_values
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
-from pipegen.core.errors import CallFailed, UnsupportedMultimodal
-from pipegen.core.fallback import fallback
-from pipegen.engines.names import shown
+from pipegen.core.errors import CallFailed
+from pipegen.engines.settings import config_of, fields_of
+from pipegen.records.engine_list import IN_PROCESS, shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.requests import ImagePolicy, RequestPolicy
-from pipegen.records.results import ModelLoadConfig
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
@@ -27,38 +27,18 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = [
-    "Load",
-    "Server",
-    "images_of",
-    "load_config_of",
-    "load_of",
-    "open_route",
-    "open_routes",
-    "policy_of",
-    "refuse",
-    "run_options",
-    "runs_here",
-    "server_of",
-    "window_of",
-]
+__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here", "window_of"]
 
 
-_IN_PROCESS = ("hf", "vllm")
-_SERVERS = frozenset(TYPES) - set(_IN_PROCESS)
-"""The values of `--backend` besides the engines that run in this process."""
-Load: TypeAlias = "ModelLoadConfig | Server"
-"""The engine of `pipegen generate`."""
-
-
-class Server(NamedTuple):
-    """A backend as in a chat file, the engine for images that it does not take, and the system message of its requests."""
+class Load(NamedTuple):
+    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and what it is told before the messages."""
 
     backend: BackendConfig
-    fallback: str | None
+    fallback: str | None = None
+    when: tuple[str, ...] = ()
     system: str | None = None
     flag: str = "--backend"
-    """The flag that described it."""
+    """What set the backend."""
 
     @property
     def model(self) -> str:
@@ -66,8 +46,8 @@ class Server(NamedTuple):
 
 
 def runs_here(load: Load) -> bool:
-    """Whether the engine runs in this process."""
-    return not isinstance(load, Server) or load.backend.constructor in _IN_PROCESS
+    """Whether the engine is in this process, and not at a server."""
+    return load.backend.backend in IN_PROCESS
 
 
 def window_of(load: Load) -> int:
@@ -88,35 +68,48 @@ def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> Generat
     except InvalidField as refusal:
         refuse(str(refusal), "--options")
     try:
-        return merge(options, load.backend.options) if isinstance(load, Server) and load.backend.options != GenerationOptions() else options
+        return merge(options, load.backend.options) if load.backend.options != GenerationOptions() else options
     except InvalidField as refusal:
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
 
 def load_of(
-    config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, there: dict[str, Any], local: dict[str, Any]
+    config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, when: tuple[str, ...], settings: Mapping[str, Any]
 ) -> Load:
-    """The engine that the flags name: a model of a chat file, a server (`there`), or a model in this process (`local`)."""
-    settings = {"model": model, "backend": None if backend == "hf" else backend, **there, **local}
+    """What the flags set to run on: a model of a chat file, or a model with the settings of its engine."""
+    if when and fallback is None:
+        refuse("takes --fallback too", "--fallback-when")
     if config is not None:
-        for name, value in settings.items():
-            if value is not None and value is not False and value != "auto":
-                refuse("goes with --model; with --config the chat file sets it", flag_of(name))
-        return _agent_of(config, agent, fallback)
+        for name, value in {"model": model, "backend": None if backend == "hf" else backend, **settings}.items():
+            if value is not None:
+                refuse("goes with --model: the chat file sets it, or leaves it out", flag_of(name))
+        return _agent_of(config, agent, fallback, when)
     if agent is not None:
         refuse("takes --config FILE too", "--agent")
     if model is None:
         refuse("say which model to ask: --model NAME (a folder, a hub name, or embedded), or --config FILE", "--model")
     if backend.lower() not in TYPES:
         refuse(f"takes one of {', '.join(TYPES)}, not {backend!r}{nearest(backend, TYPES)}", "--backend")
-    backend = backend.lower()
-    if backend in _SERVERS or any(value is not None for value in there.values()):
-        return server_of(backend, model, fallback, **there, **local)
-    return load_config_of(model=model, backend=backend, fallback_backend=fallback, **local)
+    values: dict[str, Any] = {"type": backend.lower(), "model": model, **setting_values(settings)}
+    if backend.lower() == "vllm" and not fields_of("vllm").keys() >= settings.keys():
+        values.setdefault("base_url", None)  # what only a server takes asks for one
+    for name in settings:  # each is tried alone first, so that the refusal names its flag
+        _backend_of({key: value for key, value in values.items() if key in ("type", "model", "base_url", name)}, flag_of(name))
+    made = _backend_of(values, "--backend")
+    if "server_limit" not in settings and "server_limit" in fields_of(made.backend):  # the help of --max-new-tokens names the default that holds without a file
+        made = _backend_of({**values, "server_limit": False}, "--backend")
+    return Load(made, fallback, when)
 
 
-def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
-    """The model of a chat file, by its id if there are several."""
+def _backend_of(values: Mapping[str, Any], flag: str) -> BackendConfig:
+    try:
+        return backend_from(values, Place(flag))
+    except InvalidField as refusal:
+        refuse(re.sub(rf"^{flag}: (\w+: )?", "", str(refusal)), flag)
+
+
+def _agent_of(file: Path, name: str | None, fallback: str | None, when: tuple[str, ...]) -> Load:
+    """The model of a chat file, by its id where there are several."""
     try:
         agents = {agent.id: agent for agent in read_chat(file).agents}
     except InvalidField as refusal:
@@ -126,32 +119,7 @@ def _agent_of(file: Path, name: str | None, fallback: str | None) -> Server:
     if name is not None and name not in agents:
         refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
     agent = agents[name] if name is not None else next(iter(agents.values()))
-    return Server(agent.backend, fallback, agent.system_message, "--config")
-
-
-def load_config_of(**settings: Any) -> ModelLoadConfig:
-    """The load settings of the model. Each is checked alone first, so that the error names its flag."""
-    for name, value in settings.items():
-        try:
-            ModelLoadConfig(**{"model": "embedded", name: value})
-        except InvalidField as refusal:
-            refuse(str(refusal), "--fallback" if name == "fallback_backend" else flag_of(name))
-    return ModelLoadConfig(**settings)
-
-
-def server_of(backend: str, model: str, fallback: str | None, **settings: Any) -> Server:
-    """The server that the flags describe; unset ones are None or their defaults."""
-    values = {name: value for name, value in settings.items() if value is not None and value is not False and value != "auto"}
-    for name in ("base_url", *values):
-        flag = flag_of(name)
-        try:
-            backend_from({"type": backend, "model": model, "base_url": settings.get("base_url"), name: settings.get(name)}, Place(flag))
-        except InvalidField as refusal:
-            refuse(str(refusal).removeprefix(f"{flag}: {name}: ").removeprefix(f"{flag}: "), flag if name in values else "--backend")
-    described = backend_from({"type": backend, "model": model, "base_url": None, **values}, Place("flags"))
-    if described.constructor == "openai_server":  # the default of --max-new-tokens applies
-        described = dataclasses.replace(described, settings={**described.settings, "server_limit": False})
-    return Server(described, fallback)
+    return Load(agent.backend, fallback, when, agent.system_message, "--config")
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
@@ -180,21 +148,19 @@ def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
         refuse(str(refusal), "--limit")
 
 
-def open_route(load: ModelLoadConfig) -> Route:
-    """The route to the model. Its checkpoint's files are read, without weights; a missing model is bad usage."""
-    from pipegen import backends
-
+def open_route(load: Load) -> Route:
+    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
+    named = f"{shown(load.backend.type)}: " if load.flag == "--config" or not runs_here(load) else f"{load.model!r} cannot be used: "
     try:
-        route = backends.route_of(load)
-        _ = route.engine.capabilities
-    except NoSuchModel as refusal:
-        refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
+        route = load.backend.open()
+        if runs_here(load):
+            _ = route.engine.capabilities
+    except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
+        refuse(f"{named}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
-        refuse(str(refusal), "--backend")
-    except ImportError as refusal:  # a missing extra
-        refuse(f"{load.model!r} cannot be used: {refusal}", "--model")
+        refuse(str(refusal), load.flag)
     except CallFailed as failure:
-        refuse(_reason(failure), "--model")
+        refuse(f"{named}{_reason(failure)}", load.flag if load.flag == "--config" else "--model")
     return route
 
 
@@ -203,33 +169,19 @@ def _reason(failure: CallFailed) -> str:
 
 
 def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
-    """As `open_route`, with the fallback route, if there is one."""
+    """As `open_route`, with the engine to fall back to, where there is one."""
     from pipegen import backends
 
-    if isinstance(load, Server):
-        return _open_server(load)
-    route = open_route(load)
-    if load.fallback_backend is None:
-        return route
+    first = open_route(load)
+    if load.fallback is None:
+        return first
     try:
-        return backends.load(load)
-    except (InvalidField, ImportError) as refusal:
+        config = config_of(load.backend.settings, load.backend.backend)
+        when: dict[str, Any] = {"fallback_when": load.when} if load.when else {}
+        return backends.with_fallback(first, dataclasses.replace(config, fallback_backend=load.fallback, **when))
+    except InvalidField as refusal:
+        refuse(str(refusal), "--fallback-when" if "fallback_when" in str(refusal) else "--fallback")
+    except ImportError as refusal:
         refuse(str(refusal), "--fallback")
     except CallFailed as failure:
         refuse(_reason(failure), "--fallback")
-
-
-def _open_server(load: Server) -> Pipe[GenerationRequest, GenerationResult]:
-    from pipegen import backends
-
-    try:
-        first = load.backend.open()
-        if load.backend.constructor in _IN_PROCESS:
-            _ = first.engine.capabilities
-        if load.fallback is None:
-            return first
-        return fallback(first, backends.route_of(ModelLoadConfig(model=load.model, backend=load.fallback)), when=UnsupportedMultimodal)
-    except (ImportError, InvalidField) as refusal:  # as for open_route
-        refuse(f"{shown(load.backend.type)}: {refusal}", load.flag)
-    except CallFailed as failure:
-        refuse(f"{shown(load.backend.type)}: {_reason(failure)}", load.flag)

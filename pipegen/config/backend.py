@@ -2,7 +2,7 @@
 
 >>> place = Place("chat.yaml")
 >>> backend = backend_from({"type": "vllm", "model": "Qwen/Qwen3-4B", "base_url": None, "top_k": 50}, place)
->>> backend.constructor, backend.settings["dialect"], backend.options.top_k
+>>> backend.backend, backend.settings.dialect, backend.options.top_k
 ('openai_server', 'vllm', 50)
 >>> backend_from({"type": "hf", "model": "embedded", "temprature": 1}, place)
 Traceback (most recent call last):
@@ -12,6 +12,7 @@ pipegen.records.fields.UnknownField: chat.yaml: temprature: type 'hf' takes no s
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +21,14 @@ from urllib.parse import urlsplit
 from pipegen.config.chat_fields import field_words, fields_of, with_fields
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
-from pipegen.config.keys import ALIASES, KEYS, TYPES, keys_of, legacy_key_hint
+from pipegen.config.keys import KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.records.fields import InvalidField, UnknownField, freeze, nearest, non_empty_string, one_of, record
+from pipegen.engines.settings import SETTINGS
+from pipegen.records.engine_list import BACKENDS
+from pipegen.records.fields import InvalidField, UnknownField, nearest, non_empty_string, one_of, record
+from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GenerationOptions, option_names
-from pipegen.records.secret import Secret, masked, revealed, secretive
+from pipegen.records.secret import masked
 
 if TYPE_CHECKING:
     from pipegen.drivers.route import Route
@@ -41,30 +45,28 @@ class BackendConfig:
     """A backend as a file describes it."""
 
     type: Annotated[str, one_of(*TYPES)]
-    model: Annotated[str, non_empty_string]
-    constructor: str
+    backend: str
     """The function of `pipegen.backends` that makes it."""
-    settings: Annotated[Mapping[str, Any], secretive]
-    """That function's arguments, without those that hold secrets."""
-    secrets: tuple[tuple[str, Secret | tuple[tuple[str, Secret], ...]], ...] = ()
-    """Its arguments that hold secrets: the key and the headers."""
+    settings: Any
+    """That function's arguments, as the record of its settings; no repr shows the key and the headers among them."""
     options: GenerationOptions
 
+    @property
+    def model(self) -> str:
+        """The checkpoint, or the name that the server has for it."""
+        return str(self.settings.model)
+
     def open(self, *, dry: bool = False) -> Route:
-        """The route to it. Nothing is loaded or asked yet; raises as the constructor does.
+        """The route to it. Nothing is loaded or asked yet; raises as the function of `pipegen.backends` does.
 
         `dry` is for looking at what would be sent: the model has its name in the file, where a run asks the server for the name that it knows it by.
         """
-        from pipegen import backends
+        from pipegen.backends import route_with
 
-        said = revealed(self.settings)
-        if "server_limit" in keys_of(self.constructor):
-            said.setdefault("server_limit", True)
-        if dry and "base_url" in keys_of(self.constructor):
-            said.setdefault("served_model_name", self.model)
-        hidden = {name: held.reveal() if isinstance(held, Secret) else {key: one.reveal() for key, one in held} for name, held in self.secrets}
-        made: Route = getattr(backends, self.constructor)(self.model, **said, **hidden)
-        return made
+        settings = self.settings
+        if dry and getattr(settings, "served_model_name", "") is None:
+            settings = dataclasses.replace(settings, served_model_name=self.model)
+        return route_with(self.backend, settings)
 
 
 def backend_from(values: Any, place: Place) -> BackendConfig:
@@ -76,29 +78,29 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
             raise InvalidField(f"{place}: takes {name} too")
     kind = _checked("type", values["type"], one_of(*TYPES), place, "; another server that speaks OpenAI's is type openai with its base_url")
     model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
-    constructor = _constructor(kind, values)
-    known = keys_of(constructor)
+    backend = _backend_of(kind, values)
+    known = keys_of(backend)
     said = {name: value for name, value in values.items() if name not in ("type", "model")}
     settings = {name: _checked(name, value, known[name].check, place) for name, value in said.items() if name in known and value is not None}
     beside = {name: value for name, value in said.items() if name not in known and is_option(name)}
     others = {name: value for name, value in said.items() if name not in known and name not in beside}
-    secrets = _secrets(settings, place) if "base_url" in known else ()
-    if constructor == "openai_server":
+    if "base_url" in known:
+        _settle_access(settings, said, place)
+    if backend == "openai_server":
         _settle_dialect(kind, settings, place)
+        settings.setdefault("server_limit", True)
     for name in others:
         if name not in fields_of(settings.get("dialect")):
             raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}")
-    extra = with_fields(others, settings.get("extra_body") or {}, place)
+    extra = with_fields(others, said.get("extra_body") or {}, place)
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
-    if extra or "extra_body" in settings:
-        settings["extra_body"] = freeze(extra)
-    return BackendConfig(type=kind, model=model, constructor=constructor, settings=settings, secrets=secrets, options=options)
+    if "extra_body" in known:
+        settings["extra_body"] = extra
+    return BackendConfig(type=kind, backend=backend, settings=SETTINGS[backend](model=model, **settings), options=options)
 
 
-def _constructor(kind: str, said: Mapping[str, Any]) -> str:
-    if kind in ("openai", "openai_server", "chatcompletion", "sglang") or (kind == "vllm" and "base_url" in said):
-        return "openai_server"
-    return kind
+def _backend_of(kind: str, said: Mapping[str, Any]) -> str:
+    return kind if kind in BACKENDS and not (kind == "vllm" and "base_url" in said) else "openai_server"
 
 
 def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
@@ -127,7 +129,7 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
     if name in KEYS and kind == "vllm":
         return "type 'vllm' takes this key " + ("only without base_url" if "base_url" in known else "only with base_url (null is the port on this machine)")
     if name in KEYS:
-        takers = [other for other in TYPES if not {_constructor(other, {}), _constructor(other, {"base_url": ""})}.isdisjoint(KEYS[name].constructors)]
+        takers = [other for other in TYPES if not {_backend_of(other, {}), _backend_of(other, {"base_url": ""})}.isdisjoint(KEYS[name].takers)]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
@@ -135,23 +137,22 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
         return legacy_key_hint(name, beside)
     if field_words(name, kind, dialect):
         return field_words(name, kind, dialect)
-    near = nearest(name, ("type", "model", *known, *option_names(), *ALIASES, *fields_of(dialect)))
+    near = nearest(name, ("type", "model", *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)))
     return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
 
 
-def _secrets(settings: dict[str, Any], place: Place) -> tuple[tuple[str, Any], ...]:
-    """The key and the headers, taken out of the settings, with `${NAME}` read; the address and the model's name with `${NAME}` read too."""
+def _settle_access(settings: dict[str, Any], said: Mapping[str, Any], place: Place) -> None:
+    """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own key where none is set."""
     for name in ("base_url", "served_model_name"):
         if settings.get(name) is not None:
             settings[name] = _expanded(name, settings[name], place)
     _check_address(settings.get("base_url"), place)
-    key = _expanded("api_key", settings.pop("api_key", ""), place)
+    key = _expanded("api_key", said.get("api_key") or "", place)
     variables = provider_variables(settings.get("base_url"))
     if not key and variables:  # a provider is sent its own key, never that of another
         key = next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
-    headers = settings.pop("headers", {})
-    shown = tuple((str(name), Secret(_expanded("headers", value, place))) for name, value in headers.items())
-    return (*((("api_key", Secret(key)),) if key else ()), *((("headers", shown),) if shown else ()))
+    settings["api_key"] = key or None
+    settings["headers"] = {name: _expanded("headers", value, place) for name, value in (said.get("headers") or {}).items()}
 
 
 def _check_address(base_url: str | None, place: Place) -> None:

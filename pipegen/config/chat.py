@@ -33,21 +33,17 @@ R = TypeVar("R")
 class Agent:
     """One model that is asked: its name, what it is told first, and its backend."""
 
-    id: Annotated[str, non_empty_string]
-    """Its name on the screen and in the output."""
+    id: Annotated[str, non_empty_string, "Its name on the screen and in the output."]
     backend: BackendConfig
-    system_message: Annotated[str | None, non_empty_string] = None
-    """Told to the model before the first prompt."""
+    system_message: Annotated[str | None, non_empty_string, "Told to the model before the first prompt."] = None
 
 
 @record
 class ChatUi:
     """How answers are shown."""
 
-    display_type: Annotated[str, one_of("rich_terminal", "simple")] = "rich_terminal"
-    """Side by side, or one after the other as plain text."""
-    logging_enabled: Annotated[bool, boolean] = False
-    """Append each prompt and its answers to `.pipegen/chat.jsonl` in the current folder."""
+    display_type: Annotated[str, one_of("rich_terminal", "simple"), "Side by side, or one after the other as plain text."] = "rich_terminal"
+    logging_enabled: Annotated[bool, boolean, "Append each prompt and its answers to `.pipegen/chat.jsonl` in the current folder."] = False
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, freeze
 
 __all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.config.files import Place
-from pipegen.config.keys import ALIASES
+from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
-from pipegen.records.options import GROUPS, GenerationOptions, flat_values, merge, option_names, options_from
+from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields
+from pipegen.records.options import GROUPS, GenerationOptions, flat_values, in_our_words, merge, options_from
 
 __all__ = ["is_option", "not_in_extra_body", "options_beside"]
 
-_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "max_completion_tokens", "n", "stop")
-_ENGINES = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "enable_thinking")
-_GUIDED = ("guided_json", "guided_regex", "guided_choice")
+
+def _chat_fields(dialect: str) -> tuple[str, ...]:
+    """The fields of a chat server's requests that are options."""
+    rows = [entry.row for entry in OPTIONS.values() if dialect != "plain" or DIALECTS["plain"] in entry.row.engines]
+    return tuple(field for row in rows for field in server_fields(row) if field != "chat_template_kwargs")
 
 
 def is_option(name: str) -> bool:
@@ -28,7 +31,7 @@ def is_option(name: str) -> bool:
     >>> is_option("max_tokens"), is_option("base_url")
     (True, False)
     """
-    return name in ALIASES or name in GROUPS or name in option_names()
+    return name in SERVER_NAMES or name in GROUPS or name in OPTIONS
 
 
 def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
@@ -39,7 +42,7 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     """
     from pipegen.backends.servers.chat_fields import OWN
 
-    return OWN if chat else (*OWN, *_OPENAI, *_ENGINES, "chat_template_kwargs")
+    return OWN if chat else (*OWN, *_chat_fields("vllm"), "chat_template_kwargs")
 
 
 def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
@@ -55,7 +58,7 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
     if isinstance(variables, Mapping):
         values["template_kwargs"] = {name: value for name, value in variables.items() if name != "enable_thinking"}
     for given in said:  # one by one: so each refusal has its place
-        name = ALIASES.get(given, given)
+        name = SERVER_NAMES.get(given, given)
         options_from({name: values[name]}, str(place.at(given)))
     options = options_from(values, str(place))
     options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
@@ -73,15 +76,11 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
 def _renamed(said: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
     for given, value in said.items():
-        name = ALIASES.get(given, given)
+        name = SERVER_NAMES.get(given, given)
         if name in values:
             raise InvalidField(f"{place.at(given)}: says the same as {name}, which stands there too")
-        values[name] = _in_our_words(name, value)
+        values[name] = in_our_words(name, value)
     return values
-
-
-def _in_our_words(name: str, value: Any) -> Any:
-    return 0 if name == "top_k" and type(value) is int and value == -1 else value  # both mean all, to the engines
 
 
 def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, dialect: str) -> tuple[GenerationOptions, dict[str, Any]]:
@@ -90,10 +89,10 @@ def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, 
     for field in extra:
         if field in not_in_extra_body(chat=True):
             raise InvalidField(f"{place.at(field)}: pipegen says this field itself; leave it out")
-        name, value = ALIASES.get(field, field), extra[field]
-        if value is None or field not in (_OPENAI if dialect == "plain" else _OPENAI + _ENGINES + _GUIDED):
+        name, value = SERVER_NAMES.get(field, field), extra[field]
+        if value is None or field not in _chat_fields(dialect):
             continue
-        lifted = [value] if field == "stop" and isinstance(value, str) else _in_our_words(name, value)
+        lifted = [value] if field == "stop" and isinstance(value, str) else in_our_words(name, value)
         options = _with(options, name, lifted, place.at(field))
         if field != "max_completion_tokens":
             del left[field]

@@ -1,17 +1,15 @@
-"""The keys that a backend takes in a file, besides the generation options: one table for reading, for the JSON Schema and for the documentation.
-
-A test holds it beside the constructors in `pipegen.backends`: a key is an argument of the constructor that carries it out.
-"""
+"""The keys that a backend takes in a file, besides the generation options: the settings of its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pipegen.records.fields import Check, boolean, checks_of, integer, mapping, non_empty_string, number, one_of, with_schema
-from pipegen.records.results import ModelLoadConfig
+from pipegen.engines.settings import SETTINGS, fields_of
+from pipegen.records.engine_list import BACKENDS
+from pipegen.records.fields import Check, checks_of, help_of
 
-__all__ = ["ALIASES", "CONSTRUCTORS", "KEYS", "TYPES", "Key", "keys_of", "legacy_key_hint"]
+__all__ = ["KEYS", "TYPES", "Key", "legacy_key_hint", "keys_of"]
 
 TYPES: Mapping[str, str] = {
     "hf": "Hugging Face transformers, in this process",
@@ -24,19 +22,6 @@ TYPES: Mapping[str, str] = {
     "chatcompletion": "the same as `openai`",
 }
 """What `type` takes."""
-CONSTRUCTORS = ("hf", "vllm", "vllm_server", "sglang_server", "openai_server")
-"""The functions of `pipegen.backends` that carry the types out."""
-ALIASES: Mapping[str, str] = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "n": "samples",
-    "chat_template_kwargs": "template_kwargs",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-}
-"""Names that servers have for generation options, or had in earlier versions."""
 _TOOLS, _TEAM = "pipegen has no tools of its own", "pipegen asks each model once, by itself"
 _FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(("cwd", "mcp_servers", "custom_tools", "allowed_tools", "exclude_tools", "upload_files", "permission_mode"), _TOOLS),
@@ -50,74 +35,32 @@ _FOREIGN: Mapping[str, str] = {
 
 
 class Key(NamedTuple):
-    """One key: its check, what it says, and the constructors that take it."""
+    """One key: its check, what it is for, and the functions of `pipegen.backends` that take it."""
 
     check: Check
     words: str
-    constructors: tuple[str, ...]
+    takers: tuple[str, ...]
 
 
-_LOADED, _SERVERS, _CHAT = ("hf", "vllm"), ("vllm_server", "sglang_server", "openai_server"), ("openai_server",)
-_RENDERED = ("hf", "vllm", "vllm_server", "sglang_server")
-"""Those that need the checkpoint here, since pipegen renders."""
+def keys_of(backend: str) -> Mapping[str, Key]:
+    """The keys that a function of `pipegen.backends` takes: the fields of its settings.
+
+    >>> "base_url" in keys_of("vllm_server"), "base_url" in keys_of("hf")
+    (True, False)
+    """
+    return {name: key for name, key in KEYS.items() if backend in key.takers}
 
 
-def _any_text(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    return value
+def _keys() -> Mapping[str, Key]:
+    keys: dict[str, Key] = {}
+    for backend in BACKENDS:
+        checks, words = checks_of(SETTINGS[backend]), help_of(SETTINGS[backend])
+        for name in fields_of(backend):
+            keys[name] = Key(checks[name], words[name], (*(keys[name].takers if name in keys else ()), backend))
+    return keys
 
 
-def _address(value: Any) -> Any:
-    return non_empty_string(value)
-
-
-def _headers(value: Any) -> Any:
-    kept = mapping(value)
-    if not all(isinstance(one, str) for one in kept.values()):
-        raise ValueError("a mapping of strings")
-    return kept
-
-
-with_schema(_any_text, {"type": "string"})
-with_schema(_address, {"type": "string", "pattern": r"^\s*[Hh][Tt][Tt][Pp][Ss]?://.|\$\{"})
-with_schema(_headers, {"type": "object", "additionalProperties": {"type": "string"}})
-_LOAD: Mapping[str, Check] = checks_of(ModelLoadConfig)
-
-KEYS: Mapping[str, Key] = {
-    "variant": Key(_LOAD["variant"], "Load it as a text or as a vision model; `auto` finds out.", _RENDERED),
-    "dtype": Key(_LOAD["dtype"], "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`.", _LOADED),
-    "device": Key(non_empty_string, "Such as `cuda:0` or `cpu`.", ("hf",)),
-    "device_map": Key(non_empty_string, "Such as `auto`: spread the model over devices.", ("hf",)),
-    "attn_implementation": Key(non_empty_string, "Such as `sdpa` or `eager`.", ("hf",)),
-    "batch_size": Key(integer(low=1), "Rows that run side by side.", ("hf",)),
-    "compile": Key(boolean, "Compile the steps with `torch.compile`.", ("hf",)),
-    "image_memory_bytes": Key(integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none.", ("hf",)),
-    "revision": Key(non_empty_string, "The hub's revision.", _RENDERED),
-    "adapter": Key(non_empty_string, "A LoRA adapter: folder or hub name.", _LOADED),
-    "trust_remote_code": Key(boolean, "Run code that comes with the model.", _RENDERED),
-    "engine_kwargs": Key(mapping, "Further arguments of the engine.", _LOADED),
-    "tensor_parallel_size": Key(integer(low=1), "GPUs that share the model.", ("vllm",)),
-    "gpu_memory_utilization": Key(number(above=0, high=1), "The share of the GPU's memory that vLLM takes.", ("vllm",)),
-    "kv_cache_memory_bytes": Key(integer(low=1), "Memory for the cache, in bytes.", ("vllm",)),
-    "max_model_len": Key(integer(low=1), "Prompt and answer together, in tokens.", ("vllm",)),
-    "max_num_seqs": Key(integer(low=1), "Rows that run side by side.", ("vllm",)),
-    "enforce_eager": Key(boolean, "No CUDA graphs.", ("vllm",)),
-    "enable_prefix_caching": Key(boolean, "Share the cache of equal beginnings.", ("vllm",)),
-    "limit_mm_per_prompt": Key(mapping, "Images in one request: `{image: 4}`.", ("vllm",)),
-    "base_url": Key(_address, "The server's address, with or without `/v1`; `null` is the engine's own port on this machine.", _SERVERS),
-    "api_key": Key(_any_text, "The key, best as `${NAME}` from the environment; empty is not said.", _SERVERS),
-    "headers": Key(_headers, "Further HTTP headers; `${NAME}` is read from the environment.", _SERVERS),
-    "timeout": Key(number(above=0), "Seconds for one request, attempts and waits and all.", _SERVERS),
-    "max_in_flight": Key(integer(low=1), "Requests at the server at a time.", _SERVERS),
-    "retries": Key(integer(low=0), "How often one request is sent again at most, where that is safe.", _SERVERS),
-    "batch_budget": Key(number(above=0), "Seconds for a whole call, attempts and waits and all.", _SERVERS),
-    "served_model_name": Key(non_empty_string, "The name that the server knows the model by.", _SERVERS),
-    "dialect": Key(one_of("vllm", "sglang", "plain"), "Whose extensions the server takes; found by the port where it is not said.", _CHAT),
-    "server_limit": Key(boolean, "Where nothing says how long an answer may be, the server's own limit holds; with `false`, pipegen's default.", _CHAT),
-    "separate_reasoning": Key(boolean, "Ask SGLang for the reasoning apart from the answer.", _CHAT),
-    "extra_body": Key(mapping, "Merged into the body of each request, deeply.", _SERVERS),
-}
+KEYS: Mapping[str, Key] = _keys()
 
 
 def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
@@ -128,12 +71,3 @@ def legacy_key_hint(name: str, beside: Iterable[str]) -> str:
     """
     others = "".join(f", and {other}" for other in beside if other in _FOREIGN and other != name)
     return f"{_FOREIGN[name]}: take it out{others}" if name in _FOREIGN else ""
-
-
-def keys_of(constructor: str) -> Mapping[str, Key]:
-    """The keys that a constructor takes.
-
-    >>> "base_url" in keys_of("vllm_server"), "base_url" in keys_of("hf")
-    (True, False)
-    """
-    return {name: key for name, key in KEYS.items() if constructor in key.constructors}

@@ -9,20 +9,20 @@ The package ships it as `pipegen/config/chat.schema.json`, and `pipegen schema` 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.generation import not_in_extra_body
-from pipegen.config.keys import ALIASES, CONSTRUCTORS, TYPES, keys_of
-from pipegen.records.fields import checks_of, schema_of
+from pipegen.config.keys import TYPES, keys_of
+from pipegen.records.engine_list import BACKENDS
+from pipegen.records.fields import checks_of, help_of, schema_of
+from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, StopOptions
 
-__all__ = ["field_words", "schema"]
+__all__ = ["schema"]
 
 _NAMED: Mapping[str, Any] = {
     "type": {"enum": list(TYPES), "description": "; ".join(f"{name}: {words}" for name, words in TYPES.items())},
@@ -32,21 +32,9 @@ _NAMED: Mapping[str, Any] = {
 _ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "string", "null"]}
 
 
-def field_words(kind: type[Any]) -> dict[str, str]:
-    """The docstring under each field of a record, as one line."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(kind) or kind))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
-    words = {}
-    for field, after in zip(body, [*body[1:], None], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            words[field.target.id] = " ".join(str(said).split())
-    return words
-
-
 def schema() -> dict[str, Any]:
     """The schema of a chat file (draft 7, which editors know)."""
-    agent = {"id": _optional(_described({"type": "string", "minLength": 1}, field_words(Agent)["id"])), "system_message": _fields(Agent)["system_message"]}
+    agent = {"id": _optional(_described({"type": "string", "minLength": 1}, help_of(Agent)["id"])), "system_message": _fields(Agent)["system_message"]}
     backend = {"$ref": "#/$defs/backend"}
     own = [{"required": ["id"]}, {"required": ["system_message"]}]
     agents = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/agent"}}
@@ -63,7 +51,7 @@ def schema() -> dict[str, Any]:
                 "not": {"type": "object", "required": ["display_type", "type"]},
             },
             "backend": _backend(),
-            **{constructor: _object(_backend_keys(constructor)) for constructor in CONSTRUCTORS},
+            **{backend: _object(_backend_keys(backend)) for backend in BACKENDS},
             **{_field(dialects): _described(_ANY, field_help(dialects)) for dialects in dict.fromkeys(passed_on().values())},
         },
     }
@@ -88,16 +76,16 @@ def _backend() -> dict[str, Any]:
     return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
 
 
-def _if(said: Mapping[str, str], constructor: str) -> dict[str, Any]:
+def _if(said: Mapping[str, str], backend: str) -> dict[str, Any]:
     condition = {"properties": {name: {"const": value} for name, value in said.items()}, "required": list(said)}
-    return {"if": condition, "then": {"$ref": f"#/$defs/{constructor}"}}
+    return {"if": condition, "then": {"$ref": f"#/$defs/{backend}"}}
 
 
-def _backend_keys(constructor: str) -> dict[str, Any]:
-    own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(constructor).items()}
+def _backend_keys(backend: str) -> dict[str, Any]:
+    own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(backend).items()}
     if "extra_body" in own:
-        own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=constructor == "openai_server"))}}}
-    if constructor != "openai_server":
+        own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=backend == "openai_server"))}}}
+    if backend != "openai_server":
         return {**_NAMED, **own, **_options()}
     options = _options()
     options["stop"]["anyOf"].append({"type": "string", "minLength": 1})
@@ -119,12 +107,12 @@ def _options() -> dict[str, Any]:
     stops = _fields(StopOptions)
     flat["stop"] = {"anyOf": [stops["stop"], _object(stops)], "description": stops["stop"]["description"]}
     flat["top_k"] = {**flat["top_k"], "minimum": -1}  # the engines' word for all, which is 0 here
-    return flat | {alias: flat[name] for alias, name in ALIASES.items()}
+    return flat | {alias: flat[name] for alias, name in SERVER_NAMES.items()}
 
 
 def _fields(kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that have a check with a schema."""
-    words, checks = field_words(kind), checks_of(kind)
+    words, checks = help_of(kind), checks_of(kind)
     return {f.name: _optional(_described(schema_of(checks[f.name]), words[f.name])) for f in dataclasses.fields(kind) if schema_of(checks.get(f.name) or int)}
 
 

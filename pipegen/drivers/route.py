@@ -19,9 +19,9 @@ from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import prepare_batch
 from pipegen.engines.capabilities import missing
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy

@@ -18,7 +18,8 @@ from pipegen.core.errors import GenerationError, InternalError, InvalidRequest, 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import nearest
-from pipegen.records.options import option_names
+from pipegen.records.option_table import SERVER_NAMES
+from pipegen.records.options import in_our_words, option_names
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult
@@ -27,14 +28,7 @@ __all__ = ["CHAT", "COMPLETIONS", "ENDPOINTS", "batch_line", "is_batch", "reques
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
-_RENAMED: Mapping[str, str] = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "n": "samples",
-    "chat_template": "template",
-    "chat_template_kwargs": "template_kwargs",
-}
+_RENAMED: Mapping[str, str] = {**SERVER_NAMES, "chat_template": "template"}
 _SETTLED: Mapping[str, Any] = {
     **dict.fromkeys(("stream", "echo", "include_stop_str_in_output", "use_beam_search", "return_token_ids", "add_special_tokens"), False),
     **dict.fromkeys(("parallel_tool_calls", "include_reasoning"), True),
@@ -110,7 +104,7 @@ def _options(fields: Mapping[str, Any], where: str, *, chat: bool) -> tuple[dict
             return {}, f"{where}: body.{field} is not supported here{nearest(field, (*_RENAMED, *option_names()))}"
         if name in options and options[name] != value:
             return {}, f"{where}: body.{field} contradicts another name of {name}"
-        options[name] = 0 if name == "top_k" and value == -1 and type(value) is int else value  # both mean no limit
+        options[name] = in_our_words(name, value)
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
     if not chat and "logprobs" in options:  # a completion's `logprobs` is the number of top tokens

@@ -1,11 +1,13 @@
 """Strict records: frozen, slotted, keyword-only, checked at construction.
 
-`@record` makes a class such a record. The annotation of a field holds its check: `Annotated[int | None, integer(low=1)]`. A check returns the value
-(perhaps made immutable), or raises `ValueError` with what it takes. A value that is the field's default is not checked.
+`@record` makes a class such a record. The annotation of a field holds its check and its help: `Annotated[int | None, integer(low=1), "Seats."]`. A check
+returns the value (perhaps made immutable), or raises `ValueError` with what it takes. A value that is the field's default is not checked.
 
 >>> @record
 ... class Room:
-...     seats: Annotated[int, integer(low=1)] = 4
+...     seats: Annotated[int, integer(low=1), "How many may sit."] = 4
+>>> help_of(Room)["seats"]
+'How many may sit.'
 >>> Room(seats=0)
 Traceback (most recent call last):
 ...
@@ -26,7 +28,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, islice
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get_type_hints
 
 from immutabledict import immutabledict
 
@@ -34,8 +36,8 @@ from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 
 __all__ = [
-    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "integer", "mapping", "nearest",
-    "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping",
+    "metadata_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 NESTING = 64
@@ -259,17 +261,22 @@ class UnknownField(InvalidField, TypeError):
     """A record was given a field that it does not have."""
 
 
-def _checks_in(hint: Any) -> list[Check]:
-    if get_origin(hint) is Annotated:
-        return [extra for extra in hint.__metadata__ if callable(extra)] + _checks_in(hint.__origin__)
-    return [check for part in get_args(hint) for check in _checks_in(part)] if get_origin(hint) is not None else []
+@functools.cache
+def metadata_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
+    """What the annotation of each field holds beside its type: the check, the help, and what other readers of the record look for."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name].__metadata__ if get_origin(hints[f.name]) is Annotated else () for f in dataclasses.fields(cls)}
+
+
+def help_of(cls: type) -> Mapping[str, str]:
+    """One line about each field of a record: the text in its annotation; empty if it has none."""
+    return {name: next((extra for extra in extras if isinstance(extra, str)), "") for name, extras in metadata_of(cls).items()}
 
 
 @functools.cache
 def _checks(cls: type) -> tuple[tuple[str, Any, Check], ...]:
-    hints = get_type_hints(cls, include_extras=True)
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)
-    return tuple((f.name, f.default, check) for f in fields for check in (_checks_in(hints[f.name]) if get_origin(hints[f.name]) is Annotated else []))
+    extras = metadata_of(cls)
+    return tuple((f.name, f.default, check) for f in dataclasses.fields(cls) for check in extras[f.name] if callable(check))
 
 
 def checks_of(cls: type) -> Mapping[str, Check]:
@@ -286,27 +293,28 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
         from pipegen.records.secret import masked  # which is made of records
 
         expected, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked(value))}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked({name: value})[name])}{also}{near}") from None
     if result is not value:
         object.__setattr__(self, name, result)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[C]) -> type[C]:
     """A frozen, slotted, keyword-only dataclass whose fields are checked at construction.
 
     A method `check_all(self)` may compare fields; it runs after the checks of single fields. A static method `_hint_for(name)` may give the hint for an
-    unknown field in place of the nearest name. Raises `InvalidField` for a bad value and `UnknownField` for an unknown field.
+    unknown field in place of the nearest name. `dataclasses.field(kw_only=False)` is a field that may also be given by position. A class with
+    `__slots__ = ()` holds fields that several records inherit. Raises `InvalidField` for a bad value and `UnknownField` for an unknown field.
     """
-    result: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    result: Any = dataclasses.dataclass(frozen=True, slots="__slots__" not in vars(cls), kw_only=True)(cls)
     plain_init, names = result.__init__, _names(result)
     checks_all = hasattr(result, "check_all")
     hint: Callable[[str], str] = getattr(result, "_hint_for", lambda name: nearest(name, names))
 
     @functools.wraps(plain_init)
-    def init(self: Any, **values: Any) -> None:
+    def init(self: Any, *args: Any, **values: Any) -> None:
         try:
-            plain_init(self, **values)
+            plain_init(self, *args, **values)
         except TypeError:
             for name in values:
                 if name not in names:

@@ -1,4 +1,6 @@
-"""The records of what a caller may ask of a generation; `pipegen.records.options` gives every one of their fields a value.
+"""Options: each stands here once, with what it takes, its help, its default, the engines that honour it, and what others call it.
+
+`None` means "not set"; `pipegen.records.options` gives every option its value. `pipegen.records.option_table` makes the table of these rows.
 
 >>> GenerationOptions(temperature=0.7, stop=("END",)).stop.stop
 ('END',)
@@ -6,60 +8,107 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from immutabledict import immutabledict
 
 from pipegen.records import strict_json
+from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
 from pipegen.records.fields import InvalidField, boolean, freeze, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
-from pipegen.records.option_names import meant
 
-__all__ = ["DEFAULTS", "GROUPS", "ChatTemplateOptions", "DecodeOptions", "GenerationOptions", "StopOptions", "StructuredOptions", "VlmPreprocessOptions"]
+__all__ = [
+    "GROUPS",
+    "ChatTemplateOptions",
+    "DecodeOptions",
+    "GenerationOptions",
+    "OptionRow",
+    "StopOptions",
+    "StructuredOptions",
+    "VlmPreprocessOptions",
+]
+
+EVERY = frozenset(ENGINE_LIST)
+SERVED = EVERY - {"openai_chat"}
+"""Every engine but a chat server that knows OpenAI's fields alone."""
+
+
+class OptionRow(NamedTuple):
+    """What the table says of an option besides its name, its type, its check and its help."""
+
+    default: Any = None
+    engines: frozenset[str] = TOKEN_ENGINES
+    """The engines that honour it; those that take token ids honour what pipegen's own stages do."""
+    fields: str = ""
+    """The fields of servers' requests that set it, where they are not its name in `wires`; files take these names too."""
+    near: str = ""
+    """What other libraries call it, or something like it: for "did you mean"."""
+    wires: str = ""
+    """Its name where its value is sent as it is: for vLLM, SGLang and chat servers, or one name for all three."""
 
 
 @record
 class StopOptions:
     """Where generation ends, besides the model's own end tokens."""
 
-    stop: Annotated[tuple[str, ...] | None, tuple_of(non_empty_string)] = None
-    """Stop strings; the one that completes first wins, and the text ends before it."""
-    stop_token_ids: Annotated[tuple[int, ...] | None, tuple_of(integer(low=0))] = None
-    """Token ids that end generation; their text stays in `raw_text` only."""
-    ignore_eos: Annotated[bool | None, boolean] = None
-    """Generate on past the model's own end tokens."""
+    stop: Annotated[
+        tuple[str, ...] | None,
+        tuple_of(non_empty_string),
+        "Stop strings; the one that completes first wins, and the text ends before it.",
+        OptionRow((), EVERY, fields="stop", near="stop_sequences stop_strings"),
+    ] = None
+    stop_token_ids: Annotated[
+        tuple[int, ...] | None,
+        tuple_of(integer(low=0)),
+        "Token ids that end generation; their text stays in `raw_text` only.",
+        OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id"),
+    ] = None
+    ignore_eos: Annotated[bool | None, boolean, "Generate on past the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos")] = None
 
 
 @record
 class DecodeOptions:
     """How token ids become `text`. `raw_text` is never touched by these."""
 
-    skip_special_tokens: Annotated[bool | None, boolean] = None
-    """Leave special tokens out of `text`."""
-    strip_whitespace: Annotated[bool | None, boolean] = None
-    """Strip whitespace from both ends of `text`, after the cut and before plugins."""
+    skip_special_tokens: Annotated[
+        bool | None, boolean, "Leave special tokens out of `text`.", OptionRow(True, SERVED - {"vllm_chat"}, fields="skip_special_tokens")
+    ] = None
+    strip_whitespace: Annotated[
+        bool | None, boolean, "Strip whitespace from both ends of `text`, after the cut and before plugins.", OptionRow(False, EVERY)
+    ] = None
 
 
 @record
 class ChatTemplateOptions:
     """How messages become a prompt."""
 
-    add_generation_prompt: Annotated[bool | None, boolean] = None
-    """Open the assistant's turn at the end of the prompt (the default unless a final message is continued)."""
-    continue_final_message: Annotated[bool | None, boolean] = None
-    """Continue the last assistant turn instead of opening a new one."""
-    enable_thinking: Annotated[bool | None, boolean] = None
-    """The template's thinking switch, where it has one; the result says whether it was honoured."""
-    control_tokens: Annotated[Literal["text", "reject", "allow"] | None, one_of("text", "reject", "allow")] = None
-    """What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it."""
-    trust: Annotated[tuple[str, ...] | None, tuple_of(one_of("assistant", "tools", "template_kwargs"))] = None
-    """What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template."""
-    template: Annotated[str | None, non_empty_string] = None
-    """A chat template (Jinja) to use instead of the checkpoint's own."""
-    template_kwargs: Annotated[Mapping[str, Any] | None, mapping] = None
-    """Further variables for the template."""
+    add_generation_prompt: Annotated[
+        bool | None, boolean, "Open the assistant's turn at the end of the prompt (the default unless a final message is continued).", OptionRow(None, SERVED)
+    ] = None
+    continue_final_message: Annotated[bool | None, boolean, "Continue the last assistant turn instead of opening a new one.", OptionRow(False, SERVED)] = None
+    enable_thinking: Annotated[
+        bool | None,
+        boolean,
+        "The template's thinking switch, where it has one; the result says whether it was honoured.",
+        OptionRow(False, SERVED, fields="enable_thinking"),
+    ] = None
+    control_tokens: Annotated[
+        Literal["text", "reject", "allow"] | None,
+        one_of("text", "reject", "allow"),
+        "What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
+        OptionRow("text"),
+    ] = None
+    trust: Annotated[
+        tuple[str, ...] | None,
+        tuple_of(one_of("assistant", "tools", "template_kwargs")),
+        "What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template.",
+        OptionRow(()),
+    ] = None
+    template: Annotated[str | None, non_empty_string, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template")] = None
+    template_kwargs: Annotated[
+        Mapping[str, Any] | None, mapping, "Further variables for the template.", OptionRow(immutabledict(), SERVED, fields="chat_template_kwargs")
+    ] = None
 
     def check_all(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -70,12 +119,11 @@ class ChatTemplateOptions:
 class VlmPreprocessOptions:
     """How images become pixels; all in pixels (an area, not a side)."""
 
-    min_pixels: Annotated[int | None, integer(low=1)] = None
-    """Enlarge smaller images to at least this area."""
-    max_pixels: Annotated[int | None, integer(low=1)] = None
-    """Shrink larger images to at most this area."""
-    do_resize: Annotated[bool | None, boolean] = None
-    """Resize to a size that the model's processor keeps; with False the sides must already be such a size."""
+    min_pixels: Annotated[int | None, integer(low=1), "Enlarge smaller images to at least this area.", OptionRow()] = None
+    max_pixels: Annotated[int | None, integer(low=1), "Shrink larger images to at most this area.", OptionRow()] = None
+    do_resize: Annotated[
+        bool | None, boolean, "Resize to a size that the model's processor keeps; with False the sides must already be such a size.", OptionRow(True)
+    ] = None
 
     def check_all(self) -> None:
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
@@ -116,12 +164,19 @@ with_schema(_choices, {**schema_of(tuple_of(non_empty_string)), "minItems": 1})
 class StructuredOptions:
     """What form the answer must have: one of these at most, or none."""
 
-    json_schema: Annotated[Mapping[str, Any] | str | None, _schema] = None
-    """The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts."""
-    regex: Annotated[str | None, non_empty_string] = None
-    """The whole answer matches this regular expression, in the dialect of the engine."""
-    choice: Annotated[tuple[str, ...] | None, _choices] = None
-    """The answer is one of these texts."""
+    json_schema: Annotated[
+        Mapping[str, Any] | str | None,
+        _schema,
+        "The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts.",
+        OptionRow(None, SERVED - {"hf"}, fields="guided_json", near="response_format json"),
+    ] = None
+    regex: Annotated[
+        str | None,
+        non_empty_string,
+        "The whole answer matches this regular expression, in the dialect of the engine.",
+        OptionRow(None, SERVED - {"hf"}, fields="guided_regex"),
+    ] = None
+    choice: Annotated[tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED - {"hf"}, fields="guided_choice")] = None
 
     def check_all(self) -> None:
         said = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
@@ -161,40 +216,94 @@ def _stops(value: Any) -> Any:
 class GenerationOptions:
     """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
 
-    max_new_tokens: Annotated[int | None, integer(low=1)] = None
-    """How many tokens may be generated at most; a row that gets there ends with `LENGTH`."""
-    min_new_tokens: Annotated[int | None, integer(low=0)] = None
-    """Nothing ends a row before it has this many tokens, and a stop within them does not count."""
-    temperature: Annotated[float | None, number(0)] = None
-    """0 takes the likeliest token each time (greedy)."""
-    top_p: Annotated[float | None, number(above=0, high=1)] = None
-    """Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all."""
-    top_k: Annotated[int | None, integer(low=0)] = None
-    """Sample from the k likeliest tokens only; 0 means all."""
-    min_p: Annotated[float | None, number(0, 1)] = None
-    """Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all."""
-    repetition_penalty: Annotated[float | None, number(above=0)] = None
-    """Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing."""
-    presence_penalty: Annotated[float | None, number(-2, 2)] = None
-    """Subtract this from the logits of tokens that stand in the answer."""
-    frequency_penalty: Annotated[float | None, number(-2, 2)] = None
-    """Subtract this from the logits of tokens for each time that they stand in the answer."""
-    no_repeat_ngram_size: Annotated[int | None, integer(low=0)] = None
-    """Never write the same sequence of that many tokens twice; 0 means no limit."""
-    seed: Annotated[int | None, integer(low=0, high=2**63 - 1)] = None
-    """Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run."""
-    samples: Annotated[int | None, integer(low=1)] = None
-    """How many completions to draw for the one prompt; their seeds are derived from `seed`."""
-    logprobs: Annotated[bool | None, boolean] = None
-    """Report the model's own log probability of each generated token (before temperature, penalties and filters)."""
-    top_logprobs: Annotated[int | None, integer(low=0, high=20)] = None
-    """Report that many likeliest tokens for each position too; asks for `logprobs`."""
-    max_prompt_tokens: Annotated[int | None, integer(low=1)] = None
-    """Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts."""
-    on_overflow: Annotated[Literal["error", "clip"] | None, one_of("error", "clip")] = None
-    """What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result."""
-    use_generation_config: Annotated[bool | None, boolean] = None
-    """Take what is not said from the checkpoint's `generation_config` before pipegen's defaults."""
+    max_new_tokens: Annotated[
+        int | None,
+        integer(low=1),
+        "How many tokens may be generated at most; a row that gets there ends with `LENGTH`.",
+        OptionRow(512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens"),
+    ] = None
+    min_new_tokens: Annotated[
+        int | None,
+        integer(low=0),
+        "Nothing ends a row before it has this many tokens, and a stop within them does not count.",
+        OptionRow(0, SERVED, fields="min_tokens", near="min_length"),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        number(0),
+        "0 takes the likeliest token each time (greedy).",
+        OptionRow(0.0, EVERY, near="do_sample", wires="temperature"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        number(above=0, high=1),
+        "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all.",
+        OptionRow(1.0, EVERY, wires="top_p"),
+    ] = None
+    top_k: Annotated[int | None, integer(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k")] = None
+    min_p: Annotated[
+        float | None,
+        number(0, 1),
+        "Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all.",
+        OptionRow(0.0, SERVED, wires="min_p"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        number(above=0),
+        "Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
+        OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        number(-2, 2),
+        "Subtract this from the logits of tokens that stand in the answer.",
+        OptionRow(0.0, EVERY, wires="presence_penalty"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        number(-2, 2),
+        "Subtract this from the logits of tokens for each time that they stand in the answer.",
+        OptionRow(0.0, EVERY, wires="frequency_penalty"),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, integer(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}))
+    ] = None
+    seed: Annotated[
+        int | None,
+        integer(low=0, high=2**63 - 1),
+        "Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run.",
+        OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed"),
+    ] = None
+    samples: Annotated[
+        int | None,
+        integer(low=1),
+        "How many completions to draw for the one prompt; their seeds are derived from `seed`.",
+        OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences"),
+    ] = None
+    logprobs: Annotated[
+        bool | None,
+        boolean,
+        "Report the model's own log probability of each generated token (before temperature, penalties and filters).",
+        OptionRow(False, SERVED),
+    ] = None
+    top_logprobs: Annotated[
+        int | None, integer(low=0, high=20), "Report that many likeliest tokens for each position too; asks for `logprobs`.", OptionRow(0, SERVED)
+    ] = None
+    max_prompt_tokens: Annotated[
+        int | None,
+        integer(low=1),
+        "Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts.",
+        OptionRow(near="truncate_prompt_tokens"),
+    ] = None
+    on_overflow: Annotated[
+        Literal["error", "clip"] | None,
+        one_of("error", "clip"),
+        "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result.",
+        OptionRow("error"),
+    ] = None
+    use_generation_config: Annotated[
+        bool | None, boolean, "Take what is not said from the checkpoint's `generation_config` before pipegen's defaults.", OptionRow(False)
+    ] = None
     stop: Annotated[StopOptions | None, _stops] = None
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
     chat: Annotated[ChatTemplateOptions | None, _nested(ChatTemplateOptions)] = None
@@ -232,35 +341,12 @@ class GenerationOptions:
 
     @staticmethod
     def _hint_for(name: str) -> str:
-        return meant(name, GROUPS, [f.name for f in dataclasses.fields(GenerationOptions)])
+        from pipegen.records.option_table import unknown_hint
+
+        return unknown_hint(name)
 
     def check_all(self) -> None:
         if self.top_logprobs and self.logprobs is False:
             raise InvalidField("GenerationOptions takes top_logprobs only with logprobs=True")
         if self.min_new_tokens is not None and self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidField(f"GenerationOptions takes min_new_tokens of at most max_new_tokens, not {self.min_new_tokens} > {self.max_new_tokens}")
-
-
-DEFAULTS = GenerationOptions(
-    max_new_tokens=512,
-    min_new_tokens=0,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    no_repeat_ngram_size=0,
-    samples=1,
-    logprobs=False,
-    top_logprobs=0,
-    on_overflow="error",
-    use_generation_config=False,
-    stop=StopOptions(stop=(), stop_token_ids=(), ignore_eos=False),
-    decode=DecodeOptions(skip_special_tokens=True, strip_whitespace=False),
-    chat=ChatTemplateOptions(continue_final_message=False, enable_thinking=False, control_tokens="text", trust=(), template_kwargs=immutabledict()),
-    preprocess=VlmPreprocessOptions(do_resize=True),
-)
-"""pipegen's defaults. `chat.template`, `min_pixels` and `max_pixels` have none: the checkpoint's own apply. No `seed` means unseeded, no
-`max_prompt_tokens` that only the model's own limit counts, and no `structured` that the answer is free."""

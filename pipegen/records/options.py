@@ -21,9 +21,7 @@ from typing import Any, TypeVar
 from immutabledict import immutabledict
 
 from pipegen.records.fields import InvalidField, UnknownField, printed
-from pipegen.records.option_names import nearest_option
 from pipegen.records.option_records import (
-    DEFAULTS,
     GROUPS,
     ChatTemplateOptions,
     DecodeOptions,
@@ -32,6 +30,7 @@ from pipegen.records.option_records import (
     StructuredOptions,
     VlmPreprocessOptions,
 )
+from pipegen.records.option_table import DEFAULTS, OPTIONS, nearest_option
 
 __all__ = [
     "DEFAULTS",
@@ -43,6 +42,7 @@ __all__ = [
     "StructuredOptions",
     "VlmPreprocessOptions",
     "flat_values",
+    "in_our_words",
     "merge",
     "option_names",
     "options_from",
@@ -51,8 +51,6 @@ __all__ = [
 
 R = TypeVar("R")
 
-_FLAT: Mapping[str, str] = {f.name: group for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
-_PLAIN = tuple(f.name for f in dataclasses.fields(GenerationOptions) if f.name not in GROUPS)
 CHECKPOINT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens")
 """What `use_generation_config=True` takes from the checkpoint."""
 
@@ -134,10 +132,8 @@ def options_from(values: Mapping[str, Any], place: str = "options") -> Generatio
             if unnamed is not None:
                 raise InvalidField(f"{place}: {name} takes a mapping with names as keys, not {printed(unnamed)}")
             groups.setdefault(name, {}).update(value)
-        elif name in _PLAIN:
-            plain[name] = value
-        elif name in _FLAT:
-            groups.setdefault(_FLAT[name], {})[name] = value
+        elif name in OPTIONS:
+            (groups.setdefault(OPTIONS[name].group, {}) if OPTIONS[name].group else plain)[name] = value
         elif name in GROUPS:
             raise InvalidField(f"{place}: {name} takes a mapping, not {printed(value)}")
         else:
@@ -154,7 +150,7 @@ def option_names() -> Iterable[str]:
     >>> "stop_token_ids" in option_names()
     True
     """
-    return (*_PLAIN, *_FLAT)
+    return OPTIONS.keys()
 
 
 def flat_values(options: GenerationOptions) -> dict[str, Any]:
@@ -163,8 +159,10 @@ def flat_values(options: GenerationOptions) -> dict[str, Any]:
     >>> flat_values(DEFAULTS)["strip_whitespace"]
     False
     """
-    values = {name: getattr(options, name) for name in _PLAIN}
-    for group, kind in GROUPS.items():
-        fields = getattr(options, group)
-        values.update({f.name: getattr(fields, f.name) if fields is not None else None for f in dataclasses.fields(kind)})
-    return values
+    held = {group: getattr(options, group) for group in GROUPS} | {"": options}
+    return {name: getattr(held[entry.group], name, None) for name, entry in OPTIONS.items()}
+
+
+def in_our_words(name: str, value: Any) -> Any:
+    """The option's value for what a server's field says: -1 means all to the engines' `top_k`, and 0 does here."""
+    return 0 if name == "top_k" and type(value) is int and value == -1 else value

@@ -32,7 +32,7 @@ from pipegen.records.fields import (
     with_schema,
 )
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
-from pipegen.records.option_names import OTHER_NAMES
+from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
 
 __all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "RequestPolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint"]

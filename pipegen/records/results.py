@@ -8,21 +8,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any, Literal
 
-from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch
-from pipegen.records.fields import boolean, integer, non_empty_string, one_of, path, record, schema_of, with_schema
+from pipegen.records.fields import record
 from pipegen.records.messages import Message, plain_messages
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.secret import secretive
 
 __all__ = [
     "Decoded",
@@ -30,7 +27,6 @@ __all__ = [
     "Finish",
     "GenerationResult",
     "ResolvedRequest",
-    "ModelLoadConfig",
     "PreparedImage",
     "Prompt",
     "Raw",
@@ -279,65 +275,3 @@ class GenerationResult:
         failed, results = dict(self.failed_samples), iter(self.samples or (self,))
         count = len(self.samples or (self,)) + len(failed)
         return tuple(Failure(failed[sample]) if sample in failed else Success(next(results)) for sample in range(count))
-
-
-_DTYPE = one_of("auto", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
-
-
-def _dtype(value: Any) -> Any:
-    word = _DTYPE(value)
-    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(word, word)
-
-
-with_schema(_dtype, schema_of(_DTYPE))
-
-
-@record
-class ModelLoadConfig:
-    """Which model to load, on which engine, and how."""
-
-    model: Annotated[str, path]
-    """A local folder, a hub name, or `embedded`."""
-    backend: Annotated[str, non_empty_string] = "hf"
-    """One of `pipegen.backends.BACKENDS`; for a server, `engine_kwargs` hold its address: `{"base_url": "http://localhost:8000"}`."""
-    fallback_backend: Annotated[str | None, non_empty_string] = None
-    """The engine for images that the first one does not take; see `pipegen.backends.load`."""
-    variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm")] = "auto"
-    dtype: Annotated[str, _dtype] = "auto"
-    device: Annotated[str | None, non_empty_string] = None
-    device_map: Annotated[str | None, non_empty_string] = None
-    attn_implementation: Annotated[str | None, non_empty_string] = None
-    trust_remote_code: Annotated[bool, boolean] = False
-    revision: Annotated[str | None, non_empty_string] = None
-    adapter: Annotated[str | None, path] = None
-    """A LoRA adapter's folder or hub name (needs peft)."""
-    batch_size: Annotated[int | None, integer(low=1)] = None
-    """Rows that may run side by side; None is the engine's own default (hf: 32)."""
-    compile: Annotated[bool, boolean] = False
-    """Whether hf compiles the steps of one new token for each row with `torch.compile`."""
-    image_memory_bytes: Annotated[int | None, integer(low=0)] = None
-    """Memory for images that are made ready ahead, or kept since they may come again, in bytes (hf: 256 MiB); 0 is none."""
-    engine_kwargs: Annotated[Mapping[str, Any], secretive] = immutabledict()
-    """Further arguments of the engine. Keys and tokens among them are kept as secrets: nothing shows them, and they do not pickle."""
-
-    if TYPE_CHECKING:  # a path may be given as one, and a mapping of any kind
-
-        def __init__(
-            self,
-            *,
-            model: str | os.PathLike[str],
-            backend: str = "hf",
-            fallback_backend: str | None = None,
-            variant: Literal["auto", "text", "vlm"] = "auto",
-            dtype: str = "auto",
-            device: str | None = None,
-            device_map: str | None = None,
-            attn_implementation: str | None = None,
-            trust_remote_code: bool = False,
-            revision: str | None = None,
-            adapter: str | os.PathLike[str] | None = None,
-            batch_size: int | None = None,
-            compile: bool = False,
-            image_memory_bytes: int | None = None,
-            engine_kwargs: Mapping[str, Any] = ...,
-        ) -> None: ...

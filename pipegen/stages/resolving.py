@@ -23,9 +23,9 @@ from pipegen.core.errors import (
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, flat_values, resolve as resolve_options
 from pipegen.records.requests import GenerationRequest

@@ -162,8 +162,8 @@ async def pipegen_transport(url: str) -> Any:
     from pipegen.backends.http.access import access_to
     from pipegen.backends.http.transport import Transport
     from pipegen.backends.servers.reading import json_of
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.wire import WireRequest
+    from pipegen.engines.settings import ServerSettings
 
     access = access_to(url, default=url, variable="VLLM_API_KEY", api_key=None, headers=None)
     transport = Transport(access, ServerSettings(max_in_flight=1_024))

@@ -157,7 +157,7 @@ def test_the_chat_file_that_the_help_shows_is_one(monkeypatch: pytest.MonkeyPatc
     shown = CHAT.split("\b\n")[1].split("\n\n")[0]
     (tmp_path / "chat.yaml").write_text(textwrap.dedent(shown))
     first, second = read_chat(tmp_path / "chat.yaml").agents
-    assert (first.id, first.backend.constructor, second.system_message, second.backend.settings["dialect"]) == ("here", "hf", "Be brief.", "vllm")
+    assert (first.id, first.backend.backend, second.system_message, second.backend.settings.dialect) == ("here", "hf", "Be brief.", "vllm")
 
 
 def test_the_schema_is_printed(capsys: Any) -> None:

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from pipegen.cli import main
-from pipegen.cli.doctor import ENGINE_EXTRAS, examine
+from pipegen.cli.doctor import examine
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.records.options import option_names
@@ -31,10 +31,6 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(package)
 
     monkeypatch.setattr(metadata, "version", version)
-
-
-def test_every_engine_has_its_extra() -> None:
-    assert set(ENGINE_EXTRAS) == set(ENGINES)
 
 
 def test_the_table_of_what_each_engine_honours_is_printed_whole(capsys: pytest.CaptureFixture[str], bare: None) -> None:  # C5

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipegen.config import BackendConfig, ChatConfig, Secret, chat_from, read_chat
+from pipegen.engines.settings import SETTINGS, ChatServerSettings
 from pipegen.records.fields import InvalidField, UnknownField
 
 
@@ -50,17 +51,14 @@ ui:
 def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None:
     chat = read(tmp_path, TWO_SERVERS)
     first, second = chat.agents
-    assert (first.id, first.backend.constructor, dict(first.backend.settings)) == (
-        "qwen1",
-        "openai_server",
-        {"base_url": "http://localhost:8000/v1", "dialect": "vllm"},
-    )
+    wanted = ChatServerSettings("Qwen/Qwen3-4B", base_url="http://localhost:8000/v1", dialect="vllm", server_limit=True)
+    assert (first.id, first.backend.backend, first.backend.settings) == ("qwen1", "openai_server", wanted)
     assert first.backend.options.top_k == 50
     assert first.backend.options.chat is not None
     assert first.backend.options.chat.enable_thinking is True
     assert first.backend.options.chat.template_kwargs == {}
-    assert (second.system_message, second.backend.settings["dialect"]) == ("Be brief.", "sglang")
-    assert second.backend.settings["extra_body"] == {"chat_template_kwargs": {"enable_thinking": True}}
+    assert (second.system_message, second.backend.settings.dialect) == ("Be brief.", "sglang")
+    assert second.backend.settings.extra_body == {"chat_template_kwargs": {"enable_thinking": True}}
     assert second.backend.options.chat is not None
     assert second.backend.options.chat.enable_thinking is True
     assert chat.ui.display_type == "rich_terminal"
@@ -68,7 +66,7 @@ def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "constructor", "settings"),
+    ("said", "function", "settings"),
     [
         ({"type": "hf", "dtype": "float32"}, "hf", {"dtype": "float32"}),
         ({"type": "vllm", "max_model_len": 64}, "vllm", {"max_model_len": 64}),
@@ -84,9 +82,10 @@ def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None
         ({"type": "openai", "base_url": "https://h/v1"}, "openai_server", {"base_url": "https://h/v1", "dialect": "plain"}),
     ],
 )
-def test_each_type_is_carried_out_by_its_constructor(said: dict[str, Any], constructor: str, settings: dict[str, Any]) -> None:
+def test_each_type_is_carried_out_by_its_function(said: dict[str, Any], function: str, settings: dict[str, Any]) -> None:
     made = backend(**said)
-    assert (made.constructor, dict(made.settings)) == (constructor, settings)
+    more = {"server_limit": True} if function == "openai_server" else {}
+    assert (made.backend, made.settings) == (function, SETTINGS[function]("m", **settings, **more))
 
 
 def test_options_stand_flat_beside_the_backend_by_either_name() -> None:
@@ -180,8 +179,7 @@ def test_keys_come_from_the_environment_and_show_nowhere(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     made = backend(type="chatcompletion", headers={"X-Other": "${MY_KEY}" if "MY_KEY" in environment else "sk-header"}, **said)
-    held = dict(made.secrets)
-    kept = held.get("api_key")
+    kept = made.settings.api_key
     assert (kept.reveal() if isinstance(kept, Secret) else None) == key
     assert "sk-" not in repr(made)
     with pytest.raises(TypeError, match="cannot be pickled"):
@@ -221,4 +219,4 @@ def test_agents_without_an_id_have_their_type_for_one_and_a_number() -> None:
 def test_an_empty_key_is_not_said_and_a_model_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_MODEL", "Qwen/Qwen3-4B")
     made = backend(type="vllm", model="${MY_MODEL}", base_url=None, api_key="")
-    assert (made.model, made.secrets) == ("Qwen/Qwen3-4B", ())
+    assert (made.model, made.settings.api_key, dict(made.settings.headers)) == ("Qwen/Qwen3-4B", None, {})

@@ -37,7 +37,7 @@ def test_an_option_in_extra_body_is_that_option(kind: str, field: str, value: An
     extra = {field: value, "other": {"a": 1}}
     made = backend(type=kind, extra_body=extra)
     assert flat_values(made.options)[option] == taken
-    assert made.settings["extra_body"] == {"other": {"a": 1}}
+    assert made.settings.extra_body == {"other": {"a": 1}}
     assert extra == {field: value, "other": {"a": 1}}  # H8: the caller's own stays as it was
     assert backend(type=kind, extra_body=extra, **{option: taken}).options == made.options  # said twice, the same
 
@@ -66,14 +66,14 @@ def test_a_null_takes_a_field_away_and_says_no_option() -> None:
     made = backend(type="openai", max_tokens=5, extra_body={"max_tokens": None, "max_completion_tokens": 5, "temperature": None})
     assert made.options.max_new_tokens == 5
     assert made.options.temperature is None
-    assert made.settings["extra_body"] == {"max_tokens": None, "max_completion_tokens": 5, "temperature": None}
+    assert made.settings.extra_body == {"max_tokens": None, "max_completion_tokens": 5, "temperature": None}
 
 
 def test_the_extra_fields_of_a_plain_server_are_its_own() -> None:
     extra = {"top_k": 5, "enable_thinking": True, "chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "high"}
     made = backend(type="openai", base_url="https://h/v1", extra_body=extra)
     assert set(flat_values(made.options).values()) == {None}
-    assert made.settings["extra_body"] == extra
+    assert made.settings.extra_body == extra
 
 
 @pytest.mark.parametrize("said", [{"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}])
@@ -82,12 +82,12 @@ def test_a_plain_server_is_not_silently_left_thinking(said: dict[str, Any]) -> N
         backend(type="openai", base_url="https://h/v1", **said)
     assert backend(type="openai", base_url="https://h/v1", dialect="vllm", **said).options.chat is not None
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert backend(type="openai", base_url="https://h/v1", extra_body=extra).settings["extra_body"] == extra
+    assert backend(type="openai", base_url="https://h/v1", extra_body=extra).settings.extra_body == extra
 
 
 @pytest.mark.parametrize("kind", ["vllm_server", "sglang_server"])
 def test_a_server_asked_by_token_ids_takes_no_fields_of_a_chat(kind: str) -> None:
-    assert backend(type=kind, extra_body={"sampling_params": {"a": 1}}).settings["extra_body"] == {"sampling_params": {"a": 1}}
+    assert backend(type=kind, extra_body={"sampling_params": {"a": 1}}).settings.extra_body == {"sampling_params": {"a": 1}}
     with pytest.raises(InvalidField, match=r"extra_body\.top_k: a server asked by token ids has no such field"):
         backend(type=kind, extra_body={"top_k": 5})
 

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors, the table of keys and the constructors say the same."""
+"""The JSON Schema for editors, the table of keys and the backends say the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 from pipegen import backends
 from pipegen.config import chat_from, schema
 from pipegen.config.chat_fields import passed_on
-from pipegen.config.keys import ALIASES, CONSTRUCTORS, KEYS, TYPES, keys_of
+from pipegen.config.keys import KEYS, TYPES, keys_of
+from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField
+from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GROUPS, option_names
 
 SCHEMA = schema()
@@ -33,17 +35,17 @@ def test_the_shipped_file_is_the_schema() -> None:
     assert json.loads(shipped) == SCHEMA, "out of date: python docs/tables.py"
 
 
-@pytest.mark.parametrize("constructor", CONSTRUCTORS)
-def test_the_keys_are_the_arguments_of_the_constructor(constructor: str) -> None:
-    arguments = set(inspect.signature(getattr(backends, constructor)).parameters) - {"model"}
-    assert set(keys_of(constructor)) == arguments
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_keys_are_the_arguments_of_the_backend(backend: str) -> None:
+    arguments = set(inspect.signature(getattr(backends, backend)).parameters) - {"model"}
+    assert set(keys_of(backend)) == arguments
 
 
-@pytest.mark.parametrize("constructor", CONSTRUCTORS)
-def test_the_schema_knows_every_key_and_every_option(constructor: str) -> None:
-    properties = SCHEMA["$defs"][constructor]["properties"]
-    assert set(properties) >= {*keys_of(constructor), *option_names(), "type", "model"}
-    assert all(properties[name].get("description") for name in (*keys_of(constructor), *option_names()))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_schema_knows_every_key_and_every_option(backend: str) -> None:
+    properties = SCHEMA["$defs"][backend]["properties"]
+    assert set(properties) >= {*keys_of(backend), *option_names(), "type", "model"}
+    assert all(properties[name].get("description") for name in (*keys_of(backend), *option_names()))
 
 
 def test_every_key_has_a_schema_and_words() -> None:
@@ -130,7 +132,7 @@ def test_the_schema_and_the_reader_agree_on_every_key(kind: str, served: bool, c
 
     parted = []
     fields = () if kind.startswith(("openai", "chat")) else passed_on()  # there the dialect is found by the port
-    for name in (*KEYS, *ALIASES, *GROUPS, *option_names(), *fields, "bogus"):
+    for name in (*KEYS, *SERVER_NAMES, *GROUPS, *option_names(), *fields, "bogus"):
         for value in AWKWARD:
             values = {"backend": {"type": kind, "model": "m", **({"base_url": None} if served else {}), name: value}}
             if name not in ("json_schema", "guided_json") and taken(chat_from, values) != taken(checker, values):  # JSON within a string is beyond a schema

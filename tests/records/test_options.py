@@ -272,6 +272,6 @@ def test_an_option_that_stands_in_a_record_of_its_own_says_in_which(name: str) -
     (group, kind) = next((group, kind) for group, kind in GROUPS.items() if name in {f.name for f in dataclasses.fields(kind)})
     with pytest.raises(UnknownField) as refused:
         GenerationOptions(**{name: None})
-    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it stands in {group}: {group}={kind.__name__}({name}=...)"
-    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It stands in {group}"):
+    assert str(refused.value) == f"GenerationOptions has no field {name!r}; it is a field of {group}: {group}={kind.__name__}({name}=...)"
+    with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It is a field of {group}"):
         GenerationOptions(**{f"{name}_": None})

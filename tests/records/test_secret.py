@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.backends.configured import arguments_of
+from pipegen.engines.settings import settings_of
 from pipegen.records.secret import Secret, masked, revealed, secretive
 
 KEY = "sk-do-not-show"
@@ -66,8 +66,8 @@ def test_what_is_no_secret_stays_as_it_is_and_pickles(plain: dict[str, Any]) -> 
 
 
 def test_extra_body_and_chat_files_hide_keys_too() -> None:
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.config import Place, backend_from
+    from pipegen.engines.settings import ServerSettings
 
     settings = ServerSettings(extra_body={"provider": {"api_key": KEY}})
     assert KEY not in repr(settings)
@@ -93,7 +93,8 @@ def test_a_server_is_sent_what_is_hidden() -> None:
 
 def test_a_servers_function_gets_plain_settings() -> None:
     config = pg.ModelLoadConfig(model="m", backend="vllm_server", engine_kwargs={"extra_body": {"token": KEY}})
-    assert arguments_of(config, pg.backends.vllm_server)["extra_body"] == {"token": KEY}
+    assert KEY not in repr(settings_of(config))
+    assert revealed(settings_of(config).extra_body) == {"token": KEY}
 
 
 def test_what_is_masked_is_masked_however_deep() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pipegen.core.errors import InvalidRequest, PluginFailed, PromptTooLong, UnsupportedMultimodal, UnsupportedOption, UnsupportedPlugin
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.plugin import Plugin
+from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StopOptions, StructuredOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Encoded, Prompt, ResolvedRequest

@@ -54,7 +54,7 @@ def _profiled(walk: Walk) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before[0])
-        threading.setprofile(before[1])  # type: ignore[arg-type]  # None takes it away
+        threading.setprofile(before[1])  # None takes it away
 
 
 def walk_of(name: str) -> Walk:

@@ -34,17 +34,21 @@ STUBS = stubs()
 
 
 def test_they_are_found() -> None:
-    assert {name.rpartition(".")[2] for name in STUBS} >= {"ModelLoadConfig", "GenerationRequest", "TextGenerationRequest", "VlmGenerationRequest"}
+    assert {name.rpartition(".")[2] for name in STUBS} >= {"GenerationOptions", "GenerationRequest", "VlmGenerationRequest"}
 
 
 @pytest.mark.parametrize("name", sorted(STUBS))
-def test_each_says_every_field_and_whether_it_has_a_default(name: str) -> None:
+def test_each_has_every_field_and_its_default(name: str) -> None:
     module, kind, arguments = STUBS[name]
     made: Any = getattr(importlib.import_module(module), kind)
     fields = [field for field in dataclasses.fields(made) if field.init]
-    wanted = {field.name: field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING for field in fields}
+    required = {field.name for field in fields if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING}
     positional = arguments.args[1:]
-    defaults = [False] * (len(positional) - len(arguments.defaults)) + [True] * len(arguments.defaults)
-    said = dict(zip((one.arg for one in positional), defaults, strict=True))
-    said |= {one.arg: default is not None for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-    assert said == wanted
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    written = {one.arg: default for one, default in zip([*positional, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True)}
+    assert set(written) == {field.name for field in fields}
+    assert {argument for argument, default in written.items() if default is None} == required
+    values = {argument: ast.literal_eval(default) for argument, default in written.items() if default is not None}
+    assert {field.name: field.default for field in fields if values.get(field.name, ...) is not ...} == {
+        argument: value for argument, value in values.items() if value is not ...
+    }

@@ -22,11 +22,12 @@ from pipegen.backends.checkpoint.stored import dtype_of, stored_dtype
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField, mapping
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
-from pipegen.records.results import ModelLoadConfig, PreparedImage, Prompt
+from pipegen.records.results import PreparedImage, Prompt
 
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.native_processors import Expansions, ImageInputs
@@ -44,7 +45,7 @@ class Checkpoint:
 
     def __init__(self, load: ModelLoadConfig) -> None:
         self.load = load
-        self.source = locate(load.model)
+        self.source = locate(str(load.model))
         self._loading = threading.RLock()
 
     @cached_property

@@ -13,9 +13,10 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage, Raw
 
 __all__ = ["CheckpointEngine", "in_order"]
 

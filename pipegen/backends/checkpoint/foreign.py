@@ -22,8 +22,8 @@ from typing import BinaryIO, NamedTuple
 
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["Broken", "broken_file", "load_failed", "loading", "short", "weight_files"]
 
@@ -64,7 +64,7 @@ def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str
     The traceback goes to the log, under the failure's incident.
     """
     incident = uuid.uuid4().hex[:12]
-    folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(load.adapter or "", None)) if folder is not None]
+    folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None)) if folder is not None]
     found = broken_file(file for folder in folders for file in (*weight_files(folder), *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS)))
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
     because = short(raised) if found is None else f"{found.words}; {short(raised)}"

@@ -66,7 +66,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
                 f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
-            _load_adapter(model, load.adapter)
+            _load_adapter(model, str(load.adapter))
         if load.device_map is None:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:

@@ -6,8 +6,8 @@ import torch
 
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.engines.extras import need
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["advice", "check_settings"]
 
@@ -38,7 +38,7 @@ def check_settings(load: ModelLoadConfig) -> None:
             _check_device("device_map", load.device_map)
     if load.adapter is not None:
         need("peft", "peft", "a LoRA adapter")
-        check_adapter_folder(load.adapter)
+        check_adapter_folder(str(load.adapter))
 
 
 def _check_device(field: str, asked: str) -> None:

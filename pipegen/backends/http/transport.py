@@ -26,10 +26,10 @@ from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.http.sse import Events
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.reading import json_of
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import WireReply, WireRequest
 from pipegen.core.errors import GenerationError, MalformedResponse, RateLimited, Timeout
 from pipegen.core.slots import is_ok
+from pipegen.engines.settings import ServerSettings
 
 __all__ = ["AttemptFailed", "HttpStatusError", "Transport", "body_of"]
 

@@ -5,12 +5,15 @@ Each engine is one file of pure functions that build and read its wire records, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+import dataclasses
+import os
+from typing import TYPE_CHECKING, cast
 
 from pipegen.backends.servers.wire import AsyncBackend, Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.engines.settings import ChatServerSettings, ServerSettings, TokenServerSettings, config_of
 
 if TYPE_CHECKING:
+    from pipegen.backends.http.access import Access
     from pipegen.drivers.route import Route
 
 __all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
@@ -19,56 +22,40 @@ __all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "Wire
 NEEDED = ("aiohttp", "orjson", "tenacity")
 
 
-def token_server(
-    wire: Wire,
-    model: str,
-    *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    load: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Route:
+def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     """A route through a server that takes and gives token ids, by any engine's `Wire`: what `vllm_server` and `sglang_server` are made with.
 
-    `load` holds fields of `ModelLoadConfig` for reading the checkpoint here, `settings` those of `ServerSettings`. Raises `InvalidField` for a bad one,
-    and `MissingExtra` (an ImportError), which says what to install.
+    Raises `InvalidField` for a bad address, and `MissingExtra` (an ImportError), which says what to install.
     """
+    access = _access(wire, settings)
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.backends.checkpoint.metadata import LightModel
-    from pipegen.backends.http.access import access_to
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.drivers.route import route
-    from pipegen.engines.extras import need
-    from pipegen.records.results import ModelLoadConfig
 
-    for package in NEEDED:
-        need(package, "online", "asking a server")
-    access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
-    checkpoint = Checkpoint(ModelLoadConfig(model=model, backend=wire.name, **(load or {})))
-    return route(ServerEngine(wire, cast(LightModel, checkpoint), access, ServerSettings(**(settings or {})), model))
+    checkpoint = Checkpoint(config_of(settings, wire.name))
+    return route(ServerEngine(wire, cast(LightModel, checkpoint), access, settings, os.fspath(settings.model)))
 
 
-def chat_server(
-    wire: Wire,
-    model: str,
-    *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Route:
+def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     """A route through a server that takes messages and gives text: what `openai_server` is made with. Raises as `token_server` does."""
-    from pipegen.backends.http.access import access_to
+    access = _access(wire, settings)
     from pipegen.backends.servers.chat import ChatEngine, chat_route
-    from pipegen.backends.servers.settings import ServerSettings
+
+    model = os.fspath(settings.model)
+    if wire.name == "openai_chat" and settings.served_model_name is None:
+        settings = dataclasses.replace(settings, served_model_name=model)  # a public server need not list its models
+    if settings.separate_reasoning is not None:
+        settings = dataclasses.replace(settings, extra_body={**settings.extra_body, "separate_reasoning": settings.separate_reasoning})
+    return chat_route(ChatEngine(wire, access, settings, model))
+
+
+def _access(wire: Wire, settings: ServerSettings) -> Access:
+    from pipegen.backends.http.access import access_to
     from pipegen.engines.extras import need
+    from pipegen.records.secret import revealed
 
     for package in NEEDED:
         need(package, "online", "asking a server")
-    access = access_to(base_url, default=wire.default_url, variable=wire.key_variable, api_key=api_key, headers=headers)
-    said = dict(settings or {})
-    if wire.name == "openai_chat" and said.get("served_model_name") is None:
-        said["served_model_name"] = model  # a public server need not list its models; a plain one is asked for the very name
-    return chat_route(ChatEngine(wire, access, ServerSettings(**said), model))
+    key, headers = revealed(settings.api_key), revealed(settings.headers)
+    return access_to(settings.base_url, default=wire.default_url, variable=wire.key_variable, api_key=key, headers=headers)

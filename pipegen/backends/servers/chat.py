@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
+from pipegen.backends.http.access import Access
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.collect import ChatOutput, ChatRow, result_of
 from pipegen.backends.servers.http_engine import HttpEngine
 from pipegen.backends.servers.sending import Make
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.protocol import TextMade
+from pipegen.engines.settings import ChatServerSettings
 from pipegen.media.image import file_to_send
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.messages import ImagePart, Message, plain_messages
 from pipegen.records.options import resolve
@@ -37,6 +39,10 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     """An engine that is asked in messages and answers in text. It has no tokenizer: what pipegen promises of ids does not hold here."""
 
     generation_config: immutabledict[str, Any] = immutabledict()
+
+    def __init__(self, wire: Wire, access: Access, settings: ChatServerSettings, model: str) -> None:
+        super().__init__(wire, access, settings, model)
+        self.server_limit = settings.server_limit
 
     @property
     def identity(self) -> str:
@@ -188,7 +194,7 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRe
             f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         )
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
-    if engine.sender.settings.server_limit and (said is None or said.max_new_tokens is None):
+    if engine.server_limit and (said is None or said.max_new_tokens is None):
         options = dataclasses.replace(options, max_new_tokens=None)
     chat = options.chat
     if (

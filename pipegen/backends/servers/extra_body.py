@@ -11,7 +11,7 @@ from typing import Any
 
 from pipegen.backends.servers.chat_fields import REMOVED, dialects_of
 from pipegen.core.errors import UnsupportedOption
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 
 __all__ = ["SERVERS", "check_extra_body"]
 

@@ -16,12 +16,12 @@ from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sending import Make, Sender
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import CallFailed, GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import GenerationOptions, resolve
 
 __all__ = ["HttpEngine"]

@@ -22,8 +22,9 @@ from pipegen.backends.servers.reading import error_message, form_of, ids_of, mal
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.names import shown
+from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
 __all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
@@ -55,12 +56,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
-        "max_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "seed": options.seed,
+        **wire_fields(options, "chat", DIALECTS[dialect if chat is not None else "plain"].name),
         "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
@@ -69,8 +65,6 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
     if dialect != "plain" and chat is not None:
         more = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
-            "min_p": options.min_p,
-            "repetition_penalty": options.repetition_penalty,
             # Where the end token is ignored, it would only be held back.
             "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
             "stop": list(stops) or None,

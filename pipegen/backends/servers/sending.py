@@ -25,11 +25,11 @@ from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Tran
 from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.facts import Directory
 from pipegen.backends.servers.reading import json_of, malformed
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.settings import ServerSettings
 
 __all__ = ["Asked", "Make", "Sender"]
 

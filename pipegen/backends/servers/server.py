@@ -20,13 +20,13 @@ from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.rows import ServerRow, touches
 from pipegen.backends.servers.sending import Make
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
-from pipegen.engines.names import shown
 from pipegen.engines.protocol import TokensMade
+from pipegen.engines.settings import ServerSettings
+from pipegen.records.engine_list import shown
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw

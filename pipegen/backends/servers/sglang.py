@@ -20,6 +20,7 @@ from pipegen.backends.servers.reading import ids_of, malformed, merged
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob
 
@@ -42,16 +43,9 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
+        **wire_fields(options, "sglang"),
         "n": n if n > 1 else None,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
         "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "sampling_seed": options.seed,
-        "max_new_tokens": options.max_new_tokens,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_new_tokens": options.min_new_tokens if ending_ids else 0,
         "stop": list(stops) or None,

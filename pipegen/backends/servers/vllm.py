@@ -21,6 +21,7 @@ from pipegen.backends.servers.vllm_render import read_features, render_request, 
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
 __all__ = ["VLLM", "from_event", "from_wire", "sampling_params", "to_wire", "too_long"]
@@ -44,16 +45,9 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
     said = {
+        **wire_fields(options, "vllm"),
         "n": n,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
         "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "seed": options.seed,
-        "max_tokens": options.max_new_tokens,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
         "stop": list(stops),

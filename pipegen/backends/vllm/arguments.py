@@ -19,6 +19,7 @@ from typing import Any
 from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.engines.settings import settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
 
@@ -26,8 +27,6 @@ __all__ = ["adapter_arguments", "argument_names", "check_arguments", "engine_arg
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
-ELSEWHERE = ("device", "device_map", "attn_implementation", "compile", "image_memory_bytes")
-"""Fields of `ModelLoadConfig` that vLLM has no word for."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""
 
@@ -57,10 +56,8 @@ def check_arguments(checkpoint: Checkpoint) -> None:
     """Refuse what vLLM does not take. Raises `InvalidField` for a setting without a meaning here, `UnknownField` for an argument vLLM does not have."""
     load = checkpoint.load
     if load.adapter is not None:
-        check_adapter_folder(load.adapter)
-    for name in ELSEWHERE:
-        if getattr(load, name) is not None and getattr(load, name) is not False:
-            raise InvalidField(f"ModelLoadConfig.{name} is not for backend 'vllm'; vLLM's own settings go to engine_kwargs")
+        check_adapter_folder(str(load.adapter))
+    _ = settings_of(load)
     for name, value in load.engine_kwargs.items():
         if name in OWN:
             raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen says it itself")
@@ -102,9 +99,9 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
     """The arguments that make room for the adapter; none where there is none. Raises `BadAdapter` where it is not the model's, as a whole."""
-    adapter = checkpoint.load.adapter
-    if adapter is None:
+    if checkpoint.load.adapter is None:
         return {}
+    adapter = str(checkpoint.load.adapter)
     check_adapter(checkpoint, adapter)
     rank = largest_rank(adapter_config(adapter))
     return {"enable_lora": True, "max_lora_rank": next((size for size in RANKS if size >= rank), rank)}

@@ -24,9 +24,10 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
 from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, ModelLoadConfig, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.stages.fitting import check_fit
 
 __all__ = ["VLLMEngine"]

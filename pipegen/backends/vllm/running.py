@@ -201,7 +201,7 @@ class Core:
 
             engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)))
             try:
-                return Running(engine, load.adapter)
+                return Running(engine, None if load.adapter is None else str(load.adapter))
             except BaseException:
                 engine.engine_core.shutdown()
                 raise

@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from pipegen.core.errors import UnsupportedOption
+from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = ["logprob_of", "sampling_params", "unsupported"]
 
-GREEDY = 0.0
 MOST_LOGPROBS = 20
 """How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
 
@@ -85,16 +85,9 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
     from vllm.sampling_params import RequestOutputKind
 
     return _params()(
+        **wire_fields(options, "vllm"),
         n=1,
-        temperature=options.temperature or GREEDY,
-        top_p=options.top_p,
         top_k=options.top_k or 0,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        seed=options.seed,
-        max_tokens=options.max_new_tokens,
         min_tokens=options.min_new_tokens or 0,
         stop=[],
         stop_token_ids=list(ending_ids),

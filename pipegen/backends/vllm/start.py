@@ -16,8 +16,8 @@ from pipegen.backends.checkpoint.adapters import adapter_config
 from pipegen.backends.checkpoint.foreign import broken_file, load_failed, weight_files
 from pipegen.core.errors import CallFailed
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 
 __all__ = ["HIGHEST", "LOWEST", "CannotStart", "check_adapter_settings", "check_files", "check_version", "starting", "unread_settings"]
 
@@ -80,7 +80,7 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
         return
     from vllm.lora.peft_helper import PEFTHelper
 
-    unread = unread_settings(adapter_config(load.adapter), {field.name for field in dataclasses.fields(PEFTHelper)})
+    unread = unread_settings(adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)})
     if unread:
         words = f"this version of vLLM does not read {', '.join(unread)} of the adapter {load.adapter!r}"
         raise CannotStart(words, "install a newer vLLM, or take the adapter with the Hugging Face engine")

@@ -15,13 +15,14 @@ from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, n
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
 from pipegen.records.fields import nearest
+from pipegen.records.option_table import wire_names
 
 __all__ = ["SGLangBackend"]
 
-RENAMED: Mapping[str, str] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+RENAMED: Mapping[str, str] = {"min_tokens": "min_new_tokens", **dict(zip(wire_names("vllm").values(), wire_names("sglang").values(), strict=True))}
 SAME = frozenset(
-    {"n", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias"}
-    | {"skip_special_tokens", "spaces_between_special_tokens", "json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"}
+    {"n", "stop", "top_k", "ignore_eos", "logit_bias", "skip_special_tokens", "spaces_between_special_tokens"}
+    | {"json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"}
     | set(RENAMED.values())
 )
 OURS = ("stop_token_ids", "logprobs", "include_stop_str_in_output", "no_stop_trim", "detokenize")

@@ -12,7 +12,7 @@ import pytest
 from pipegen.backends.checkpoint.adapters import BadAdapter, check_adapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.records.results import ModelLoadConfig
+from pipegen.engines.settings import ModelLoadConfig
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

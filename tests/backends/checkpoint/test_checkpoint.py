@@ -16,9 +16,9 @@ from support.models import encoded, write_model
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.locate import locate
 from pipegen.core.errors import CallFailed, ContractError, InvalidRequest
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS
-from pipegen.records.results import ModelLoadConfig
 from pipegen.testing.image_files import image_file
 
 pytest.importorskip("torch")

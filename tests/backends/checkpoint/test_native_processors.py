@@ -17,9 +17,10 @@ from support.models import write_model
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.native_processors import SIZES, Expansions, expand, native_inputs
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import ModelLoadConfig, PreparedImage
+from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import image_file
 from pipegen.testing.toy import ToyTokenizer
 
@@ -229,7 +230,7 @@ def test_nothing_here_needs_torchvision(gemma: Path) -> None:
     code = (
         "import sys\n"
         "from pipegen.backends.checkpoint.checkpoint import Checkpoint\n"
-        "from pipegen.records.results import ModelLoadConfig\n"
+        "from pipegen.engines.settings import ModelLoadConfig\n"
         "sys.modules['torchvision'] = None\n"
         f"assert Checkpoint(ModelLoadConfig(model={str(gemma)!r})).processor.image_token == '<start_of_image>'"
     )
@@ -241,8 +242,8 @@ def test_servers_leave_images_of_such_models_to_others(gemma: Path) -> None:
     pytest.importorskip("tenacity")
     from pipegen.backends.http.access import access_to
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.vllm import VLLM
+    from pipegen.engines.settings import ServerSettings
 
     access = access_to("http://127.0.0.1:9", default="", variable="NO_SUCH_KEY")
     engine = ServerEngine(VLLM, Checkpoint(ModelLoadConfig(model=str(gemma))), access, ServerSettings(), "server")

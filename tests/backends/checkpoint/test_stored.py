@@ -11,7 +11,7 @@ import pytest
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.stored import header
-from pipegen.records.results import ModelLoadConfig
+from pipegen.engines.settings import ModelLoadConfig
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer as Rust, decoders, models, n
 from pipegen.backends.checkpoint import tokenizer_file
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.tokenizers import load_tokenizer
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 
 CHARACTERS = sorted(set("".join(tokenizer_file.PROBES + tokenizer_file.LEADING)) - {" "})
 

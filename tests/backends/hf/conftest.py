@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.models import write_model
 
-from pipegen.records.results import ModelLoadConfig
+from pipegen.engines.settings import ModelLoadConfig
 
 pytest.importorskip("torch")
 

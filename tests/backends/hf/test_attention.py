@@ -12,7 +12,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 
 from pipegen.backends.hf.attention import NAME, grouped_mask, grouped_sdpa
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.records.results import ModelLoadConfig
+from pipegen.engines.settings import ModelLoadConfig
 
 
 def heads(rows: int, queries: int, columns: int, query_heads: int, key_heads: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -20,9 +20,10 @@ from pipegen.backends.hf.compiled import Compiled
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import StopOptions, VlmPreprocessOptions
-from pipegen.records.results import Encoded, ModelLoadConfig, Raw
+from pipegen.records.results import Encoded, Raw
 from pipegen.testing.image_files import image_file
 
 ON = StopOptions(ignore_eos=True)

@@ -90,7 +90,7 @@ def test_every_end_token_of_the_checkpoint_ends_a_row_and_0_is_one(tmp_path: Any
     from support.models import write_model
 
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(write_model(tmp_path, eos_token_id=[0, 300]))))
     assert engine.eos_token_ids == (0, 300)

@@ -180,7 +180,7 @@ def test_a_stream_tells_of_every_token_and_gives_the_slots_of_the_batch(engine: 
 
 def test_more_rows_than_a_batch_holds_come_back_in_order(folder_of: Callable[[str], Any]) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     small = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32", batch_size=3))
     inputs = [sampled(at) for at in range(8)]
@@ -255,7 +255,7 @@ def test_a_bug_comes_through(engine: Any, forwards: Any) -> None:
 
 def test_nothing_is_printed_or_logged(folder_of: Callable[[str], Any], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     for family in ("gemma3", "qwen3_vl"):
         engine = HFEngine(ModelLoadConfig(model=str(folder_of(family))))

@@ -21,8 +21,8 @@ from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.load import load_model, pick_device
 from pipegen.core.distribution import install_hint
 from pipegen.engines.extras import MissingExtra
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import ModelLoadConfig
 
 
 def load(folder: Any, **settings: Any) -> Any:

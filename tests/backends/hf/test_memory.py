@@ -114,7 +114,7 @@ def test_rows_that_were_finished_before_are_kept(engine: Any, forwards: Any) -> 
 def test_weights_that_do_not_fit_fail_the_call(folder_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from pipegen.backends.hf import load
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     tries = []
 
@@ -177,7 +177,7 @@ def test_images_ride_along_when_a_batch_is_split(engine_of: Callable[[str], Any]
 
 def test_a_released_model_is_really_gone_and_loads_again(folder_of: Callable[[str], Any]) -> None:
     from pipegen.backends.hf.engine import HFEngine
-    from pipegen.records.results import ModelLoadConfig
+    from pipegen.engines.settings import ModelLoadConfig
 
     engine = HFEngine(ModelLoadConfig(model=str(folder_of("qwen3")), dtype="float32"))
     first = engine.generate([encoded([70, 71], max_new_tokens=4)])

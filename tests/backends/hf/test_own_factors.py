@@ -17,8 +17,9 @@ from pipegen.backends.hf.compiled import check_compilable
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.backends.hf.rope import use_own_factors
 from pipegen.core.errors import CallFailed
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
-from pipegen.records.results import Encoded, ModelLoadConfig
+from pipegen.records.results import Encoded
 
 STEPS = 8
 LIMIT = 64

@@ -15,9 +15,10 @@ from support.models import encoded
 import pipegen as pg
 from pipegen.backends.hf.engine import IMAGES, HFEngine
 from pipegen.backends.hf.pixels import Pixels, Prepared
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS, VlmPreprocessOptions
-from pipegen.records.results import ModelLoadConfig, PreparedImage
+from pipegen.records.results import PreparedImage
 from pipegen.testing.image_files import image_file
 
 

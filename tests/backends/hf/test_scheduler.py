@@ -13,8 +13,9 @@ from support.models import encoded
 from pipegen.backends.hf import scheduler as schedule
 from pipegen.backends.hf.engine import HFEngine
 from pipegen.engines.protocol import RowDone, TokensMade
+from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import StopOptions
-from pipegen.records.results import Encoded, ModelLoadConfig
+from pipegen.records.results import Encoded
 
 ON = StopOptions(ignore_eos=True)
 

@@ -23,9 +23,9 @@ ROUTES = ("vllm", "sglang", "chat", "vllm chat")
 
 def route_to(server: FaultyServer, kind: str, **settings: Any) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.sglang import SGLANG
     from pipegen.backends.servers.vllm import VLLM
+    from pipegen.engines.settings import ServerSettings
 
     if kind.endswith("chat"):
         backends: Any = pg.backends
@@ -128,8 +128,8 @@ def test_a_wait_that_no_row_can_sit_out_fails_its_row_and_holds_up_no_other() ->
 @pytest.mark.parametrize(("said", "closed"), [("1e9", 0.0), ("86400", 0.0), ("Fri, 31 Dec 9999 23:59:59 GMT", 0.0), ("599", 60.0), ("2", 2.0), ("nan", 0.0)])
 def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_at_most(said: str, closed: float) -> None:
     from pipegen.backends.http.transport import Transport
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.wire import WireReply
+    from pipegen.engines.settings import ServerSettings
 
     async def work() -> None:
         now = asyncio.get_running_loop().time()
@@ -144,7 +144,7 @@ def test_one_answer_keeps_the_others_from_the_server_for_a_tenth_of_their_time_a
 
 def test_there_is_a_deadline_where_none_is_said() -> None:
     from pipegen.backends.http.transport import Transport
-    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.engines.settings import ServerSettings
 
     async def work() -> None:
         transport = Transport(access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings())

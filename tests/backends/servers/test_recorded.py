@@ -127,7 +127,7 @@ def test_an_error_that_a_stream_tells_of_is_the_same_one(name: str) -> None:
     from pipegen.backends.http.access import Access
     from pipegen.backends.http.transport import HttpStatusError
     from pipegen.backends.servers.sending import Sender
-    from pipegen.backends.servers.settings import ServerSettings
+    from pipegen.engines.settings import ServerSettings
 
     pytest.importorskip("aiohttp")
     case = recorded(name)

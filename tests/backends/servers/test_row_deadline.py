@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipegen.backends.http.access import access_to
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Completion, WireRequest
 from pipegen.core.errors import BackendFailed, RateLimited, Timeout
+from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import GenerationOptions, resolve
 
 pytest.importorskip("aiohttp")

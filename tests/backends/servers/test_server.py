@@ -22,9 +22,9 @@ pytest.importorskip("tenacity")
 
 def route_to(server: FaultyServer, wire: str = "vllm", *, sees: bool = True, **settings: Any) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.sglang import SGLANG
     from pipegen.backends.servers.vllm import VLLM
+    from pipegen.engines.settings import ServerSettings
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
     return pg.route(ServerEngine({"vllm": VLLM, "sglang": SGLANG}[wire], ToyModel(sees=sees), access, ServerSettings(**settings), "toy"))

@@ -13,11 +13,11 @@ from pipegen.backends.http.access import access_to
 from pipegen.backends.servers import sglang
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.backends.servers.server import ServerEngine
-from pipegen.backends.servers.settings import ServerSettings
 from pipegen.backends.servers.wire import Facts, WireReply
 from pipegen.core.errors import BackendFailed, InvalidRequest, MalformedResponse, PromptTooLong, RateLimited, UnsupportedOption
 from pipegen.core.slots import is_ok
 from pipegen.drivers.route import route
+from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions
 from pipegen.records.results import PreparedImage
 

@@ -97,8 +97,8 @@ def route_to(server: FaultyServer, engine: str = "vllm") -> pg.Route:
     pytest.importorskip("aiohttp")
     pytest.importorskip("tenacity")
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.sglang import SGLANG
+    from pipegen.engines.settings import ServerSettings
 
     access = access_to(server.url, default="", variable="NO_SUCH_KEY")
     return pg.route(ServerEngine({"vllm": vllm.VLLM, "sglang": SGLANG}[engine], Sized(), access, ServerSettings(retries=0), "toy"))

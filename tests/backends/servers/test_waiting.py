@@ -21,8 +21,8 @@ COUNT = 200
 
 def by_ids(url: str) -> pg.Route:
     from pipegen.backends.servers.server import ServerEngine
-    from pipegen.backends.servers.settings import ServerSettings
     from pipegen.backends.servers.vllm import VLLM
+    from pipegen.engines.settings import ServerSettings
 
     settings = ServerSettings(max_in_flight=COUNT, served_model_name="toy")
     return pg.route(ServerEngine(VLLM, ToyModel(), access_to(url, default="", variable="NO_SUCH_KEY"), settings, "toy"))

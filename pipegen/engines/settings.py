@@ -1,0 +1,261 @@
+"""The settings of every kind of engine: each stands here once, with its type, its check, its default and one line of help.
+
+The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of chat files and their JSON Schema are made of these
+records.
+
+>>> HFSettings("embedded", batch_size=8).batch_size
+8
+>>> sorted({*fields_of("vllm_server")} - {*fields_of("openai_server")})
+['revision', 'trust_remote_code', 'variant']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from immutabledict import immutabledict
+
+from pipegen.core import errors
+from pipegen.records.engine_list import BACKENDS, IN_PROCESS
+from pipegen.records.fields import (
+    InvalidField,
+    UnknownField,
+    boolean,
+    help_of,
+    integer,
+    mapping,
+    nearest,
+    non_empty_string,
+    number,
+    one_of,
+    path,
+    record,
+    schema_of,
+    tuple_of,
+    with_schema,
+)
+from pipegen.records.secret import Secret, revealed, secretive
+
+__all__ = [
+    "SETTINGS",
+    "ChatServerSettings",
+    "EngineSettings",
+    "HFSettings",
+    "ModelLoadConfig",
+    "ServerSettings",
+    "TokenServerSettings",
+    "VLLMSettings",
+    "config_of",
+    "fields_of",
+    "settings_of",
+]
+
+PathOrName: TypeAlias = str | os.PathLike[str]
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_DTYPE = one_of("auto", *_DTYPES, *_DTYPES.values())
+_ELSEWHERE = {"torch_dtype": "dtype", **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs")}
+"""Names that other libraries have for a setting."""
+
+
+def _dtype(value: Any) -> Any:
+    name = _DTYPE(value)
+    return _DTYPES.get(name, name)
+
+
+def _address(value: Any) -> Any:
+    return non_empty_string(value)
+
+
+def _key(value: Any) -> Any:
+    if not isinstance(value, (str, Secret)):
+        raise ValueError("a string")
+    return value if isinstance(value, Secret) else Secret(value) if value else None
+
+
+def _headers(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(one, (str, Secret)) for one in value.values()):
+        raise ValueError("a mapping of strings")
+    return secretive({"headers": value})["headers"]
+
+
+def _error(value: Any) -> Any:
+    kinds = [name for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.GenerationError)]
+    name = value.__name__ if isinstance(value, type) else value
+    if name not in kinds:
+        raise ValueError(f"the name of an error{nearest(name, kinds) if isinstance(name, str) else ''}")
+    return name
+
+
+with_schema(_dtype, schema_of(_DTYPE))
+with_schema(_address, {"type": "string", "pattern": r"^\s*[Hh][Tt][Tt][Pp][Ss]?://.|\$\{"})
+with_schema(_key, {"type": "string"})
+with_schema(_headers, {"type": "object", "additionalProperties": {"type": "string"}})
+with_schema(_error, {"type": "string"})
+
+
+@record
+class EngineSettings:
+    """What the settings of every engine have."""
+
+    __slots__ = ()
+    rows: ClassVar[str] = "batch_size"
+    """The setting that `batch_size` of `ModelLoadConfig` is."""
+    model: Annotated[PathOrName, path, "A local folder, a hub name, or `embedded`; for a chat server, the name that it has there."] = dataclasses.field(
+        kw_only=False
+    )
+
+    @classmethod
+    def _hint_for(cls, name: str) -> str:
+        known = help_of(cls)
+        near = f"; did you mean {_ELSEWHERE[name]!r}?" if _ELSEWHERE.get(name) in known else nearest(name, known)
+        return near or ("; arguments of the engine itself go to engine_kwargs" if "engine_kwargs" in known else "")
+
+
+@record
+class CheckpointSettings(EngineSettings):
+    """How a checkpoint is read."""
+
+    __slots__ = ()
+    variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm"), "Load it as a text or as a vision model; `auto` finds out."] = "auto"
+    revision: Annotated[str | None, non_empty_string, "The hub's revision."] = None
+    trust_remote_code: Annotated[bool, boolean, "Run code that comes with the model."] = False
+
+
+@record
+class WeightSettings(CheckpointSettings):
+    """How weights are loaded in this process."""
+
+    __slots__ = ()
+    dtype: Annotated[str, _dtype, "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`."] = "auto"
+    adapter: Annotated[PathOrName | None, path, "A LoRA adapter: folder or hub name (needs peft)."] = None
+    engine_kwargs: Annotated[Mapping[str, Any], secretive, "Further arguments of the engine. Keys and tokens among them are not shown."] = immutabledict()
+
+
+@record
+class HFSettings(WeightSettings):
+    """Hugging Face transformers, in this process: the safe default. `engine_kwargs` go to `from_pretrained`."""
+
+    device: Annotated[str | None, non_empty_string, "Such as `cuda:0` or `cpu`."] = None
+    device_map: Annotated[str | None, non_empty_string, "Such as `auto`: spread the model over devices."] = None
+    attn_implementation: Annotated[str | None, non_empty_string, "Such as `sdpa` or `eager`."] = None
+    batch_size: Annotated[int | None, integer(low=1), "Rows that run side by side. Default: 32."] = None
+    compile: Annotated[bool, boolean, "Compile the steps with `torch.compile`: for long jobs."] = False
+    image_memory_bytes: Annotated[
+        int | None, integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
+    ] = None
+
+
+@record
+class VLLMSettings(WeightSettings):
+    """vLLM, in this process, without a server. What is None is left to vLLM; `engine_kwargs` are further arguments of its `EngineArgs`."""
+
+    rows: ClassVar[str] = "max_num_seqs"
+    tensor_parallel_size: Annotated[int | None, integer(low=1), "GPUs that share the model."] = None
+    gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), "The share of the GPU's memory that vLLM takes."] = None
+    kv_cache_memory_bytes: Annotated[int | None, integer(low=1), "Memory for the cache, in bytes."] = None
+    max_model_len: Annotated[int | None, integer(low=1), "Prompt and answer together, in tokens."] = None
+    max_num_seqs: Annotated[int | None, integer(low=1), "Rows that run side by side."] = None
+    enforce_eager: Annotated[bool | None, boolean, "No CUDA graphs."] = None
+    enable_prefix_caching: Annotated[bool | None, boolean, "Share the cache of equal beginnings."] = None
+    limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, "Images in one request: `{image: 4}`."] = None
+
+
+@record
+class ServerSettings:
+    """How a server is asked. No repr shows the key or the headers, and they do not pickle."""
+
+    rows: ClassVar[str] = "max_in_flight"
+    base_url: Annotated[str | None, _address, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."] = None
+    api_key: Annotated[str | Secret | None, _key, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."] = None
+    headers: Annotated[Mapping[str, Any], _headers, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
+    timeout: Annotated[float, number(above=0), "Seconds for one request in all: its turn, the answer or the whole stream, pauses and further attempts."] = 600.0
+    max_in_flight: Annotated[int, integer(low=1), "Requests at the server at a time, at most; fewer while it asks for patience."] = 256
+    retries: Annotated[int, integer(low=0), "How often one request is sent again at most, where that is safe."] = 3
+    batch_budget: Annotated[float | None, number(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
+    served_model_name: Annotated[str | None, non_empty_string, "The name that the server has for the model; read from `/v1/models` where it is not set."] = None
+    extra_body: Annotated[Mapping[str, Any], secretive, "Merged into the body of each request, deeply; `None` takes a key away."] = immutabledict()
+
+
+@record
+class TokenServerSettings(ServerSettings, CheckpointSettings):
+    """A server that runs already, token ids in and out. `model` is the checkpoint whose tokenizer, template and processor are used here."""
+
+
+@record
+class ChatServerSettings(ServerSettings, EngineSettings):
+    """The chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text."""
+
+    dialect: Annotated[Literal["vllm", "sglang", "plain"], one_of("vllm", "sglang", "plain"), "Whose fields beyond OpenAI's own the server takes."] = "plain"
+    server_limit: Annotated[bool, boolean, "Where no option sets how long an answer may be, the server's own limit holds, not pipegen's default."] = False
+    separate_reasoning: Annotated[bool | None, boolean, "Ask SGLang for the reasoning apart from the answer."] = None
+
+
+SETTINGS: Mapping[str, type[Any]] = dict(zip(BACKENDS, (HFSettings, VLLMSettings, TokenServerSettings, TokenServerSettings, ChatServerSettings), strict=True))
+"""The settings of each function of `pipegen.backends`."""
+
+
+@record
+class ModelLoadConfig(HFSettings):
+    """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs` those that other engines have."""
+
+    backend: Annotated[str, non_empty_string, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
+    fallback_backend: Annotated[str | None, non_empty_string, "The engine that takes over what the first one cannot do."] = None
+    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), "The errors with which it takes over."] = (
+        "UnsupportedMultimodal",
+        "UnsupportedOption",
+        "UnsupportedPlugin",
+    )
+
+
+_ROUTING = ("backend", "fallback_backend", "fallback_when", "engine_kwargs", "batch_size")
+
+
+def fields_of(backend: str) -> Mapping[str, dataclasses.Field[Any]]:
+    """The settings of a function of `pipegen.backends`, besides the model."""
+    return {field.name: field for field in dataclasses.fields(SETTINGS[backend]) if field.name != "model"}
+
+
+def settings_of(config: ModelLoadConfig) -> Any:
+    """The settings that a configuration has for its backend: the fields of the same name, and `engine_kwargs`.
+
+    Raises `InvalidField` for a backend that does not exist, for a field that is not for this one, and for a key, which has its place in the environment;
+    `UnknownField` with the nearest name for one of `engine_kwargs` that a server does not take.
+    """
+    if config.backend not in SETTINGS:
+        raise InvalidField(f"ModelLoadConfig.backend takes one of {', '.join(BACKENDS)}, not {config.backend!r}{nearest(config.backend, BACKENDS)}")
+    kind, known = SETTINGS[config.backend], fields_of(config.backend)
+    values: dict[str, Any] = {"model": config.model}
+    if "engine_kwargs" in known:
+        values["engine_kwargs"] = config.engine_kwargs
+    else:
+        for name, value in config.engine_kwargs.items():
+            if name in ("api_key", "headers"):
+                raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name}: set the environment variable, or call {config.backend}")
+            if name not in known:
+                raise UnknownField(f"ModelLoadConfig.engine_kwargs: {config.backend} takes no {name!r}{nearest(name, known)}")
+            values[name] = revealed(value)
+    if config.batch_size is not None:
+        values.setdefault(kind.rows, config.batch_size)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in _ROUTING or value == field.default:
+            continue
+        if field.name not in known and field.name != "model":
+            takers = ", ".join(backend for backend in BACKENDS if field.name in fields_of(backend))
+            raise InvalidField(f"ModelLoadConfig.{field.name} is not for backend {config.backend!r}, but for {takers}")
+        values[field.name] = value
+    return kind(**values)
+
+
+def config_of(settings: EngineSettings, backend: str) -> ModelLoadConfig:
+    """The configuration that an engine of this process, or the reader of a checkpoint, is given: an engine's own settings are in its `engine_kwargs`."""
+    shared = {field.name for field in dataclasses.fields(ModelLoadConfig)}
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    kept = {name: value for name, value in values.items() if name in shared}
+    if backend in IN_PROCESS:
+        own = {name: value for name, value in values.items() if name not in shared and value is not None}
+        kept["engine_kwargs"] = {**own, **kept["engine_kwargs"]}
+    return ModelLoadConfig(backend=backend, **kept)
