@@ -31,6 +31,7 @@ CORE = (
     "core/border",
     "core/drive",
     "core/errors",
+    "core/functional",
     "core/pipe",
     "core/slots",
     "drivers/batch",

@@ -1,18 +1,15 @@
-"""Write the tables of the documentation, and how pipegen is installed, from the code: `python docs/tables.py`. Tests see that the pages hold them."""
+"""The tables of the documentation, made of the code whenever the pages are built, and how pipegen is installed: `python docs/tables.py` writes that."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from importlib import resources
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import KEYS, TYPES
-from pipegen.config.schema import schema
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.records.option_records import GROUPS, GenerationOptions
@@ -65,14 +62,15 @@ def keys_table() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {"options.md": options_table, "engines.md": capabilities_table, "config.md": keys_table}
-SCHEMA = Path(str(resources.files("pipegen.config"))) / "chat.schema.json"
 
 
-def with_table(page: str, table: str) -> str:
-    """The page with what is between its two markers replaced."""
-    before, rest = page.split("<!-- table -->\n", 1)
-    after = rest.split("<!-- end of table -->", 1)[1]
-    return f"{before}<!-- table -->\n\n{table}\n\n<!-- end of table -->{after}"
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs for each page: the page with its table between its two markers."""
+    table = TABLES.get(page.file.src_uri)
+    if table is None:
+        return markdown
+    before, rest = markdown.split("<!-- table -->\n", 1)
+    return f"{before}{table()}\n{rest.split('<!-- end of table -->', 1)[1]}"
 
 
 def with_commands(page: str) -> str:
@@ -83,7 +81,3 @@ def with_commands(page: str) -> str:
 if __name__ == "__main__":
     for path in (PAGES.parent / "README.md", *PAGES.rglob("*.md")):
         path.write_text(with_commands(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, table in TABLES.items():
-        page = PAGES / name
-        page.write_text(with_table(page.read_text(encoding="utf-8"), table()), encoding="utf-8")
-    SCHEMA.write_text(json.dumps(schema(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

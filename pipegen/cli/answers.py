@@ -10,6 +10,7 @@ from typing import Any
 
 from pipegen.config import Agent
 from pipegen.core.errors import ContractError
+from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, astream
@@ -132,7 +133,7 @@ def as_line(answer: Answer, *, brief: bool = True) -> str:
     """The answer as one line of JSON: `agent`, `model`, the output line of `pipegen generate`, and the times."""
     if answer.slot is None:
         raise ContractError("an answer is written when it is finished")
-    values = {name: value for name, value in to_plain(answer.slot, brief=brief).items() if name != "id"}
+    values = dissoc(to_plain(answer.slot, brief=brief), "id")
     if values["ok"]:
         reasoning, text = answer.parts()
         values |= {"text": text, "reasoning": reasoning or None}

@@ -281,6 +281,8 @@ def chat(
 @app.command(short_help="The JSON Schema of chat files.")
 def schema() -> None:
     """The JSON Schema of chat files, for editors."""
-    from importlib import resources
+    import json
 
-    typer.echo((resources.files("pipegen.config") / "chat.schema.json").read_text(encoding="utf-8"), nl=False)
+    from pipegen.config import schema as chat_schema
+
+    typer.echo(json.dumps(chat_schema(), ensure_ascii=False, indent=1))

@@ -9,17 +9,21 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli.answers import Answer, Speaker, as_line, ask
 from pipegen.cli.outputs import say
 from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
-from pipegen.cli.wire import dry_line
 from pipegen.config import ChatConfig, read_chat
 from pipegen.core.errors import CallFailed
+from pipegen.core.functional import without_none
+from pipegen.core.slots import is_ok
+from pipegen.io.jsonl import error_to_plain
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
+from pipegen.records.options import flat_values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +47,7 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
     with contextlib.ExitStack() as stack:
         speakers = [_open(chat, position, stack, dry_run=dry_run) for position in range(len(chat.agents))]
         if dry_run and prompt is not None:
-            lines = [dry_line(speaker, prompt) for speaker in speakers]
+            lines = [_dry_line(speaker, prompt) for speaker in speakers]
             _out("\n".join(line for line, _ in lines))
             return 0 if all(complete for _, complete in lines) else 1
         with asyncio.Runner() as runner:
@@ -63,6 +67,24 @@ def _open(chat: ChatConfig, position: int, stack: contextlib.ExitStack, *, dry_r
     except (InvalidField, ImportError, CallFailed) as refusal:
         refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
     return Speaker(agent, route)
+
+
+def _dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
+    """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is a request.
+
+    For a model in this process, `method` is `call`, `url` is null, and `body` is a line for `pipegen generate`.
+    """
+    agent, messages = speaker.agent, speaker.messages(prompt)
+    engine: Any = speaker.route.engine
+    if not hasattr(engine, "prepare"):
+        options = without_none(flat_values(agent.backend.options))
+        return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
+    slot = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
+    if not is_ok(slot):
+        return strict_json.dump({"agent": agent.id, "error": error_to_plain(slot.failure())}), False
+    request = slot.unwrap()
+    url = engine.sender.access.url(request.path)
+    return strict_json.dump({"agent": agent.id, "method": request.method, "url": url, "body": request.body}), True
 
 
 class _Turn:

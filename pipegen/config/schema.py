@@ -1,7 +1,6 @@
 """The JSON Schema of chat files, for editors: made from the tables and records that the files are read with.
 
-The package ships it as `pipegen/config/chat.schema.json`, and `pipegen schema` prints it. A first line such as
-`# yaml-language-server: $schema=chat.schema.json` makes an editor complete and check a file.
+`pipegen schema` prints it. A first line such as `# yaml-language-server: $schema=chat.schema.json` makes an editor complete and check a file.
 
 >>> schema()["$defs"]["hf"]["properties"]["temperature"]["minimum"]
 0

@@ -156,6 +156,7 @@ class VLLMSettings(WeightSettings):
     tensor_parallel_size: Annotated[int | None, integer(low=1), "GPUs that share the model."] = None
     gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), "The share of the GPU's memory that vLLM takes."] = None
     kv_cache_memory_bytes: Annotated[int | None, integer(low=1), "Memory for the cache, in bytes."] = None
+    kv_cache_dtype: Annotated[str | None, non_empty_string, "The type of the cache's entries, such as `fp8` (less memory, other answers)."] = None
     max_model_len: Annotated[int | None, integer(low=1), "Prompt and answer together, in tokens."] = None
     max_num_seqs: Annotated[int | None, integer(low=1), "Rows that run side by side."] = None
     enforce_eager: Annotated[bool | None, boolean, "No CUDA graphs."] = None

@@ -21,10 +21,11 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest
+from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, freeze, nearest
-from pipegen.records.options import GenerationOptions, flat_values, options_from
+from pipegen.records.options import flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -58,7 +59,7 @@ def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: b
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
     result = _result(slot.unwrap(), brief)
-    return {"id": result.pop("id") if id is None else id, "ok": True, **{name: value for name, value in result.items() if name != "id"}}
+    return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id")}
 
 
 def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
@@ -66,7 +67,7 @@ def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(result_from({name: value for name, value in values.items() if name != "ok"}))
+        return Success(result_from(dissoc(dict(values), "ok")))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -107,14 +108,10 @@ def error_from(values: Any) -> GenerationError:
     return _ERRORS[kind](**{**fields, "earlier": tuple(error_from(one) for one in fields.get("earlier", ()))})
 
 
-def _options(options: GenerationOptions) -> dict[str, Any]:
-    return {name: value for name, value in flat_values(options).items() if value is not None}
-
-
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
     fields["finish"] = result.finish.value
-    fields["options"] = _options(result.options)
+    fields["options"] = without_none(flat_values(result.options))
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     if fields.pop("previous") is not None and result.previous is not None:
         fields["previous"] = _result(result.previous, brief)
@@ -139,10 +136,6 @@ def _logprobs(values: Any) -> Any:
     )
 
 
-def _grids(values: Any) -> Any:
-    return tuple(None if grid is None else tuple(grid) for grid in values)
-
-
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id": str,
     "finish": Finish,
@@ -153,7 +146,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": _logprobs,
     "margin": float,
-    "image_grid_thw": _grids,
+    "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
     "prompt_token_ids": tuple,
     "token_ids": tuple,
     "image_digests": tuple,

@@ -34,6 +34,7 @@ from immutabledict import immutabledict
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.functional import without_none
 
 __all__ = [
     "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping",
@@ -103,7 +104,7 @@ def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
     >>> schema_of(with_schema(lambda value: value, {"type": "null"}))
     {'type': 'null'}
     """
-    check.schema = {name: value for name, value in schema.items() if value is not None}  # type: ignore[attr-defined]  # read by schema_of
+    check.schema = without_none(schema)  # type: ignore[attr-defined]  # read by schema_of
     return check
 
 

@@ -9,6 +9,7 @@ from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import InvalidRequest
+from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.fields import InvalidField, printed
 from pipegen.records.options import options_from
@@ -43,7 +44,7 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
     if not _FIELDS.keys() >= values.keys():
         unknown = next(name for name in values if name not in _FIELDS)
         return Failure(InvalidRequest(f"{where}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
-    fields = {name: value for name, value in values.items() if value is not None}
+    fields = without_none(values)
     try:
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])

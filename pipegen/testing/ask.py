@@ -18,7 +18,7 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
-    "LENGTH", "PROMPTS", "answers", "chat", "drawn_image", "error_of", "expect", "greedy", "honours", "longest", "made", "png_file", "red_square",
+    "LENGTH", "PROMPTS", "answers", "chat", "drawn_image", "error_of", "expect", "greedy", "honours", "longest", "engine_output", "png_file", "red_square",
     "refused", "refuses", "runs_on", "same",
 ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def same(first: GenerationResult, second: GenerationResult) -> bool:
     )
 
 
-def made(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
+def engine_output(route: Route, request: GenerationRequest, options: GenerationOptions) -> Raw:
     """The engine's own output for a row, before pipegen cuts it."""
     begun = begin(route, prepare_batch([request], options))
     if not isinstance(begun.step, Call):

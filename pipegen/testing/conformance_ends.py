@@ -13,7 +13,7 @@ from pipegen.records.options import DecodeOptions, StopOptions
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.stopping import cut
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, made, refused, refuses, runs_on
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, engine_output, error_of, expect, greedy, honours, longest, refused, refuses, runs_on
 
 __all__ = ["CHECKS"]
 
@@ -144,9 +144,9 @@ def the_engine_itself_halts(route: Route) -> None:
         return
     request, free = longest(route)
     ignore, length = runs_on(free), 4 * LENGTH
-    most = len(made(route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    most = len(engine_output(route, request, greedy(max_new_tokens=length, stop=StopOptions(ignore_eos=ignore))).token_ids)
     expect(most <= length, f"max_new_tokens: the engine generates {most} tokens, and {length} were asked for")
-    few = len(made(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
+    few = len(engine_output(route, request, greedy(max_new_tokens=3, stop=StopOptions(ignore_eos=ignore))).token_ids)
     expect(few <= 3, f"max_new_tokens: the engine generates {few} tokens, and 3 were asked for")
     token = free.token_ids[len(free.token_ids) // 2]
     ways: tuple[tuple[str, StopOptions], ...] = (
@@ -155,7 +155,7 @@ def the_engine_itself_halts(route: Route) -> None:
     )
     for name, stops in ways:
         if honours(route, name) and most > LENGTH:
-            count = len(made(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids)
+            count = len(engine_output(route, request, greedy(max_new_tokens=length, stop=stops)).token_ids)
             expect(count < most, f"{name}: the engine does not halt at the stop, and generates {count} tokens")
 
 
@@ -190,7 +190,7 @@ def plugins_act_on_the_row(route: Route) -> None:
         ended = (result.finish, result.stop, result.completion_tokens < free.completion_tokens)
         expect(ended == (Finish.PLUGIN, plugin.name, True), f"{plugin.name}: the plugin halts the row, which ends as {result.finish} ({result.stop!r})")
         if plugin.name == "watch" and honours(route, "token_ids"):
-            count = len(made(attached, request, options).token_ids)
+            count = len(engine_output(attached, request, options).token_ids)
             expect(count < free.completion_tokens, f"watch: the engine does not halt where the plugin does, and generates {count} tokens")
 
 

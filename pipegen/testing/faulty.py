@@ -137,7 +137,7 @@ class FaultyServer:
             return True
         if self.keeps_bodies:
             self.bodies.append(body)
-        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or map(ord, _said(body["messages"][-1]["content"])))
+        prompt = tuple(body.get("token_ids") or body.get("input_ids") or body.get("prompt") or map(ord, _text_of(body["messages"][-1]["content"])))
         self.asked[prompt] += 1
         fault = self._fault(prompt, self.asked[prompt])
         if fault:
@@ -231,7 +231,7 @@ def _http(status: int, body: bytes, more: str = "", *, length: int | None = None
     return head.encode() + body
 
 
-def _said(content: Any) -> str:
+def _text_of(content: Any) -> str:
     """The text of a message; images say nothing."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 

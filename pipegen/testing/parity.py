@@ -57,7 +57,7 @@ def mixed_requests(seed: str, count: int, *, images: bool = False) -> list[Gener
         if number % 7 == 6:
             requests.append(TextGenerationRequest(id=str(number), prompt=text, options=options))
         else:
-            requests.append(_asked(str(number), text, how_many, options, draw))
+            requests.append(_request(str(number), text, how_many, options, draw))
     return requests
 
 
@@ -68,11 +68,11 @@ def chat_requests(seed: str, count: int, options: GenerationOptions, *, images: 
     for number in range(count):
         text = " ".join(draw.choices(_PLAIN, k=draw.choice((1, 2, 5, 20))))
         own = dataclasses.replace(options, max_new_tokens=draw.choice((1, 2, 7, 24, 40)))
-        requests.append(_asked(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw))
+        requests.append(_request(str(number), text, draw.choice((0, 1, 2)) if images else 0, own, draw))
     return requests
 
 
-def _asked(name: str, text: str, images: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
+def _request(name: str, text: str, images: int, options: GenerationOptions, draw: random.Random) -> GenerationRequest:
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
     for _ in range(images):
         width, height = draw.choice(SIZES)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import pytest
 
 from pipegen import backends
+from pipegen.cli import main
 from pipegen.config import chat_from, schema
 from pipegen.config.chat_fields import passed_on
 from pipegen.config.keys import KEYS, TYPES, keys_of
@@ -30,9 +30,10 @@ def checker() -> Checker:
     return made
 
 
-def test_the_shipped_file_is_the_schema() -> None:
-    shipped = (resources.files("pipegen.config") / "chat.schema.json").read_text(encoding="utf-8")
-    assert json.loads(shipped) == SCHEMA, "out of date: python docs/tables.py"
+def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["schema"])
+    assert json.loads(capsys.readouterr().out) == SCHEMA
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

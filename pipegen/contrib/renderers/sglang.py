@@ -14,6 +14,7 @@ from pipegen.backends.servers.sglang import too_long
 from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.core.functional import without_none
 from pipegen.records.fields import nearest
 from pipegen.records.option_table import wire_names
 
@@ -108,8 +109,7 @@ def body_of(prompt: TokenPrompt, rid: str, vocab_size: int | None = None) -> dic
         if any(part["type"] != "image_url" for part in images):
             raise ValueError("SGLang takes images here, and no audio or video")
         body |= {"image_data": [part["url"] for part in images], "return_prompt_token_ids": True}
-    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in optional.items() if value is not None}
+    return body | without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
 
 
 def _unexpanded(prompt: TokenPrompt) -> tuple[list[int], list[Mapping[str, str]]]:

@@ -13,6 +13,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.functional import unique
 from pipegen.core.slots import Slot
 from pipegen.records.fields import thaw
 from pipegen.records.messages import plain_messages
@@ -46,7 +47,7 @@ def render_with(renderer: Any) -> Callable[[GenerationRequest], Slot[GenerationR
         except ValueError as refusal:
             return Failure(TemplateFailed(f"{type(renderer).__name__}: {refusal}"))
         stops = options.stop or StopOptions()
-        ending = tuple(dict.fromkeys((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
+        ending = tuple(unique((*(stops.stop_token_ids or ()), *renderer.get_stop_token_ids())))
         options = dataclasses.replace(options, chat=None, stop=dataclasses.replace(stops, stop_token_ids=ending))
         return Success(TextGenerationRequest(id=request.id, prompt_token_ids=tuple(prompt.token_ids), options=options))
 

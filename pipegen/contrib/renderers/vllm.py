@@ -10,6 +10,7 @@ from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, n
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
+from pipegen.core.functional import without_none
 
 __all__ = ["VLLMBackend"]
 
@@ -50,8 +51,7 @@ def body_of(prompt: TokenPrompt) -> dict[str, Any]:
         body |= {"content_parts": [dict(part) for part in prompt.content_parts], "return_token_ids": True}
     if prompt.multi_modal_data is not None:
         body["features"] = features_of(prompt.multi_modal_data)
-    optional = {"cache_salt": prompt.cache_salt, "priority": prompt.priority}
-    return body | {name: value for name, value in optional.items() if value is not None}
+    return body | without_none({"cache_salt": prompt.cache_salt, "priority": prompt.priority})
 
 
 def generated(answer: Any, prompt: TokenPrompt) -> Generated:

@@ -71,6 +71,15 @@ def test_everything_that_decides_about_the_output_is_said(started: list[Any]) ->
     assert (said.revision, said.tokenizer_revision, said.gpu_memory_utilization, said.limit_mm_per_prompt) == ("main", "main", 0.5, {"image": 2})
 
 
+def test_the_type_of_the_cache_is_vllms_own_unless_it_is_set(started: list[Any]) -> None:
+    for settings in ({}, {"kv_cache_dtype": "fp8"}):
+        with pg.backends.vllm("embedded", **settings) as route:
+            route.engine.generate([encoded([10], max_new_tokens=1)])
+    assert [getattr(one.arguments, "kv_cache_dtype", None) for one in started] == [None, "fp8"]
+    with pytest.raises(pg.InvalidField, match="kv_cache_dtype takes a string"):
+        pg.backends.vllm("embedded", kv_cache_dtype=8)  # type: ignore[arg-type]
+
+
 def adapter(folder: Path, modules: tuple[str, ...] = ("q_proj",), **config: Any) -> str:
     """An adapter for both layers of a tiny model."""
     from safetensors.torch import save_file
