@@ -28,13 +28,18 @@ CONSTRAINTS = ("--constraint", str(ROOT / ".ci" / "constraints.txt"))
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
 CORE = (
+    "core/backend",
     "core/border",
+    "core/calls",
     "core/drive",
     "core/errors",
+    "core/fallback",
     "core/functional",
+    "core/joining",
     "core/pipe",
     "core/slots",
     "drivers/batch",
+    "drivers/events",
     "drivers/route",
     "drivers/samples",
     "drivers/streaming",

@@ -215,3 +215,51 @@ def test_a_stage_in_the_place_of_the_last_one_still_puts_samples_together(asked:
         assert pg.is_ok(one) == pg.is_ok(other)
         if pg.is_ok(one) and pg.is_ok(other):
             assert [sample.text for sample in one.unwrap().samples] == [sample.text.upper() for sample in other.unwrap().samples]
+
+
+TOY = strategies.toy_engine()
+
+
+@given(strategies.batches(strategies.rendered(TOY), max_size=4))
+def test_prompts_of_a_batch_have_the_ids_that_they_have_alone(batch: Batch[Any]) -> None:
+    stage = pg.stages.tokenize(TOY)
+    assert stage.apply(batch) == tuple(stage.apply((slot,))[0] for slot in batch)
+
+
+@given(strategies.rendered(TOY), st.sampled_from(("", "!", " <|im_end|>", "ä")))
+def test_a_rewritten_prompt_is_tokenised_as_it_reads(rendered: Any, more: str) -> None:
+    if rendered.text is None:
+        return
+    changed = rendered.rewritten(lambda text: text + more)
+    assert changed.text == rendered.text + more
+    plain, longer = (pg.stages.tokenize(TOY).apply((Success(one),))[0] for one in (rendered, changed))
+    if pg.is_ok(plain) and pg.is_ok(longer):
+        assert longer.unwrap().prompt.compact_token_ids == plain.unwrap().prompt.compact_token_ids + TOY.tokenizer.encode(more)
+
+
+@given(strategies.encoded(TOY))
+def test_fit_changes_at_most_how_much_may_be_generated(encoded: Encoded) -> None:
+    small = FakeEngine("", context_length=40)
+    (slot,) = pg.stages.fit(small).apply((Success(encoded),))
+    if pg.is_ok(slot):
+        kept = slot.unwrap()
+        assert (kept.prompt, kept.request) == (encoded.prompt, encoded.request)
+        assert len(kept.prompt.token_ids) + (kept.options.max_new_tokens or 0) <= 40
+
+
+@given(strategies.decoded(TOY))
+def test_stop_and_trim_give_a_text_that_the_decoded_one_begins_with(decoded: Decoded) -> None:
+    (stopped,) = pg.stages.stop(TOY).apply((Success(decoded),))
+    assert decoded.text.startswith(stopped.unwrap().text)
+    (trimmed,) = pg.stages.trim(TOY).apply((stopped,))
+    assert trimmed.unwrap().text in decoded.text
+
+
+@given(strategies.raws(TOY))
+def test_what_is_followed_while_it_streams_is_how_the_result_begins(raw: Any) -> None:
+    decode = pg.stages.decode(TOY)
+    assert decode.follow is not None
+    follower = decode.follow(raw.encoded)
+    shown = "".join(follower.feed(token_id) for token_id in raw.token_ids if follower.finish is None)
+    (slot,) = (decode >> pg.stages.stop(TOY) >> pg.stages.trim(TOY)).apply((Success(raw),))
+    assert slot.unwrap().text.startswith(shown)

@@ -35,6 +35,7 @@ __all__ = ["Closes", "Pipe", "Rebinding", "call", "each", "identity", "pure", "u
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+Taken = TypeVar("Taken", bound=Any)  # so pyright takes the argument of a lambda, of which it knows nothing, for anything, and not for an object
 A_contra = TypeVar("A_contra", contravariant=True)
 B_co = TypeVar("B_co", covariant=True)
 
@@ -143,7 +144,7 @@ def identity() -> Pipe[A, A]:
     return Pipe("", Joined(()))
 
 
-def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[A, B]:
+def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[Taken, B]:
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
     The exceptions listed in `catch` become `StageFailed` in that slot, and so does one row that is too large or nested too deep for the stage (a
@@ -161,7 +162,7 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
     def failed(raised: Raised) -> StageFailed:
         return StageFailed(raised.words, stage=name, incident=raised.incident)
 
-    def lifted(value: A) -> Slot[B]:
+    def lifted(value: Taken) -> Slot[B]:
         done = guard(lambda: stage(value), failed, known=catch, only=EXHAUSTED)
         if not is_ok(done):
             return Failure(done.failure())
@@ -174,14 +175,14 @@ def each(name: str, stage: Callable[[A], Slot[B]], *, catch: tuple[type[Exceptio
             )
         return slot
 
-    def steps(batch: Batch[A]) -> Steps[B]:
+    def steps(batch: Batch[Taken]) -> Steps[B]:
         return row_by_row((lifted,), batch)
         yield  # a generator without effects
 
     return Pipe(name, steps, keeps_text, row=lifted)
 
 
-def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A, B]:
+def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pipe[Taken, B]:
     """Lift a total function: one that has an answer for every value. Raises `ContractError` when it returns a `Result`, as a stage does.
 
     >>> pure("double", lambda n: 2 * n).apply((Success(2),))
@@ -189,7 +190,7 @@ def pure(name: str, f: Callable[[A], B], *, keeps_text: bool = False) -> Pipe[A,
     """
     _named("pure", name, f)
 
-    def always(value: A) -> Slot[B]:
+    def always(value: Taken) -> Slot[B]:
         made = f(value)
         if isinstance(made, (Success, Failure)):
             raise ContractError(f"the function {name!r} returned a Result: each({name!r}, ...) lifts a function that does")

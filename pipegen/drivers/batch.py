@@ -22,7 +22,7 @@ from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["arun", "prepare_batch", "run"]
+__all__ = ["arun", "merged_into", "prepare_batch", "run"]
 
 B = TypeVar("B")
 
@@ -55,10 +55,11 @@ def _admit(request: Request, options: GenerationOptions | None, policy: RequestP
     given = Success(request) if isinstance(request, GenerationRequest) else request
     made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
     own = made.unwrap().options if is_ok(made) else None
-    return made.bind(lambda record: _with_options(record, options)).bind(lambda record: allowed(record, policy, own))
+    return made.bind(lambda record: merged_into(record, options)).bind(lambda record: allowed(record, policy, own))
 
 
-def _with_options(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
+def merged_into(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
+    """The request with the options for what its own leave open; `InvalidRequest` where the two contradict each other."""
     if options is None:
         return Success(request)
     try:

@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import Pipe, Rebinding, call, identity
+from pipegen.core.pipe import Pipe, Rebinding, call, each, identity
 from pipegen.core.slots import Slot
-from pipegen.drivers.arguments import Options
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import Options, check_settings
+from pipegen.drivers.batch import merged_into, prepare_batch
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
@@ -81,6 +81,18 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
         place = self._place(name)
         return self._with(self.parts[:place], (), self.parts[place + 1 :])
 
+    def with_options(self, options: Options) -> Self:
+        """The route with options of its own, for what its requests leave open: of several routes in one pipe, each has those that it is given here.
+
+        The options of a run are for the requests that it is handed, and so for the first route of a pipe. Raises as `run` does for bad options.
+        """
+        chosen = check_settings(options, None)
+
+        def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
+            return merged_into(request, chosen)
+
+        return self.with_parts((each("options", merged, keeps_text=True), *self.parts))
+
     def _place(self, name: str) -> int:
         names = [part.name for part in self.parts]
         if name not in names:
@@ -96,8 +108,9 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
-        made = Pipe.rebound(self, new)
-        return dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
+        made: Any = Pipe.rebound(self, new)
+        own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
+        return own
 
 
 def _stage_of(stage: Any) -> Pipe[Any, Any]:
@@ -146,7 +159,11 @@ def count_tokens(
     prepare = start.with_parts(part for part in of.parts[: calls[0]] if part.name != "fit")
     batch = prepare_batch([request], options, images, policy)
     one = tuple(SAMPLING.sample(slot, 0, SAMPLING.count(slot)) for slot in batch)
-    return prepare.apply(one)[0].bind(lambda made: Success(len(made.prompt.token_ids)) if isinstance(made, Encoded) else Failure(refused))
+
+    def length(made: Any) -> Slot[int]:
+        return Success(len(made.prompt.token_ids)) if isinstance(made, Encoded) else Failure(refused)
+
+    return prepare.apply(one)[0].bind(length)
 
 
 def _what(of: object) -> str:

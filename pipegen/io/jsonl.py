@@ -113,8 +113,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["finish"] = result.finish.value
     fields["options"] = without_none(flat_values(result.options))
     fields["tried"] = [error_to_plain(error) for error in result.tried]
-    if fields.pop("previous") is not None and result.previous is not None:
-        fields["previous"] = _result(result.previous, brief)
+    fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     if fields.get("logprobs") is not None:

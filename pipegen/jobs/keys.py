@@ -14,9 +14,10 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.drivers.route import Route
-from pipegen.engines.protocol import Engine
+from pipegen.engines.protocol import Answers
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
@@ -29,8 +30,11 @@ _SHARED = ("model", "pipeline", "plugins", "version")
 
 
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
-    """What all rows of a run have in common, as plain data for `job.json`. Raises as the engine does where its model cannot be read."""
-    engines: list[Engine] = [owned.thing for owned in route.owns if hasattr(owned, "thing")]
+    """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
+    try:
+        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
+    except CallFailed as failure:
+        raise failure.error from failure
     plugins = [f"{plugin.name} {plugin.version}".strip() for engine in engines[:1] for plugin in engine.plugins]
     own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
     return {

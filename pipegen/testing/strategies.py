@@ -15,11 +15,36 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core import errors as kinds
 from pipegen.core.errors import GenerationError
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import is_ok
+from pipegen.engines.capabilities import ENGINES
+from pipegen.engines.protocol import TokenEngine
 from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
-from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, Raw, ResolvedRequest, TokenLogprob
+from pipegen.stages.decoding import decode
+from pipegen.stages.rendering import Rendered, render
+from pipegen.stages.resolving import resolve as resolve_stage
+from pipegen.stages.tokenizing import tokenize
+from pipegen.testing.fake import FakeEngine
 
-__all__ = ["batches", "errors", "generation_options", "image_requests", "requests", "results", "slots", "stop_options", "text_requests"]
+__all__ = [
+    "batches",
+    "decoded",
+    "encoded",
+    "errors",
+    "generation_options",
+    "image_requests",
+    "raws",
+    "rendered",
+    "requests",
+    "resolved_requests",
+    "results",
+    "slots",
+    "stop_options",
+    "text_requests",
+    "toy_engine",
+]
 
 T = TypeVar("T")
 
@@ -121,6 +146,49 @@ def image_requests() -> st.SearchStrategy[VlmGenerationRequest]:
 def requests() -> st.SearchStrategy[GenerationRequest]:
     """Any request."""
     return text_requests() | image_requests()
+
+
+def _through(values: st.SearchStrategy[Any], stage: Pipe[Any, T]) -> st.SearchStrategy[T]:
+    """What a stage makes of the values that it takes."""
+    return values.map(lambda value: stage.apply((Success(value),))[0]).filter(is_ok).map(lambda slot: slot.unwrap())
+
+
+def toy_engine() -> FakeEngine:
+    """An engine with the toy tokenizer and template that honours everything: the stages that are bound to it take every record of this module."""
+    return FakeEngine("", name="toy", honours=frozenset().union(*ENGINES.values()))
+
+
+def _of_one_row(request: GenerationRequest) -> GenerationRequest:
+    return dataclasses.replace(request, options=dataclasses.replace(request.options or GenerationOptions(), samples=1))
+
+
+def resolved_requests(engine: TokenEngine | None = None) -> st.SearchStrategy[ResolvedRequest]:
+    """Requests with their effective options, as `pg.stages.resolve` gives them for the engine (the toy one, unless another is given)."""
+    return _through(requests().map(_of_one_row), resolve_stage(engine or toy_engine()))
+
+
+def rendered(engine: TokenEngine | None = None) -> st.SearchStrategy[Rendered]:
+    """Prompts as text, with their images, as `pg.stages.render` gives them."""
+    return _through(resolved_requests(engine), render(engine or toy_engine()))
+
+
+def encoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Encoded]:
+    """Prompts as token ids, as `pg.stages.tokenize` gives them; not all of them fit an engine."""
+    return _through(rendered(engine), tokenize(engine or toy_engine()))
+
+
+def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
+    """What an engine may give back: any ids of the tokenizer, some of words and some that end rows; it may have gone on too long, or given up."""
+    tokenizer = (engine or toy_engine()).tokenizer
+    words = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
+    piece = words | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
+    ids = st.lists(piece, max_size=8).map(lambda pieces: tuple(token_id for one in pieces for token_id in one))
+    return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans())
+
+
+def decoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Decoded]:
+    """Generated text before it is cut and trimmed, as `pg.stages.decode` gives it."""
+    return _through(raws(engine), decode(engine or toy_engine()))
 
 
 def errors() -> st.SearchStrategy[GenerationError]:

@@ -9,6 +9,7 @@ from typing import Any, assert_type
 import pipegen as pg
 from pipegen.config import read_chat
 from pipegen.contrib.renderers import RendererBackend, SGLangBackend, generate, render_with
+from pipegen.testing.fake import FakeEngine
 
 # Every setting of a model is a keyword of its record.
 loads = pg.ModelLoadConfig(model=Path("m"), compile=True, adapter=Path("a"), image_memory_bytes=0, engine_kwargs={"max_memory": {"cpu": "1GiB"}})
@@ -49,6 +50,22 @@ assert_type(numbers, pg.Pipe[pg.GenerationRequest, int])
 halves = numbers >> pg.pure("half", half)
 assert_type(halves, pg.Pipe[pg.GenerationRequest, float])
 assert_type(pg.run(halves, requests), pg.Batch[float])
+
+lengths = route >> pg.pure("length", lambda result: len(result.text))
+assert_type(lengths, pg.Pipe[pg.GenerationRequest, int])
+trusted = route >> pg.each("trust", lambda result: pg.Success(len(result.text)))
+assert_type(trusted, pg.Pipe[pg.GenerationRequest, int])
+
+# The stages of a route, one by one.
+scripted = FakeEngine("a")
+encoded = pg.stages.resolve(scripted) >> pg.stages.render(scripted) >> pg.stages.tokenize(scripted) >> pg.stages.fit(scripted)
+assert_type(encoded, pg.Pipe[pg.GenerationRequest, pg.stages.Encoded])
+called = encoded >> pg.call(scripted)
+assert_type(called, pg.Pipe[pg.GenerationRequest, pg.stages.Raw])
+whole = called >> pg.stages.decode(scripted) >> pg.stages.stop(scripted) >> pg.stages.trim(scripted)
+assert_type(whole, pg.Pipe[pg.GenerationRequest, pg.GenerationResult])
+assert_type(fast.insert(pg.pure("look", lambda decoded: decoded), after="decode").remove("fit").replace("stop", pg.stages.stop(scripted)), pg.Route)
+assert_type(pg.attach(whole, pg.plugins.balanced_json()), pg.Pipe[pg.GenerationRequest, pg.GenerationResult])
 
 # Plain data is taken too; errors are told apart.
 batch = pg.run(numbers, [{"prompt": "1 + 1 ="}])
