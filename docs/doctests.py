@@ -1,4 +1,4 @@
-"""Show the doctests of docstrings as code: a Griffe extension, used by .mkdocs.yml."""
+"""What the reference shows of docstrings and fields: a Griffe extension, used by .mkdocs.yml."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def fenced(text: str) -> str:
     return "\n".join([*lines, "```"] if inside else lines)
 
 
+def split_annotated(annotation: Any) -> tuple[Any, str]:
+    """The type in `Annotated[type, ...]`, and its help: the first text among the rest. Any other annotation is a type without help."""
+    is_annotated = isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated" and isinstance(annotation.slice, griffe.ExprTuple)
+    if not is_annotated:
+        return annotation, ""
+    shown, *rest = annotation.slice.elements
+    texts = [ast.literal_eval(one) for one in map(str, rest) if one[:1] in ("'", '"')]
+    return shown, texts[0] if texts else ""
+
+
 class Doctests(griffe.Extension):
     """Applied to every object that is loaded."""
 
@@ -40,5 +50,9 @@ class Doctests(griffe.Extension):
                 attr.docstring = griffe.Docstring(words[0], parent=attr)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if isinstance(obj, griffe.Attribute):
+            obj.annotation, words = split_annotated(obj.annotation)
+            if words and obj.docstring is None:
+                obj.docstring = griffe.Docstring(words, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)

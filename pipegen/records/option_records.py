@@ -66,7 +66,7 @@ class StopOptions:
         "Token ids that end generation; their text stays in `raw_text` only.",
         OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
     ] = None
-    ignore_eos: Annotated[bool | None, boolean, "Generate on past the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = (
+    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = (
         None
     )
 
@@ -99,13 +99,13 @@ class ChatTemplateOptions:
     enable_thinking: Annotated[
         bool | None,
         boolean,
-        "The template's thinking switch, where it has one; the result says whether it was honoured.",
+        "The template's thinking switch, if it has one; the result says whether it is honoured.",
         OptionRow(False, SERVED, fields="enable_thinking", trial=True),
     ] = None
     control_tokens: Annotated[
         Literal["text", "reject", "allow"] | None,
         one_of("text", "reject", "allow"),
-        "What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
+        "What text of users that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
         OptionRow("text", trial="allow"),
     ] = None
     trust: Annotated[
@@ -138,7 +138,7 @@ class VlmPreprocessOptions:
     do_resize: Annotated[
         bool | None,
         boolean,
-        "Resize to a size that the model's processor keeps; with False the sides must already be such a size.",
+        "Resize to a size that the model's processor keeps; with `False` the image must have such a size already.",
         OptionRow(True, trial=False),
     ] = None
 
@@ -192,7 +192,7 @@ class StructuredOptions:
     json_schema: Annotated[
         Mapping[str, Any] | str | None,
         _schema,
-        "The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts.",
+        "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order of its properties counts.",
         OptionRow(None, SERVED - {"hf"}, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'),
     ] = None
     regex: Annotated[
@@ -246,7 +246,7 @@ class GenerationOptions:
     max_new_tokens: Annotated[
         int | None,
         integer(low=1),
-        "How many tokens may be generated at most; a row that gets there ends with `LENGTH`.",
+        "The most tokens to generate; a row that reaches it ends with `LENGTH`.",
         OptionRow(
             512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens", trial=3
         ),
@@ -285,19 +285,19 @@ class GenerationOptions:
     repetition_penalty: Annotated[
         float | None,
         number(above=0),
-        "Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
+        "Divide the positive logits of tokens in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
         OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty", trial=1.5),
     ] = None
     presence_penalty: Annotated[
         float | None,
         number(-2, 2),
-        "Subtract this from the logits of tokens that stand in the answer.",
+        "Subtract this from the logits of tokens that are in the answer.",
         OptionRow(0.0, EVERY, wires="presence_penalty", trial=1.5),
     ] = None
     frequency_penalty: Annotated[
         float | None,
         number(-2, 2),
-        "Subtract this from the logits of tokens for each time that they stand in the answer.",
+        "Subtract this from the logits of tokens for each time that they are in the answer.",
         OptionRow(0.0, EVERY, wires="frequency_penalty", trial=1.5),
     ] = None
     no_repeat_ngram_size: Annotated[
@@ -306,13 +306,13 @@ class GenerationOptions:
     seed: Annotated[
         int | None,
         integer(low=0, high=2**63 - 1),
-        "Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run.",
+        "Makes a sampled row repeatable in any batch. Without it, sampled rows may differ from run to run.",
         OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed", trial=3),
     ] = None
     samples: Annotated[
         int | None,
         integer(low=1),
-        "How many completions to draw for the one prompt; their seeds are derived from `seed`.",
+        "How many completions to draw for one prompt; their seeds are derived from `seed`.",
         OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences", trial=2),
     ] = None
     logprobs: Annotated[
@@ -322,12 +322,12 @@ class GenerationOptions:
         OptionRow(False, SERVED, trial=True),
     ] = None
     top_logprobs: Annotated[
-        int | None, integer(low=0, high=20), "Report that many likeliest tokens for each position too; asks for `logprobs`.", OptionRow(0, SERVED, trial=2)
+        int | None, integer(low=0, high=20), "Also report that many likeliest tokens for each position; turns `logprobs` on.", OptionRow(0, SERVED, trial=2)
     ] = None
     max_prompt_tokens: Annotated[
         int | None,
         integer(low=1),
-        "Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts.",
+        "Fail a longer prompt, images included, before the engine is called. Without it, only the model's own limit counts.",
         OptionRow(near="truncate_prompt_tokens", trial=100_000),
     ] = None
     on_overflow: Annotated[
@@ -337,7 +337,7 @@ class GenerationOptions:
         OptionRow("error", trial="clip"),
     ] = None
     use_generation_config: Annotated[
-        bool | None, boolean, "Take what is not said from the checkpoint's `generation_config` before pipegen's defaults.", OptionRow(False, trial=True)
+        bool | None, boolean, "Options that are not set come from the checkpoint's `generation_config`, then from pipegen's defaults.", OptionRow(False, trial=True)
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
