@@ -115,7 +115,7 @@ class CheckpointEngine(OnModel, ABC):
     """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig) -> None:
-        self._checkpoint = Checkpoint(load)
+        self._checkpoint = Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
         self._plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """One row while it is generated: everything that belongs to it alone; and in which order rows are read, and how many in one pass.
 
-A row outlives the batch that it rides in: when a batch has to be split, its rows go on in smaller ones from where they were.
+A row outlives its batch: when a batch has to be split, its rows go on in smaller ones from where they were.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
 class _Whole(WholeRow[Encoded, Raw]):
     """A row that is asked for whole, checked against what the server says."""
 
-    engine: ServerEngine
+    engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
     features: Any = None
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
