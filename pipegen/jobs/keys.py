@@ -8,7 +8,6 @@ requests have an ordinal among each other, since two of them are two answers.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from array import array
 from collections.abc import Mapping
@@ -68,17 +67,20 @@ class Keys:
     """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal ones are counted."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        from hashlib import blake2b  # importing pipegen loads no hashlib
+
+        self._blake2b = blake2b
         shared = [settings[name] for name in _SHARED]  # the options of the run are part of each request's
         self._shared = json.dumps(shared).encode()
         self._counts = _Counts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
-        digest = hashlib.blake2b(self._shared, digest_size=16)
+        digest = self._blake2b(self._shared, digest_size=16)
         digest.update(_options(request.options))
         digest.update(_content(request))
         for source in request.sources:
-            digest.update(_digest(source.data or b""))
+            digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
         if times:
             digest.update(str(times).encode())
@@ -89,10 +91,6 @@ def _content(request: GenerationRequest) -> bytes:
     messages = None if request.messages is None else plain_messages(request.messages)
     content = [messages, request.prompt, request.prompt_token_ids, request.tools]
     return json.dumps(strict_json.plain(content), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 @functools.lru_cache(maxsize=1024)

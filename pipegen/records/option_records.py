@@ -66,9 +66,7 @@ class StopOptions:
         "Token ids that end generation; their text stays in `raw_text` only.",
         OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
     ] = None
-    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = (
-        None
-    )
+    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = None
 
 
 @record
@@ -337,7 +335,10 @@ class GenerationOptions:
         OptionRow("error", trial="clip"),
     ] = None
     use_generation_config: Annotated[
-        bool | None, boolean, "Options that are not set come from the checkpoint's `generation_config`, then from pipegen's defaults.", OptionRow(False, trial=True)
+        bool | None,
+        boolean,
+        "Options that are not set come from the checkpoint's `generation_config`, then from pipegen's defaults.",
+        OptionRow(False, trial=True),
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
