@@ -25,8 +25,7 @@ def fenced(text: str) -> str:
 
 def split_annotated(annotation: Any) -> tuple[Any, str]:
     """The type in `Annotated[type, ...]`, and its help: the first text among the rest. Any other annotation is a type without help."""
-    is_annotated = isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated" and isinstance(annotation.slice, griffe.ExprTuple)
-    if not is_annotated:
+    if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Annotated" or not isinstance(annotation.slice, griffe.ExprTuple):
         return annotation, ""
     shown, *rest = annotation.slice.elements
     texts = [ast.literal_eval(one) for one in map(str, rest) if one[:1] in ("'", '"')]
