@@ -95,8 +95,8 @@ def _route_of(config: ModelLoadConfig) -> Route:
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route that a configuration describes; with `fallback_backend`, the fallback from it, for the errors that `fallback_when` names.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. The
-    checkpoint's configuration is read here, but no weights, and no server is asked: a
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. `pg.attach` attaches
+    plugins to both. The checkpoint's configuration is read here, but no weights, and no server is asked: a
     model that cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))

@@ -133,7 +133,7 @@ class _Samples:
 
     def begin(self, batch: Batch[Any], rule: Sampling, *, expands: bool) -> Batch[Any]:
         """Before a stage that opens: the batch with each request in as many rows as it asks for."""
-        self.requests = batch if self.rows is None else [slots[0] if len(slots) == 1 else None for slots in self._of_each_request(batch)]
+        self.requests = batch if self.rows is None else [slots[0] if len(slots) == 1 else None for slots in self._grouped(batch, self.rows)]
         if not expands:
             return batch
         counts = [rule.count(slot) for slot in batch]
@@ -168,14 +168,13 @@ class _Samples:
         self.before = None if last else batch
         if not last or self.rows is None:
             return batch
-        groups, self.rows = self._of_each_request(batch), None
+        groups, self.rows = self._grouped(batch, self.rows), None
         return tuple(rule.gather(group, request) for group, request in zip(groups, self.requests, strict=True))
 
-    def _of_each_request(self, batch: Batch[Any]) -> list[list[Slot[Any]]]:
-        if self.rows is None:
-            return [[slot] for slot in batch]
+    def _grouped(self, batch: Batch[Any], rows: Sequence[Row]) -> list[list[Slot[Any]]]:
+        """The slots of each request."""
         groups: list[list[Slot[Any]]] = [[] for _ in self.requests]
-        for (request, _), slot in zip(self.rows, batch, strict=True):
+        for (request, _), slot in zip(rows, batch, strict=True):
             groups[request].append(slot)
         return groups
 

@@ -34,7 +34,7 @@ _HOMES = {
     "trim": "pipegen.stages.trimming",
 }
 
-if not typing.TYPE_CHECKING:  # a stage is imported when it is first used
+if not typing.TYPE_CHECKING:  # pragma: no branch - a stage is imported when it is first used
 
     def __getattr__(name: str) -> object:
         import importlib
