@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.engines.settings import ChatServerSettings, ServerSettings, TokenServerSettings, config_of
 
 if TYPE_CHECKING:
+    from pipegen.backends.checkpoint.engine import ModelMetadata
     from pipegen.backends.http.access import Access
     from pipegen.drivers.route import Route
 
@@ -32,7 +33,7 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
-    checkpoint = Checkpoint(config_of(settings, wire.name))
+    checkpoint = cast("ModelMetadata", Checkpoint(config_of(settings, wire.name)))  # cached properties are none to pyright
     return route(ServerEngine(wire, checkpoint, access, settings, os.fspath(settings.model)))
 
 
