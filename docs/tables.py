@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import KEYS, TYPES
@@ -18,20 +19,23 @@ PAGES = Path(__file__).parent
 INSTALLS = re.compile(rf'pip install "(?:\.|{DISTRIBUTION})\[([a-z,]+)\]"')
 
 
-def shown_type(hint: str) -> str:
-    """What a field takes, in the words of the reader: without its check and without None."""
-    inner = re.sub(r"^Annotated\[(.*?), (whole|real|boolean|text|tuple_of|one_of|mapping|_\w+)\b.*\]$", r"\1", hint, flags=re.DOTALL).removesuffix(" | None")
-    return re.sub(r"^Literal\[(.*)\]$", lambda found: " or ".join(found.group(1).split(", ")), inner).replace("Mapping[str, Any]", "mapping").replace("|", "or")
+def shown_type(hint: Any) -> str:
+    """What a field takes, in words for a reader, without `None`."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(shown_type(one) for one in get_args(hint) if one is not NoneType)
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return "mapping" if get_origin(hint) is Mapping else str(hint) if get_args(hint) else str(hint.__name__)
 
 
 def options_table() -> str:
     """One row for each option."""
-    rows = ["| option | takes | default | |", "| --- | --- | --- | --- |"]
+    rows = ["| option, its type and default | |", "| --- | --- |"]
     for name, entry in OPTIONS.items():
         kind, default = GROUPS.get(entry.group, GenerationOptions), entry.row.default
-        shown = "" if default is None else f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
+        shown = "" if default is None else f", `{dict(default) if isinstance(default, Mapping) else default!r}`"
         full = f"{entry.group}.{name}" if entry.group else name
-        rows.append(f"| `{full}` | {shown_type(kind.__annotations__[name])} | {shown} | {entry.help} |")
+        rows.append(f"| `{full}`<br>{shown_type(get_type_hints(kind)[name])}{shown} | {entry.help} |")
     return "\n".join(rows)
 
 
@@ -39,15 +43,15 @@ def capabilities_table() -> str:
     """What each engine honours at best."""
     rows = ["| capability | " + " | ".join(ENGINES) + " |", "| --- |" + " --- |" * len(ENGINES)]
     for name in (*FEATURES, *sorted({option for honours in ENGINES.values() for option in honours} - set(FEATURES))):
-        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"option `{name}`"
-        rows.append(f"| {label} | " + " | ".join("yes" if name in honours else "" for honours in ENGINES.values()) + " |")
+        label = f"`{name}`: {FEATURES[name]}" if name in FEATURES else f"`{name}`"
+        rows.append(f"| {label} | " + " | ".join("✓" if name in honours else "" for honours in ENGINES.values()) + " |")
     return "\n".join(rows)
 
 
 def keys_table() -> str:
     """The keys that a backend takes in a file."""
     rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
-    rows = ["| type | |", "| --- | --- |", *rows, "", "| key | taken by | |", "| --- | --- | --- |"]
+    rows = ["| type | meaning |", "| --- | --- |", *rows, "", "| key | taken by | meaning |", "| --- | --- | --- |"]
     rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
     rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items())]
     groups: dict[tuple[str, ...], list[str]] = {}

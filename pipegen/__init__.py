@@ -32,7 +32,7 @@ if typing.TYPE_CHECKING:
         UnsupportedPlugin,
     )
     from pipegen.core.fallback import fallback
-    from pipegen.core.pipe import Pipe, call, each, identity, pure
+    from pipegen.core.pipe import Pipe, call, each, pure
     from pipegen.core.slots import Batch, Slot, is_ok
     from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
@@ -48,14 +48,12 @@ if typing.TYPE_CHECKING:
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
     from pipegen.media.folder import images_in
-    from pipegen.records import strict_json
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
     from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
     from pipegen.records.plain import request_from
     from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
     from pipegen.records.results import Finish, GenerationResult, TokenLogprob
-    from pipegen.stages.stopping import cut
 
 __all__ = [
     "BackendFailed",
@@ -119,14 +117,12 @@ __all__ = [
     "backends",
     "call",
     "count_tokens",
-    "cut",
     "each",
     "error_to_plain",
     "fallback",
     "finished_rows",
     "from_plain",
     "grid",
-    "identity",
     "images_in",
     "imap",
     "imap_keyed",
@@ -141,7 +137,6 @@ __all__ = [
     "samples",
     "stages",
     "stream",
-    "strict_json",
     "to_plain",
     "watched",
 ]
@@ -167,7 +162,7 @@ _HOMES = {
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
         "pipegen.core.fallback": "fallback",
-        "pipegen.core.pipe": "Pipe call each identity pure",
+        "pipegen.core.pipe": "Pipe call each pure",
         "pipegen.engines.plugin": "Plugin",
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",
@@ -175,7 +170,6 @@ _HOMES = {
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",
         "pipegen.core.slots": "Batch Slot is_ok",
-        "pipegen.stages.stopping": "cut",
         "pipegen.drivers.streaming": "Delta Done astream stream",
         "pipegen.drivers.progress": "Progress watched",
         "pipegen.drivers.mapping": "aimap aimap_keyed imap imap_keyed",
@@ -185,7 +179,7 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages", "strict_json": "pipegen.records.strict_json"}
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages"}
 """The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there

@@ -181,7 +181,7 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
     end=st.sampled_from([b"\n", b"\r\n"]),
 )
 def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes) -> None:
-    from pipegen.backends.http.sse import Events
+    from pipegen.backends.http.client import Events
 
     stream = b"".join(line + end for line in lines)
     whole, cut = Events(), Events()

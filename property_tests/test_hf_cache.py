@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from transformers import DynamicCache  # noqa: E402
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer  # noqa: E402
 
-from pipegen.backends.hf import cache as caches, growing  # noqa: E402
+from pipegen.backends.hf import cache as caches  # noqa: E402
 
 WINDOW = 5
 
@@ -79,7 +79,7 @@ def test_a_cache_that_grows_in_place_holds_what_transformers_own_holds(changes: 
     fresh = numbers()
     own = read(fresh, rows, columns)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(growing, "SPARE", spare)
+        patched.setattr(caches, "SPARE", spare)
         ours = caches.growing(copy.deepcopy(own))
         for change, *how in changes:
             rows, width = own.layers[0].keys.shape[0], own.layers[0].keys.shape[-2]
@@ -116,7 +116,7 @@ def test_steps_within_the_room_copy_nothing() -> None:
     cache = caches.growing(read(fresh, 2, 7))
     updated(cache, new_columns(fresh, 2, 1))
     places = set()
-    for _ in range(growing.SPARE - 8):
+    for _ in range(caches.SPARE - 8):
         updated(cache, new_columns(fresh, 2, 1))
         places.add(tuple(layer.keys.untyped_storage().data_ptr() for layer in cache.layers))
     assert len(places) == 1

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from pipegen.backends.hf.rope import use_own_factors  # noqa: E402  - needs the packages
+from pipegen.backends.hf.load import use_own_factors  # noqa: E402  - needs the packages
 
 
 class LongestRotary(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch need not be there

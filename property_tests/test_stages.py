@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from returns.result import Failure, Success
 
 import pipegen as pg
-from pipegen.core.pipe import Pipe
+from pipegen.core.pipe import Pipe, identity
 from pipegen.core.slots import Batch
 from pipegen.records.results import Decoded, Encoded
 from pipegen.stages.parts.samples import derive_seed
@@ -78,7 +78,7 @@ def test_stages_side_by_side_go_row_by_row_and_give_what_they_give_apart(salts: 
         return note
 
     stages = [pg.each(str(place), noted(place, answer(place % 6, salt))) for place, salt in enumerate(salts)]
-    whole: Pipe[Any, Any] = pg.identity()
+    whole: Pipe[Any, Any] = identity()
     for stage in stages:
         whole = whole >> stage
     apart: Batch[Any] = batch

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -50,3 +53,26 @@ def test_the_memory_of_a_process_is_not_what_its_parent_held(command: tuple[str,
 def test_a_command_that_fails_is_not_measured() -> None:
     launched = [sys.executable, "launch.py", sys.executable, "-c", "raise SystemExit(3)"]
     assert subprocess.run(launched, cwd=HERE / "bench", check=False, capture_output=True).returncode == 3
+
+
+@pytest.fixture(scope="module")
+def headlines() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(HERE / "bench"))
+    yield importlib.import_module("headlines")
+    sys.path.remove(str(HERE / "bench"))
+
+
+def test_the_page_begins_with_a_few_ratios_that_were_measured_and_none_is_quoted_higher(headlines: ModuleType) -> None:
+    quoted = headlines.headlines(ROWS)
+    measured = {(row["work"], row["peer"]): row["ratio"] for row in ROWS}
+    assert 0 < len(quoted) <= 8
+    for headline, shown in zip(headlines.HEADLINES, quoted, strict=True):
+        assert shown.ratio == min(filter(None, (measured[headline.row], *(headline.elsewhere or ())[:1])))
+        assert shown.machine in headlines.MACHINES
+
+
+def test_the_chart_and_the_table_of_the_page_are_those_of_the_rows(headlines: ModuleType) -> None:
+    quoted = headlines.headlines(ROWS)
+    docs = HERE.parent / "docs"
+    assert (docs / "images" / "benchmarks.svg").read_text(encoding="utf-8") == headlines.chart(quoted), "out of date: python tests/bench/report.py"
+    assert headlines.headline_table(quoted) in (docs / "benchmarks.md").read_text(encoding="utf-8")

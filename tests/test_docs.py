@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +23,7 @@ import pipegen
 from pipegen.cli import main
 from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import fields_of
+from pipegen.records import results
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import SERVER_NAMES
@@ -46,7 +50,10 @@ def reader(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+RUN_HERE = [page for page in PAGES if "\n## Before\n" not in page.read_text(encoding="utf-8")]  # the others: test_coming_from.py
+
+
+@pytest.mark.parametrize("page", RUN_HERE, ids=page_id)
 def test_the_python_blocks_of_a_page_run_and_print_what_it_shows(page: Path, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a page's code prints stands in its text blocks."""
     pytest.importorskip("torch")
@@ -145,3 +152,42 @@ def test_every_family_of_laws_has_its_section() -> None:
 def test_the_navigation_holds_every_page() -> None:
     navigation = (HERE / ".mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in DOCS.rglob("*.md") if page.relative_to(DOCS).as_posix() not in navigation] == []
+
+
+SHOWN_FIELDS = [
+    results.GenerationResult,
+    results.TokenLogprob,
+    results.ResolvedRequest,
+    results.Prompt,
+    results.PreparedImage,
+    results.Encoded,
+    results.Raw,
+    results.Decoded,
+]
+
+
+@pytest.mark.parametrize("kind", SHOWN_FIELDS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_result_and_of_the_engine_contract_has_its_sentence(kind: type[Any]) -> None:
+    (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef)]
+    said = {
+        ast.unparse(field.target): isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        for field, after in zip(body, [*body[1:], None], strict=True)
+        if isinstance(field, ast.AnnAssign)
+    }
+    assert said
+    assert [name for name, has_words in said.items() if not has_words] == []
+
+
+def docstrings() -> Iterator[tuple[Path, str]]:
+    for path in sorted((HERE / "pipegen").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield path, ast.get_docstring(node) or ""
+
+
+def test_no_docstring_names_an_internal_code() -> None:
+    assert [(path.name, text) for path, text in docstrings() if re.match(r"(?:[A-Z]\d{1,2}[,:. ]*)+", text)] == []
+
+
+def test_images_of_the_documentation_are_of_moderate_size() -> None:
+    assert {path.name: path.stat().st_size for path in (DOCS / "images").iterdir() if path.stat().st_size > 150_000} == {}

@@ -19,8 +19,10 @@ from types import ModuleType
 import pytest
 
 import pipegen
+from pipegen.engines.settings import SETTINGS
+from pipegen.records.engine_list import BACKENDS
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
+REFERENCE = sorted((Path(__file__).parent.parent / "docs" / "reference").glob("*.md"))
 NEEDS_TORCH = ("pipegen.backends.hf.", "pipegen.embedded.")
 
 
@@ -64,9 +66,9 @@ def test_every_name_that_a_module_exports_exists() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    page = REFERENCE.read_text(encoding="utf-8")
-    missing = [name for name in pipegen.__all__ if not re.search(rf"[`.]{name}\b", page)]
-    assert missing == []
+    shown = {path.rpartition(".")[2] for path in sections()}
+    words = "".join(page.read_text(encoding="utf-8") for page in REFERENCE if page.stem != "index")  # aliases and modules have no section
+    assert [name for name in pipegen.__all__ if name not in shown and f"`pg.{name}" not in words] == []
 
 
 def fresh(code: str) -> object:
@@ -110,7 +112,7 @@ def test_records_and_functions_can_be_pickled() -> None:
 
 
 def sections() -> list[str]:
-    return re.findall(r"^::: (\S+)", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [path for page in REFERENCE for path in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)]
 
 
 def is_module(path: str) -> bool:
@@ -136,4 +138,15 @@ def test_a_section_of_the_reference_shows_what_it_names() -> None:
 def test_every_function_of_a_package_is_in_the_reference(package: str) -> None:
     public = importlib.import_module(f"pipegen.{package}")
     shown = {path.rpartition(".")[2] for path in sections() if path.startswith(f"pipegen.{package}.")}
-    assert {name for name in public.__all__ if callable(getattr(public, name))} - {"Plugin"} <= shown
+    words = "".join(page.read_text(encoding="utf-8") for page in REFERENCE)
+    names = [name for name in public.__all__ if callable(getattr(public, name)) and name not in {*shown, "Plugin", *BACKENDS}]
+    assert [name for name in names if f"`pg.{package}.{name}(" not in words] == []
+
+
+def test_the_settings_of_every_engine_are_in_the_reference() -> None:
+    assert {f"{kind.__module__}.{kind.__name__}" for kind in SETTINGS.values()} <= set(sections())
+
+
+def test_each_page_of_the_reference_is_that_of_a_room() -> None:
+    rooms = {info.name for info in pkgutil.iter_modules(pipegen.__path__) if info.ispkg}
+    assert {page.stem for page in REFERENCE} - {"index"} <= rooms

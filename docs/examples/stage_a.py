@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipegen as pg
+from pipegen.records import strict_json
 
 SYSTEM = "You describe images."
 PROMPT = "Describe the image."
@@ -102,7 +103,7 @@ def main(
         slots = pg.imap_keyed(route, asked, options, window=batch, ahead=1)
         answers = track(slots, "images", len(images), console=console, disable=not console.is_terminal)
         for line in regroup(groups, answers):
-            print(pg.strict_json.dump(line), flush=True)
+            print(strict_json.dump(line), flush=True)
             failed += sum(not image["ok"] for image in line["images"])
     print(f"{len(images)} images in {len(groups)} groups: {len(images) - failed} summaries, {failed} failed", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)

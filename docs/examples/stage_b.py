@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipegen as pg
+from pipegen.records import strict_json
 
 SETTINGS = {
     "cool": pg.GenerationOptions(temperature=0.3, top_p=0.9),
@@ -140,7 +141,7 @@ def line_of(rollout: Rollout) -> dict[str, Any]:
 
 
 def say(line: Mapping[str, Any]) -> None:
-    print(pg.strict_json.dump(line), flush=True)
+    print(strict_json.dump(line), flush=True)
 
 
 @app.command(help=__doc__)
@@ -155,8 +156,8 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
 ) -> None:
     try:
-        lines = [pg.strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
-        route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+        lines = [strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
+        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         pipe = judging(route)
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None

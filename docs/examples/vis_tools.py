@@ -26,6 +26,7 @@ import typer
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 import pipegen as pg
+from pipegen.records import strict_json
 
 COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000")
 SIDE, MARGIN, LINE = 448, 12, 20
@@ -59,7 +60,7 @@ def things_of(text: str, width: int, height: int) -> list[Thing]:
     [Thing(label='cat', box=(0.0, 25.0, 200.0, 50.0))]
     """
     begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=len(text))
-    value = pg.strict_json.load(text[begin:])
+    value = strict_json.load(text[begin:])
     items = next((entry for entry in value.values() if isinstance(entry, list)), [value]) if isinstance(value, dict) else value
     boxes = [_scaled(item, width, height) for item in items]
     return [Thing(_label(item), box) for item, box in zip(items, boxes, strict=True)]
@@ -138,9 +139,9 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Images in one batch.")] = 32,
 ) -> None:
     try:
-        route = pg.backends.route_of(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
+        route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
         attached = plugged(route, key or ["bbox_2d"], balanced=balanced_json, no_repeats=forbid_repeated_objects)
-        lines = [pg.strict_json.load(line) for line in truth.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [strict_json.load(line) for line in truth.read_text(encoding="utf-8").split("\n") if line.strip()]
     except pg.UnsupportedPlugin as refused:
         raise typer.BadParameter(f"{refused.message}: {refused.hint}", param_hint="--backend") from None
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
@@ -152,7 +153,7 @@ def main(
         slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch, ahead=1)
         for number, (line, slot) in enumerate(slots):
             told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
-            results.write(pg.strict_json.dump(told) + "\n")
+            results.write(strict_json.dump(told) + "\n")
             failed += not told["ok"]
     print(f"{len(lines)} images: {len(lines) - failed} drawn with what was seen, {failed} broken or unreadable", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["BACKENDS", "hf", "load", "openai_server", "route_of", "sglang_server", "vllm", "vllm_server"]
+__all__ = ["BACKENDS", "hf", "load", "openai_server", "sglang_server", "vllm", "vllm_server"]
 
 P = ParamSpec("P")
 
@@ -86,8 +86,7 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
     return token_server({"vllm_server": vllm.VLLM, "sglang_server": sglang.SGLANG}[backend], cast(TokenServerSettings, settings))
 
 
-def route_of(config: ModelLoadConfig) -> Route:
-    """The route through `config.backend` alone. Raises `InvalidField` for a backend that does not exist, and as that backend's function does."""
+def _route_of(config: ModelLoadConfig) -> Route:
     if not isinstance(config, ModelLoadConfig):
         raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: hf(model) and its siblings take a name")
     return route_with(config.backend, settings_of(config))
@@ -96,8 +95,8 @@ def route_of(config: ModelLoadConfig) -> Route:
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route that a configuration describes; with `fallback_backend`, the fallback from it, for the errors that `fallback_when` names.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. `pg.attach` attaches
-    plugins to both. The checkpoint's configuration is read here, but no weights, and no server is asked: a
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. The
+    checkpoint's configuration is read here, but no weights, and no server is asked: a
     model that cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
@@ -105,7 +104,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     ...
     pipegen.records.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
-    first = route_of(config)
+    first = _route_of(config)
     _ = first.engine.capabilities
     return first if config.fallback_backend is None else with_fallback(first, config)
 
@@ -118,5 +117,5 @@ def with_fallback(first: Route, config: ModelLoadConfig) -> Pipe[GenerationReque
         raise InvalidField("ModelLoadConfig.fallback_backend takes the engine to fall back to")
     if config.fallback_backend == config.backend:
         raise InvalidField(f"ModelLoadConfig.fallback_backend takes another engine than backend, {config.backend!r}")
-    second = route_of(dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, engine_kwargs={}))
+    second = _route_of(dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, engine_kwargs={}))
     return fallback(first, second, when=tuple(getattr(errors, str(name)) for name in config.fallback_when))

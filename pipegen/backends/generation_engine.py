@@ -26,21 +26,25 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     """
 
     def __init__(
-        self, route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig, *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+        self,
+        route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig,
+        *,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
     ) -> None:
         if isinstance(route, ModelLoadConfig):
             from pipegen.backends import load
 
             route = load(route)
-        self.route, self.images, self.policy = route, images, policy
+        self.route, self.image_policy, self.policy = route, image_policy, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
         """Generate for requests without images."""
-        return run(self.route, requests, options, images=self.images, policy=self.policy)
+        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
         """Generate for requests with images."""
-        return run(self.route, requests, options, images=self.images, policy=self.policy)
+        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def __exit__(self, *error: object) -> None:
         self.route.__exit__(*error)

@@ -68,7 +68,7 @@ def run_export(folder: Path, out: str | None) -> int:
         with contextlib.ExitStack() as stack:
             items = items_of(command.source, command.prompt, command.system, images, stack)
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
-            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in items), images=images):
+            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in items), image_policy=images):
                 if slot is None:
                     missing += 1
                     continue

@@ -124,7 +124,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         if is_shown(not files.quiet):
             route = watched(route, tells(moved, tally, under_way, window))
         asked = _noted(items, under_way)
-        settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "images": images, "policy": policy}
+        settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "image_policy": images, "policy": policy}
         try:
             if files.job is None:
                 out = _open_out(files, stack)
@@ -157,7 +157,7 @@ def _job_slots(
     folder = files.job or Path()
     with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
         system = load.system if load.system is not None else files.system
-        note_command(folder, Command(os.path.abspath(files.source), files.prompt, system, settings["images"].root, load.model, files.brief))
+        note_command(folder, Command(os.path.abspath(files.source), files.prompt, system, settings["image_policy"].root, load.model, files.brief))
         if running.before and not files.quiet:
             why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
             say(f"{files.job}: {running.before} finished before{why}")

@@ -86,10 +86,10 @@ def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
     >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
-    return items if system is None else (item._replace(slot=item.slot.bind(lambda request: _with_system(request, system))) for item in items)
+    return items if system is None else (item._replace(slot=item.slot.bind(partial(_with_system, system))) for item in items)
 
 
-def _with_system(request: GenerationRequest, system: str) -> Slot[GenerationRequest]:
+def _with_system(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:
     if request.messages is None:
         message = "the chat file has a system_message, which goes before messages, and this request has none"
         return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))

@@ -1,13 +1,13 @@
-"""The functions of toolz that pipegen uses, with types, and one made of them.
+"""The functions of toolz that pipegen uses, with types. toolz is imported when the first of them is called: importing it costs more than pipegen.
 
->>> without_none({"a": 1, "b": None}), list(partition_all(2, "abc")), list(unique("abca"))
-({'a': 1}, [('a', 'b'), ('c',)], ['a', 'b', 'c'])
+>>> valfilter(bool, {"a": 1, "b": None}), list(partition_all(2, "abc")), list(unique("abca")), dissoc({"a": 1, "b": 2}, "b")
+({'a': 1}, [('a', 'b'), ('c',)], ['a', 'b', 'c'], {'a': 1})
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["dissoc", "partition_all", "unique", "valfilter", "without_none"]
 
@@ -15,20 +15,43 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-if TYPE_CHECKING:  # toolz has no types
 
-    def dissoc(d: dict[K, V], /, *keys: K) -> dict[K, V]: ...
+def dissoc(d: Mapping[K, V], /, *keys: K) -> dict[K, V]:
+    """The entries of the mapping but those of these keys."""
+    import toolz
 
-    def partition_all(n: int, seq: Iterable[T], /) -> Iterator[tuple[T, ...]]: ...
+    kept: dict[K, V] = toolz.dissoc(dict(d), *keys)
+    return kept
 
-    def unique(seq: Iterable[T], /) -> Iterator[T]: ...
 
-    def valfilter(predicate: Callable[[Any], bool], d: Mapping[K, Any], /) -> dict[K, Any]: ...
+def partition_all(n: int, seq: Iterable[T], /) -> Iterator[tuple[T, ...]]:
+    """The items in tuples of `n`, the last of which may be shorter."""
+    import toolz
 
-else:
-    from toolz import dissoc, partition_all, unique, valfilter
+    tuples: Any = toolz.partition_all(n, seq)
+    return cast("Iterator[tuple[T, ...]]", tuples)
+
+
+def unique(seq: Iterable[T], /) -> Iterator[T]:
+    """The items without those that came before."""
+    import toolz
+
+    items: Iterator[T] = toolz.unique(seq)
+    return items
+
+
+def valfilter(predicate: Callable[[Any], bool], d: Mapping[K, V], /) -> dict[K, V]:
+    """The entries whose value meets the predicate."""
+    import toolz
+
+    kept: dict[K, V] = toolz.valfilter(predicate, d)
+    return kept
 
 
 def without_none(values: Mapping[K, V | None]) -> dict[K, V]:
-    """The entries whose value is not None."""
-    return valfilter(lambda value: value is not None, values)
+    """The entries whose value is not None.
+
+    >>> without_none({"a": 1, "b": None})
+    {'a': 1}
+    """
+    return {key: value for key, value in values.items() if value is not None}

@@ -25,22 +25,22 @@ Options: TypeAlias = GenerationOptions | Mapping[str, Any]
 """The options of a run: a record, or plain data of the same shape."""
 
 
-def check_run(route: Any, options: Any, images: Any, policy: Any = None) -> GenerationOptions | None:
+def check_run(route: Any, options: Any, image_policy: Any, policy: Any = None) -> GenerationOptions | None:
     """The options of a run as a record. Raises `TypeError` unless these are what a driver takes besides the requests, and `InvalidField` for a bad option."""
     if not isinstance(route, Pipe):
         raise TypeError(f"a route or another pipe is run, not {type(route).__name__}: pg.route(engine) makes a route of an engine")
-    return check_settings(options, images, policy)
+    return check_settings(options, image_policy, policy)
 
 
-def check_settings(options: Any, images: Any, policy: Any = None) -> GenerationOptions | None:
+def check_settings(options: Any, image_policy: Any, policy: Any = None) -> GenerationOptions | None:
     """The options of a run as a record; plain data of the same shape becomes one.
 
     Raises `TypeError` unless these are options, a policy of images and a policy of requests, or None, and `InvalidField` for a bad option.
     """
     if options is not None and not isinstance(options, (GenerationOptions, Mapping)):
         raise TypeError(f"options are GenerationOptions or a mapping of them, not {type(options).__name__}")
-    if images is not None and not isinstance(images, ImagePolicy):
-        raise TypeError(f"images is an ImagePolicy, not {type(images).__name__}")
+    if image_policy is not None and not isinstance(image_policy, ImagePolicy):
+        raise TypeError(f"image_policy is an ImagePolicy, not {type(image_policy).__name__}")
     if policy is not None and not isinstance(policy, RequestPolicy):
         raise TypeError(f"policy is a RequestPolicy, not {type(policy).__name__}")
     return options_from(options) if isinstance(options, Mapping) else options

@@ -28,15 +28,15 @@ B = TypeVar("B")
 
 
 def prepare_batch(
-    requests: Iterable[Request], options: Options | None = None, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    requests: Iterable[Request], options: Options | None = None, image_policy: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Batch[GenerationRequest]:
     """Make the batch that a route starts from: records made of plain data, the run's options merged in, what they ask for allowed, images read.
 
     A request's own options win over those of the run. Raises `TypeError` for arguments of other kinds.
     """
     require_iterable(requests)
-    chosen = check_settings(options, images, policy)
-    allows, reads = policy or RequestPolicy(), images or ImagePolicy()
+    chosen = check_settings(options, image_policy, policy)
+    allows, reads = policy or RequestPolicy(), image_policy or ImagePolicy()
 
     def admitted(request: Request) -> Slot[GenerationRequest]:
         return guard_slot(lambda: _admit(request, chosen, allows), lambda raised: unreadable("request", raised))
@@ -76,19 +76,19 @@ def run(
     requests: Iterable[Request],
     options: Options | None = None,
     *,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
 
-    `images` says which image sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
+    `image_policy` says which image sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
 
     >>> from pipegen.core.pipe import pure
     >>> run(pure("prompt", lambda request: request.prompt), [{"prompt": "Hi"}])
     (<Success: Hi>,)
     """
-    chosen = check_run(route, options, images, policy)
-    return drive(route, prepare_batch(requests, chosen, images, policy))
+    chosen = check_run(route, options, image_policy, policy)
+    return drive(route, prepare_batch(requests, chosen, image_policy, policy))
 
 
 async def arun(
@@ -96,12 +96,12 @@ async def arun(
     requests: Iterable[Request],
     options: Options | None = None,
     *,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
     """As `run`, for asynchronous code; the same slots."""
     import asyncio
 
-    chosen = check_run(route, options, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    return await adrive(route, await asyncio.to_thread(prepare_batch, tuple(requests), chosen, images, policy))
+    return await adrive(route, await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy))

@@ -42,7 +42,7 @@ def imap(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
@@ -61,7 +61,14 @@ def imap(
     """
     require_iterable(requests)
     for _, slot in imap_keyed(
-        route, ((None, request) for request in requests), options, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=isolate_bugs
+        route,
+        ((None, request) for request in requests),
+        options,
+        window=window,
+        ahead=ahead,
+        image_policy=image_policy,
+        policy=policy,
+        isolate_bugs=isolate_bugs,
     ):
         yield slot
 
@@ -73,7 +80,7 @@ def imap_keyed(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[tuple[K, Slot[B]]]:
@@ -89,14 +96,14 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    chosen = check_run(route, options, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     source = map(pair, requests)
     chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
 
     def answered(chunk: Sequence[tuple[K, Request]]) -> Batch[B]:
-        return finish(_begun(route, chunk, chosen, images, policy))
+        return finish(_begun(route, chunk, chosen, image_policy, policy))
 
     def slots(chunk: Sequence[tuple[K, Request]], perform: Callable[[Sequence[tuple[K, Request]]], Batch[B]]) -> Batch[B]:
         return _isolated(chunk, perform, answered) if isolate_bugs else perform(chunk)
@@ -111,7 +118,7 @@ def imap_keyed(
     with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
         try:
             while True:
-                waiting.extend((chunk, pool.submit(_begun, route, chunk, chosen, images, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
+                waiting.extend((chunk, pool.submit(_begun, route, chunk, chosen, image_policy, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
                 if not waiting:
                     return
                 chunk, prepared = waiting.popleft()
@@ -125,10 +132,10 @@ def _begun(
     route: Pipe[GenerationRequest, Any],
     chunk: Sequence[tuple[Any, Request]],
     options: GenerationOptions | None,
-    images: ImagePolicy | None,
+    image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
 ) -> Started:
-    return begin(route, prepare_batch([request for _, request in chunk], options, images, policy))
+    return begin(route, prepare_batch([request for _, request in chunk], options, image_policy, policy))
 
 
 def _finished(prepared: Future[Started], chunk: Sequence[Any]) -> Batch[Any]:
@@ -173,7 +180,7 @@ async def aimap(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
@@ -184,7 +191,7 @@ async def aimap(
         async for request in _asynchronous(requests):
             yield None, request
 
-    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, images=images, policy=policy):
+    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, image_policy=image_policy, policy=policy):
         yield slot
 
 
@@ -195,13 +202,13 @@ async def aimap_keyed(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[tuple[K, Slot[B]]]:
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    chosen = check_run(route, options, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     _at_least("ahead", ahead, 0)
     waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Started]]] = deque()
@@ -212,7 +219,7 @@ async def aimap_keyed(
 
     try:
         async for chunk in _chunks(requests, window):
-            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, chosen, images, policy))))
+            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, chosen, image_policy, policy))))
             if len(waiting) > ahead:
                 for answer in await next_ones():
                     yield answer

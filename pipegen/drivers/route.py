@@ -137,7 +137,7 @@ def count_tokens(
     request: Request,
     options: Options | None = None,
     *,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Slot[int]:
     """How many tokens the request's prompt has on this route, images included, or why it has none. Calls no engine.
@@ -157,7 +157,7 @@ def count_tokens(
         return Failure(refused)
     start: Pipe[GenerationRequest, Any] = identity()
     prepare = start.with_parts(part for part in of.parts[: calls[0]] if part.name != "fit")
-    batch = prepare_batch([request], options, images, policy)
+    batch = prepare_batch([request], options, image_policy, policy)
     one = tuple(SAMPLING.sample(slot, 0, SAMPLING.count(slot)) for slot in batch)
 
     def length(made: Any) -> Slot[int]:

@@ -121,7 +121,7 @@ def stream(
     requests: Iterable[Request],
     options: Options | None = None,
     *,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Iterator[Delta | Done]:
     """Generate for a batch and yield text as it comes; the slots are those of `run`.
@@ -129,8 +129,8 @@ def stream(
     A fallback within the route takes a request over only before its first delta. `Done` comes for all requests of the batch once the engine has
     finished the last of them: to have each as soon as it ends, stream them one by one.
     """
-    chosen = check_run(route, options, images, policy)
-    batch = prepare_batch(requests, chosen, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
+    batch = prepare_batch(requests, chosen, image_policy, policy)
     deltas = _Deltas()
     running = counted(route, batch)
     try:
@@ -154,15 +154,15 @@ async def astream(
     requests: Iterable[Request],
     options: Options | None = None,
     *,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> AsyncIterator[Delta | Done]:
     """As `stream`, for asynchronous code; the same deltas and slots."""
     import asyncio
 
-    chosen = check_run(route, options, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, images, policy)
+    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
     deltas = _Deltas()
     running = counted(route, batch)
     try:

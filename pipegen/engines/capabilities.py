@@ -22,9 +22,9 @@ Capability = str
 _FEATURES: Mapping[Capability, tuple[str, frozenset[str]]] = {
     "images": ("takes images", frozenset(ENGINE_LIST)),
     "stream": ("yields text as it comes", frozenset(ENGINE_LIST)),
-    "token_ids": ("takes and gives token ids, so that prompt, text and finish are pipegen's own", TOKEN_ENGINES),
-    "repeatable": ("a seeded row comes out the same again, in any company", TOKEN_ENGINES - {"sglang_server"}),
-    "watch": ("can be halted by an engine-neutral plugin: at the very token; by chat, at the very character", frozenset(ENGINE_LIST)),
+    "token_ids": ("takes and returns token ids, so that prompt, text and finish are pipegen's own", TOKEN_ENGINES),
+    "repeatable": ("a seeded row gives the same result again, in any batch", TOKEN_ENGINES - {"sglang_server"}),
+    "watch": ("can be stopped by a plugin of any engine: at the exact token, or by chat at the exact character", frozenset(ENGINE_LIST)),
     "stopping_criteria": ("takes Hugging Face StoppingCriteria", frozenset({"hf"})),
     "logits_processor": ("takes Hugging Face LogitsProcessors", frozenset({"hf"})),
 }

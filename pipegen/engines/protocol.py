@@ -25,6 +25,7 @@ from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Raw, ResolvedRequest
 
 __all__ = [
+    "Answers",
     "AsyncBackend",
     "AsyncStreamBackend",
     "Backend",
@@ -73,6 +74,17 @@ class GeneratesByStream(Protocol):
 
     @property
     def generates_by_stream(self) -> bool: ...
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """What every engine says of the answers that it gives."""
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]: ...
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):

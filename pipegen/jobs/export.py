@@ -28,7 +28,7 @@ K = TypeVar("K")
 
 
 def finished_rows(
-    folder: str | os.PathLike[str], requests: Iterable[tuple[K, Request]], *, images: ImagePolicy | None = None, policy: RequestPolicy | None = None
+    folder: str | os.PathLike[str], requests: Iterable[tuple[K, Request]], *, image_policy: ImagePolicy | None = None, policy: RequestPolicy | None = None
 ) -> Iterator[tuple[K, Slot[GenerationResult] | None]]:
     """For each pair of a key and a request of the job, in order: the key, and the slot; None where the request is not finished.
 
@@ -40,5 +40,5 @@ def finished_rows(
     if settings is None:
         raise JournalError(f"{folder} has no {SETTINGS}: it is no job's folder")
     with Finished(folder) as finished:
-        for row in rows_of(requests, finished, Keys(settings), options_from(settings["options"]), images, policy, again=retry_of("none")):
+        for row in rows_of(requests, finished, Keys(settings), options_from(settings["options"]), image_policy, policy, again=retry_of("none")):
             yield row.name, row.kept if is_ok(row.request) else Failure(row.request.failure())

@@ -8,15 +8,15 @@ requests have an ordinal among each other, since two of them are two answers.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.drivers.route import Route
-from pipegen.engines.protocol import Engine
+from pipegen.engines.protocol import Answers
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
@@ -29,8 +29,11 @@ _SHARED = ("model", "pipeline", "plugins", "version")
 
 
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
-    """What all rows of a run have in common, as plain data for `job.json`. Raises as the engine does where its model cannot be read."""
-    engines: list[Engine] = [owned.thing for owned in route.owns if hasattr(owned, "thing")]
+    """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
+    try:
+        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
+    except CallFailed as failure:
+        raise failure.error from failure
     plugins = [f"{plugin.name} {plugin.version}".strip() for engine in engines[:1] for plugin in engine.plugins]
     own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
     return {
@@ -64,17 +67,20 @@ class Keys:
     """The keys of a run's requests, in the order in which they are asked for: the ordinals of equal ones are counted."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        from hashlib import blake2b  # importing pipegen loads no hashlib
+
+        self._blake2b = blake2b
         shared = [settings[name] for name in _SHARED]  # the options of the run are part of each request's
         self._shared = json.dumps(shared).encode()
         self._counts = _Counts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
-        digest = hashlib.blake2b(self._shared, digest_size=16)
+        digest = self._blake2b(self._shared, digest_size=16)
         digest.update(_options(request.options))
         digest.update(_content(request))
         for source in request.sources:
-            digest.update(_digest(source.data or b""))
+            digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
         if times:
             digest.update(str(times).encode())
@@ -85,10 +91,6 @@ def _content(request: GenerationRequest) -> bytes:
     messages = None if request.messages is None else plain_messages(request.messages)
     content = [messages, request.prompt, request.prompt_token_ids, request.tools]
     return json.dumps(strict_json.plain(content), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -47,7 +47,7 @@ def rows_of(
     finished: Finished,
     keys: Keys,
     options: GenerationOptions | None,
-    images: ImagePolicy | None,
+    image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
     *,
     again: Again,
@@ -56,7 +56,7 @@ def rows_of(
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
         own = [slot_of_request(request) if isinstance(request, Result) else _record(request) for _, request in chunk]
-        for (name, _), given, ready in zip(chunk, own, prepare_batch(own, options, images, policy), strict=True):
+        for (name, _), given, ready in zip(chunk, own, prepare_batch(own, options, image_policy, policy), strict=True):
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
                 continue

@@ -124,7 +124,7 @@ def job(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     retry: str = "retryable",
     version: str = "",
@@ -153,7 +153,9 @@ def job(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    whole = job_keyed(route, keyed, folder, options, window=window, ahead=ahead, images=images, policy=policy, retry=retry, version=version, restart=restart)
+    whole = job_keyed(
+        route, keyed, folder, options, window=window, ahead=ahead, image_policy=image_policy, policy=policy, retry=retry, version=version, restart=restart
+    )
     return Job(whole._run, _slots(whole._slots))
 
 
@@ -165,17 +167,17 @@ def job_keyed(
     *,
     window: int = 64,
     ahead: int = 0,
-    images: ImagePolicy | None = None,
+    image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
 ) -> Job[tuple[K, Slot[GenerationResult]]]:
     """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
-    chosen = check_run(route, options, images, policy)
+    chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
-    rows = rows_of(requests, run.journal, run.keys, chosen, images, policy, again=run.again)
+    rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
     def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
         for row in rows:
@@ -184,7 +186,7 @@ def job_keyed(
                 continue
             waiting: deque[Row[K]] = deque()
             asked = imap_keyed(
-                route, _unfinished(chain([row], rows), waiting), chosen, window=window, ahead=ahead, images=images, policy=policy, isolate_bugs=True
+                route, _unfinished(chain([row], rows), waiting), chosen, window=window, ahead=ahead, image_policy=image_policy, policy=policy, isolate_bugs=True
             )
             for one, slot in asked:
                 if one.key is not None:

@@ -44,6 +44,8 @@ class OptionRow(NamedTuple):
     """The fields of servers' requests that set it, where they are not its name in `wires`; files take these names too."""
     near: str = ""
     """What other libraries call it, or something like it: for "did you mean"."""
+    trial: Any = None
+    """A value that is not the default, for tests that try every option."""
     wires: str = ""
     """Its name where its value is sent as it is: for vLLM, SGLang and chat servers, or one name for all three."""
 
@@ -56,15 +58,15 @@ class StopOptions:
         tuple[str, ...] | None,
         tuple_of(non_empty_string),
         "Stop strings; the one that completes first wins, and the text ends before it.",
-        OptionRow((), EVERY, fields="stop", near="stop_sequences stop_strings"),
+        OptionRow((), EVERY, fields="stop", near="stop_sequences stop_strings", trial=("a",)),
     ] = None
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
         tuple_of(integer(low=0)),
         "Token ids that end generation; their text stays in `raw_text` only.",
-        OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id"),
+        OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
     ] = None
-    ignore_eos: Annotated[bool | None, boolean, "Generate on past the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos")] = None
+    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = None
 
 
 @record
@@ -72,10 +74,10 @@ class DecodeOptions:
     """How token ids become `text`. `raw_text` is never touched by these."""
 
     skip_special_tokens: Annotated[
-        bool | None, boolean, "Leave special tokens out of `text`.", OptionRow(True, SERVED - {"vllm_chat"}, fields="skip_special_tokens")
+        bool | None, boolean, "Leave special tokens out of `text`.", OptionRow(True, SERVED - {"vllm_chat"}, fields="skip_special_tokens", trial=False)
     ] = None
     strip_whitespace: Annotated[
-        bool | None, boolean, "Strip whitespace from both ends of `text`, after the cut and before plugins.", OptionRow(False, EVERY)
+        bool | None, boolean, "Strip whitespace from both ends of `text`, after the cut and before plugins.", OptionRow(False, EVERY, trial=True)
     ] = None
 
 
@@ -84,30 +86,40 @@ class ChatTemplateOptions:
     """How messages become a prompt."""
 
     add_generation_prompt: Annotated[
-        bool | None, boolean, "Open the assistant's turn at the end of the prompt (the default unless a final message is continued).", OptionRow(None, SERVED)
+        bool | None,
+        boolean,
+        "Open the assistant's turn at the end of the prompt (the default unless a final message is continued).",
+        OptionRow(None, SERVED, trial=False),
     ] = None
-    continue_final_message: Annotated[bool | None, boolean, "Continue the last assistant turn instead of opening a new one.", OptionRow(False, SERVED)] = None
+    continue_final_message: Annotated[
+        bool | None, boolean, "Continue the last assistant turn instead of opening a new one.", OptionRow(False, SERVED, trial=True)
+    ] = None
     enable_thinking: Annotated[
         bool | None,
         boolean,
-        "The template's thinking switch, where it has one; the result says whether it was honoured.",
-        OptionRow(False, SERVED, fields="enable_thinking"),
+        "The template's thinking switch, if it has one; the result says whether it is honoured.",
+        OptionRow(False, SERVED, fields="enable_thinking", trial=True),
     ] = None
     control_tokens: Annotated[
         Literal["text", "reject", "allow"] | None,
         one_of("text", "reject", "allow"),
-        "What foreign text that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
-        OptionRow("text"),
+        "What text of users that looks like a control token becomes: plain text, an error, or the token. In a plain prompt only where request or run sets it.",
+        OptionRow("text", trial="allow"),
     ] = None
     trust: Annotated[
         tuple[str, ...] | None,
         tuple_of(one_of("assistant", "tools", "template_kwargs")),
         "What may hold control tokens besides system and developer turns: earlier answers, definitions of tools, variables of the template.",
-        OptionRow(()),
+        OptionRow((), trial=("assistant",)),
     ] = None
-    template: Annotated[str | None, non_empty_string, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template")] = None
+    template: Annotated[
+        str | None, non_empty_string, "A chat template (Jinja) to use instead of the checkpoint's own.", OptionRow(near="chat_template", trial="{{ messages }}")
+    ] = None
     template_kwargs: Annotated[
-        Mapping[str, Any] | None, mapping, "Further variables for the template.", OptionRow(immutabledict(), SERVED, fields="chat_template_kwargs")
+        Mapping[str, Any] | None,
+        mapping,
+        "Further variables for the template.",
+        OptionRow(immutabledict(), SERVED, fields="chat_template_kwargs", trial=immutabledict(x=1)),
     ] = None
 
     def check_all(self) -> None:
@@ -119,10 +131,13 @@ class ChatTemplateOptions:
 class VlmPreprocessOptions:
     """How images become pixels; all in pixels (an area, not a side)."""
 
-    min_pixels: Annotated[int | None, integer(low=1), "Enlarge smaller images to at least this area.", OptionRow()] = None
-    max_pixels: Annotated[int | None, integer(low=1), "Shrink larger images to at most this area.", OptionRow()] = None
+    min_pixels: Annotated[int | None, integer(low=1), "Enlarge smaller images to at least this area.", OptionRow(trial=4096)] = None
+    max_pixels: Annotated[int | None, integer(low=1), "Shrink larger images to at most this area.", OptionRow(trial=8192)] = None
     do_resize: Annotated[
-        bool | None, boolean, "Resize to a size that the model's processor keeps; with False the sides must already be such a size.", OptionRow(True)
+        bool | None,
+        boolean,
+        "Resize to a size that the model's processor keeps; with `False` the image must have such a size already.",
+        OptionRow(True, trial=False),
     ] = None
 
     def check_all(self) -> None:
@@ -156,6 +171,14 @@ def _choices(value: Any) -> Any:
     return kept
 
 
+def _allowed(value: Any) -> Any:
+    ids = tuple_of(integer(low=0, high=2**31 - 1))(value)
+    if not ids:
+        raise ValueError("at least one token id")
+    return ids
+
+
+with_schema(_allowed, {**schema_of(tuple_of(integer(low=0, high=2**31 - 1))), "minItems": 1})
 with_schema(_schema, {"type": ["object", "string"]})
 with_schema(_choices, {**schema_of(tuple_of(non_empty_string)), "minItems": 1})
 
@@ -167,16 +190,18 @@ class StructuredOptions:
     json_schema: Annotated[
         Mapping[str, Any] | str | None,
         _schema,
-        "The answer is JSON that this JSON Schema describes; kept as JSON text, for the order of its properties counts.",
-        OptionRow(None, SERVED - {"hf"}, fields="guided_json", near="response_format json"),
+        "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order of its properties counts.",
+        OptionRow(None, SERVED - {"hf"}, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'),
     ] = None
     regex: Annotated[
         str | None,
         non_empty_string,
         "The whole answer matches this regular expression, in the dialect of the engine.",
-        OptionRow(None, SERVED - {"hf"}, fields="guided_regex"),
+        OptionRow(None, SERVED - {"hf"}, fields="guided_regex", trial="[ab]+"),
     ] = None
-    choice: Annotated[tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED - {"hf"}, fields="guided_choice")] = None
+    choice: Annotated[
+        tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED - {"hf"}, fields="guided_choice", trial=("yes", "no"))
+    ] = None
 
     def check_all(self) -> None:
         said = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
@@ -219,90 +244,101 @@ class GenerationOptions:
     max_new_tokens: Annotated[
         int | None,
         integer(low=1),
-        "How many tokens may be generated at most; a row that gets there ends with `LENGTH`.",
-        OptionRow(512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens"),
+        "The most tokens to generate; a row that reaches it ends with `LENGTH`.",
+        OptionRow(
+            512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens", trial=3
+        ),
     ] = None
     min_new_tokens: Annotated[
         int | None,
         integer(low=0),
         "Nothing ends a row before it has this many tokens, and a stop within them does not count.",
-        OptionRow(0, SERVED, fields="min_tokens", near="min_length"),
+        OptionRow(0, SERVED, fields="min_tokens", near="min_length", trial=2),
     ] = None
     temperature: Annotated[
         float | None,
         number(0),
         "0 takes the likeliest token each time (greedy).",
-        OptionRow(0.0, EVERY, near="do_sample", wires="temperature"),
+        OptionRow(0.0, EVERY, near="do_sample", wires="temperature", trial=0.7),
     ] = None
     top_p: Annotated[
         float | None,
         number(above=0, high=1),
         "Sample from the likeliest tokens whose probabilities add up to this much only; 1 means all.",
-        OptionRow(1.0, EVERY, wires="top_p"),
+        OptionRow(1.0, EVERY, wires="top_p", trial=0.5),
     ] = None
-    top_k: Annotated[int | None, integer(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k")] = None
+    top_k: Annotated[int | None, integer(low=0), "Sample from the k likeliest tokens only; 0 means all.", OptionRow(0, SERVED, fields="top_k", trial=2)] = None
     min_p: Annotated[
         float | None,
         number(0, 1),
         "Sample from tokens that are at least this many times as likely as the likeliest only; 0 means all.",
-        OptionRow(0.0, SERVED, wires="min_p"),
+        OptionRow(0.0, SERVED, wires="min_p", trial=0.5),
+    ] = None
+    allowed_token_ids: Annotated[
+        tuple[int, ...] | None,
+        _allowed,
+        "Generate these tokens only; an end token too, if it is among them. Without it every token may be generated.",
+        OptionRow(None, frozenset({"hf", "vllm", "vllm_server", "vllm_chat"}), wires="allowed_token_ids", trial=(5, 6)),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         number(above=0),
-        "Divide the positive logits of tokens that stand in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
-        OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty"),
+        "Divide the positive logits of tokens in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
+        OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty", trial=1.5),
     ] = None
     presence_penalty: Annotated[
         float | None,
         number(-2, 2),
-        "Subtract this from the logits of tokens that stand in the answer.",
-        OptionRow(0.0, EVERY, wires="presence_penalty"),
+        "Subtract this from the logits of tokens that are in the answer.",
+        OptionRow(0.0, EVERY, wires="presence_penalty", trial=1.5),
     ] = None
     frequency_penalty: Annotated[
         float | None,
         number(-2, 2),
-        "Subtract this from the logits of tokens for each time that they stand in the answer.",
-        OptionRow(0.0, EVERY, wires="frequency_penalty"),
+        "Subtract this from the logits of tokens for each time that they are in the answer.",
+        OptionRow(0.0, EVERY, wires="frequency_penalty", trial=1.5),
     ] = None
     no_repeat_ngram_size: Annotated[
-        int | None, integer(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}))
+        int | None, integer(low=0), "Never write the same sequence of that many tokens twice; 0 means no limit.", OptionRow(0, frozenset({"hf"}), trial=2)
     ] = None
     seed: Annotated[
         int | None,
         integer(low=0, high=2**63 - 1),
-        "Makes a sampled row repeatable, whatever batch it rides in. Not said: a row that samples may differ from run to run.",
-        OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed"),
+        "Makes a sampled row repeatable in any batch. Without it, sampled rows may differ from run to run.",
+        OptionRow(None, EVERY, near="random_seed", wires="seed sampling_seed seed", trial=3),
     ] = None
     samples: Annotated[
         int | None,
         integer(low=1),
-        "How many completions to draw for the one prompt; their seeds are derived from `seed`.",
-        OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences"),
+        "How many completions to draw for one prompt; their seeds are derived from `seed`.",
+        OptionRow(1, EVERY, fields="n", near="best_of num_return_sequences", trial=2),
     ] = None
     logprobs: Annotated[
         bool | None,
         boolean,
         "Report the model's own log probability of each generated token (before temperature, penalties and filters).",
-        OptionRow(False, SERVED),
+        OptionRow(False, SERVED, trial=True),
     ] = None
     top_logprobs: Annotated[
-        int | None, integer(low=0, high=20), "Report that many likeliest tokens for each position too; asks for `logprobs`.", OptionRow(0, SERVED)
+        int | None, integer(low=0, high=20), "Also report that many likeliest tokens for each position; turns `logprobs` on.", OptionRow(0, SERVED, trial=2)
     ] = None
     max_prompt_tokens: Annotated[
         int | None,
         integer(low=1),
-        "Fail the slot of a longer prompt, images counted in, before the engine is called. Not said: only the model's own limit counts.",
-        OptionRow(near="truncate_prompt_tokens"),
+        "Fail a longer prompt, images included, before the engine is called. Without it, only the model's own limit counts.",
+        OptionRow(near="truncate_prompt_tokens", trial=100_000),
     ] = None
     on_overflow: Annotated[
         Literal["error", "clip"] | None,
         one_of("error", "clip"),
         "What to do when prompt and answer do not fit: fail the slot, or lower `max_new_tokens` and say so in the result.",
-        OptionRow("error"),
+        OptionRow("error", trial="clip"),
     ] = None
     use_generation_config: Annotated[
-        bool | None, boolean, "Take what is not said from the checkpoint's `generation_config` before pipegen's defaults.", OptionRow(False)
+        bool | None,
+        boolean,
+        "Options that are not set come from the checkpoint's `generation_config`, then from pipegen's defaults.",
+        OptionRow(False, trial=True),
     ] = None
     stop: Annotated[StopOptions | None, _stops] = None
     decode: Annotated[DecodeOptions | None, _nested(DecodeOptions)] = None
@@ -321,6 +357,7 @@ class GenerationOptions:
             top_p: float | None = None,
             top_k: int | None = None,
             min_p: float | None = None,
+            allowed_token_ids: Sequence[int] | None = None,
             repetition_penalty: float | None = None,
             presence_penalty: float | None = None,
             frequency_penalty: float | None = None,

@@ -91,4 +91,5 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     >>> wire_fields(GenerationOptions(seed=1), "sglang")["sampling_seed"]
     1
     """
-    return {field: getattr(options, name) for name, field in wire_names(wire, engine).items()}
+    values = ((field, getattr(options, name)) for name, field in wire_names(wire, engine).items())
+    return {field: list(value) if isinstance(value, tuple) else value for field, value in values}

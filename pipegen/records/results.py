@@ -55,11 +55,14 @@ class Finish(StrEnum):
 
 @record
 class PreparedImage:
-    """An image as every engine gets it: RGB, upright, resized once. `rgb` holds `height * width * 3` bytes, row by row."""
+    """An image as every engine gets it: RGB, upright, resized once."""
 
     width: int
+    """In pixels."""
     height: int
+    """In pixels."""
     rgb: bytes
+    """The pixels, row by row: `height * width * 3` bytes."""
     digest: str
     """SHA-256 of the upright RGB image before it was resized: the same for the same pixels, whatever the source."""
     grid: Grid | None = None
@@ -78,21 +81,25 @@ class ResolvedRequest:
     """A request with its effective options."""
 
     request: GenerationRequest
+    """The request as it came."""
     options: GenerationOptions
+    """Its options, with a value for each of them."""
 
 
 @record
 class Prompt:
-    """The record of a prompt: the ids are what every engine gets.
-
-    `token_ids` hold each image expanded to all the tokens that it takes; `compact_token_ids` hold one placeholder for each.
-    """
+    """The record of a prompt: the ids are what every engine gets."""
 
     token_ids: tuple[int, ...]
+    """The ids, with each image expanded to all of its tokens."""
     compact_token_ids: tuple[int, ...]
+    """The ids, with one placeholder for each image."""
     text: str | None = None
+    """The rendered text; `None` if the request gave ids."""
     images: tuple[PreparedImage, ...] = ()
+    """The images, in message order."""
     thinking: Thinking | None = None
+    """Whether the template honours the thinking switch."""
 
 
 @record
@@ -100,8 +107,11 @@ class Encoded:
     """A prompt and the effective options: the input of an engine."""
 
     request: GenerationRequest
+    """The request as it came."""
     options: GenerationOptions
+    """The effective options: an engine reads every setting here."""
     prompt: Prompt
+    """The ids and the images."""
     clipped_from: int | None = None
     """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
 
@@ -111,7 +121,9 @@ class TokenLogprob:
     """The model's own log probability (natural) of one generated token, before temperature, penalties and filters."""
 
     token_id: int
+    """The generated token."""
     logprob: float
+    """Its log probability."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at that position with their log probabilities, best first, if requested."""
     margin: float | None = None
@@ -153,34 +165,40 @@ class Ending:
 
 @record
 class Raw:
-    """What an engine returns for one row: the generated ids, the ending one included.
-
-    `aborted`: the engine gave up on the row. `halted`: the name of the engine-side plugin that ended it.
-    """
+    """What an engine returns for one row. Shared stages make the text from the ids."""
 
     encoded: Encoded
+    """What the engine was called with."""
     token_ids: tuple[int, ...]
+    """The generated ids, the ending one included."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each id, if the option `logprobs` is on."""
     aborted: bool = False
+    """The engine stopped the row early, for example because it was cancelled."""
     halted: str | None = None
+    """The name of the engine-side plugin that ended the row."""
     ending: Ending | None = None
     """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again."""
 
 
 @record
 class Decoded:
-    """Generated ids as text, with how it ended.
-
-    `text_ends[k]` and `raw_ends[k]` are the lengths (in characters) of `text` and `raw_text` after the first k + 1 tokens.
-    """
+    """Generated ids as text, with how it ended."""
 
     raw: Raw
+    """What the engine returned."""
     text: str
+    """The ids as text, without special tokens unless asked."""
     raw_text: str
+    """The ids as text, special tokens included."""
     text_ends: tuple[int, ...]
+    """The length of `text`, in characters, after each token."""
     raw_ends: tuple[int, ...]
+    """The length of `raw_text`, in characters, after each token."""
     finish: Finish
+    """How the generation ended."""
     stop: str | int | None = None
+    """The stop string, token id or plugin that ended it."""
     followed: str | None = None
     """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
 
@@ -190,26 +208,36 @@ class GenerationResult:
     """One finished generation."""
 
     id: str | None = None
+    """The `id` of the request."""
     text: str
     """The answer: decoded, cut before the stop, stripped if asked, trimmed by plugins."""
     raw_text: str
     """Everything generated, special tokens and the ending included; never stripped, never padded."""
     prompt_text: str | None = None
+    """The prompt as the chat template rendered it. `None` where only ids were given, or where a server renders."""
     prompt_token_ids: tuple[int, ...] = ()
+    """The ids that the engine got, each image expanded to all of its tokens. Empty where a server renders."""
     token_ids: tuple[int, ...] = ()
+    """The generated ids, the ending one included. Empty where a chat server does not report them."""
     finish: Finish
+    """How the generation ended."""
     stop: str | int | None = None
     """What ended it: the stop string, the stop token's id, or the plugin's name."""
     prompt_tokens: int = 0
+    """Tokens of the prompt, images included."""
     completion_tokens: int = 0
+    """Generated tokens of this row, the ending one included, padding never."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of `token_ids`, if the option `logprobs` is on."""
     margin: float | None = None
     """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A near tie (0.01 in float32, 0.1 in bfloat16, or less) may
     come out differently in another batch, engine or device. It is measured before temperature, penalties, filters and seeds."""
     route: str = ""
+    """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()
     """The errors of the routes tried before this one, oldest first."""
     thinking: Thinking | None = None
+    """Whether the chat template honours the thinking switch: `honoured`, `unsupported`, or `None` where no template was rendered here."""
     reasoning: str | None = None
     """What the model thought before it answered, if a server returns it separately."""
     thinking_unfinished: bool = False
@@ -217,10 +245,13 @@ class GenerationResult:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """The tool calls that a chat server found in the answer, in the OpenAI form."""
     image_grid_thw: tuple[Grid | None, ...] = ()
+    """For each image, its patches in time, height and width; `None` for models that do not work on such a grid."""
     image_digests: tuple[str, ...] = ()
+    """For each image, the SHA-256 of its upright RGB pixels before it was resized."""
     options: GenerationOptions
     """The effective options: sent again, they give the same call."""
     clipped_from: int | None = None
+    """The `max_new_tokens` that was asked for, if `on_overflow="clip"` lowered it."""
     previous: GenerationResult | None = None
     """The answer that this one's request was made of, where a stage between two routes made it: for a judgement the answer that was judged."""
     samples: tuple[GenerationResult, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from returns.result import Failure, Success
 
@@ -11,6 +12,7 @@ from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.protocol import TokenEngine
+from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import Encoded
 
 __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
@@ -35,20 +37,25 @@ def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | No
 
 
 def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
-    """The error where the prompt or `stop_token_ids` hold an id that the model does not have; None where they do not, or its vocabulary is not known.
+    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does not have; None if none does, or the model is unread.
 
     A tokenizer may have more ids than the model's embedding has rows. One such id would end the call for every row.
     """
     if vocab_size is None:
         return None
-    prompt, stop = encoded.prompt, encoded.options.stop
-    told = () if stop is None else stop.stop_token_ids or ()
-    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), ("stop_token_ids holds", told)):
+    prompt = encoded.prompt
+    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), *_option_ids(encoded.options)):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
             words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"
             return InvalidRequest(words, hint="leave the token out; where the tokenizer has more tokens than the model, resize the model's embedding")
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _option_ids(options: GenerationOptions) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The options that hold token ids."""
+    return tuple((f"{name} holds", value) for name, value in flat_values(options).items() if name.endswith("token_ids") and value)
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:

@@ -75,6 +75,10 @@ def filters_leave_the_likeliest_token(route: Route) -> None:
         narrowed = _drawn(route, **{name: value})
         equal = _as_greedy(route, narrowed)
         expect(equal == len(narrowed), f"{name}: with {name}={value} only {equal} of {len(narrowed)} sampled answers are the greedy ones")
+    if honours(route, "allowed_token_ids") and honours(route, "token_ids"):
+        allowed = sorted({token_id for result in _greedy(route) for token_id in result.token_ids})[:3]
+        others = {token_id for result in _greedy(route, allowed_token_ids=allowed) for token_id in result.token_ids} - {*allowed}
+        expect(not others, f"allowed_token_ids: {sorted(others)} were generated, and only {allowed} are allowed")
 
 
 def seeds_draw_apart(route: Route) -> None:

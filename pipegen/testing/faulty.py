@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from pipegen.testing.hostile import HOSTILE, respond
@@ -83,7 +83,7 @@ class FaultyServer:
 
     async def _serve(self, started: threading.Event) -> None:
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        writers: set[asyncio.StreamWriter] = set()
+        writers, tasks = set[asyncio.StreamWriter](), set[asyncio.Task[None]]()
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._connection(reader, writer)
@@ -91,9 +91,10 @@ class FaultyServer:
                 await writer.wait_closed()
             writers.discard(writer)
 
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[Any, Any, None]:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writers.add(writer)  # before its task has begun: a task that is cancelled before that closes nothing
-            return connected(reader, writer)
+            tasks.add(task := loop.create_task(connected(reader, writer)))
+            task.add_done_callback(tasks.discard)
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

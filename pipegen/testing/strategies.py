@@ -19,6 +19,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine
+from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, Raw, ResolvedRequest, TokenLogprob
@@ -90,27 +91,35 @@ def _structured_options() -> st.SearchStrategy[StructuredOptions]:
     )
 
 
+_DRAWN: dict[str, st.SearchStrategy[Any]] = {
+    "max_new_tokens": st.integers(8, 64),
+    "min_new_tokens": st.integers(0, 8),
+    "temperature": st.floats(0, 4),
+    "top_p": st.floats(0, 1, exclude_min=True),
+    "top_k": st.integers(0, 50),
+    "min_p": st.floats(0, 1),
+    "repetition_penalty": st.floats(0.5, 2),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "no_repeat_ngram_size": st.integers(0, 4),
+    "seed": st.integers(0, 2**63 - 1),
+    "samples": st.integers(1, 3),
+    "logprobs": st.just(True),
+    "top_logprobs": st.integers(0, 3),
+    "max_prompt_tokens": st.integers(1, 600),
+    "on_overflow": st.sampled_from(("error", "clip")),
+    "use_generation_config": st.booleans(),
+}
+"""Values of the options that have a range."""
+
+
 def generation_options() -> st.SearchStrategy[GenerationOptions]:
     """Valid options, every field said or not."""
+    others = {name: _maybe(st.just(entry.row.trial)) for name, entry in OPTIONS.items() if not entry.group and name not in _DRAWN}
     return st.builds(
         GenerationOptions,
-        max_new_tokens=_maybe(st.integers(8, 64)),
-        min_new_tokens=_maybe(st.integers(0, 8)),
-        temperature=_maybe(st.floats(0, 4)),
-        top_p=_maybe(st.floats(0, 1, exclude_min=True)),
-        top_k=_maybe(st.integers(0, 50)),
-        min_p=_maybe(st.floats(0, 1)),
-        repetition_penalty=_maybe(st.floats(0.5, 2)),
-        presence_penalty=_maybe(st.floats(-2, 2)),
-        frequency_penalty=_maybe(st.floats(-2, 2)),
-        no_repeat_ngram_size=_maybe(st.integers(0, 4)),
-        seed=_maybe(st.integers(0, 2**63 - 1)),
-        samples=_maybe(st.integers(1, 3)),
-        logprobs=_maybe(st.just(True)),
-        top_logprobs=_maybe(st.integers(0, 3)),
-        max_prompt_tokens=_maybe(st.integers(1, 600)),
-        on_overflow=_maybe(st.sampled_from(("error", "clip"))),
-        use_generation_config=_maybe(st.booleans()),
+        **others,
+        **{name: _maybe(values) for name, values in _DRAWN.items()},
         stop=_maybe(stop_options()),
         decode=_maybe(st.builds(DecodeOptions, skip_special_tokens=_maybe(st.booleans()), strip_whitespace=_maybe(st.booleans()))),
         chat=_maybe(_chat_options()),

@@ -18,8 +18,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from vllm_arms import BARE, CHATS, IDS, bare
 
 import pipegen as pg  # what is set above must stand before vLLM is imported
-from pipegen.backends.vllm.arguments import engine_arguments
 from pipegen.backends.vllm.running import Running
+from pipegen.backends.vllm.start import engine_arguments
 
 PROMPTS, TOKENS, REPEATS = 256, 32, 5
 QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")

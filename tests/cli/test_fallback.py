@@ -22,5 +22,14 @@ def test_an_engine_to_fall_back_to_that_is_none_is_bad_usage(fallback: str, word
     assert "--fallback" in done.stderr
 
 
+def test_an_error_to_fall_back_for_is_named_rightly_and_goes_with_an_engine(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
+    for flags, words in ((["--fallback", "vllm_server"], "did you mean 'Timeout'"), ([], "takes --fallback too")):
+        command = ["generate", str(tmp_path / "in.jsonl"), "--model", "embedded", *flags, "--fallback-when", "Timeot"]
+        done = CliRunner().invoke(app, command, terminal_width=400)
+        assert (done.exit_code, words in " ".join(done.stderr.split())) == (2, True)
+        assert "--fallback-when" in done.stderr
+
+
 def test_the_summary_counts_fallbacks_where_there_were_any() -> None:
     assert Tally(succeeded=3, fell_back=2).summary(1.0) == "3 requests in 1.0 s: 3 succeeded, 0 failed; 0 prompt tokens, 0 generated; 2 by fallback"

@@ -69,7 +69,8 @@ class Model(FakeEngine):
         if size and len(ids) + 1 >= size:
             last = tuple(ids[len(ids) + 1 - size :])
             banned |= {ids[at + size - 1] for at in range(len(ids) + 1 - size) if tuple(ids[at : at + size - 1]) == last}
-        left = sorted(((score, token_id) for token_id, score in scores.items() if token_id not in banned), reverse=True)
+        allowed = options.allowed_token_ids or scores
+        left = sorted(((score, token_id) for token_id, score in scores.items() if token_id in allowed and token_id not in banned), reverse=True)
         if not options.temperature:
             return left[0][1]
         weights = [(math.exp((score - left[0][0]) / options.temperature), token_id) for score, token_id in left]

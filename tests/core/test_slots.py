@@ -14,7 +14,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core import errors
 from pipegen.core.calls import Steps
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, each, identity
 from pipegen.core.slots import live, live_rows, refill
 
 ALL = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, pg.GenerationError)]
@@ -115,12 +115,12 @@ def test_a_pipe_without_engines_is_a_context_manager_too() -> None:
 
 
 def test_a_joined_pipe_is_named_after_its_parts() -> None:
-    assert (pg.pure("a", str) >> pg.identity() >> pg.pure("b", str)).name == "a >> b"
+    assert (pg.pure("a", str) >> identity() >> pg.pure("b", str)).name == "a >> b"
 
 
 def test_a_pipe_keeps_text_only_if_all_its_parts_say_so() -> None:
     keeps, changes = pg.pure("keeps", str, keeps_text=True), pg.pure("changes", str)
-    assert [keeps.keeps_text, changes.keeps_text, pg.identity().keeps_text] == [True, False, True]
+    assert [keeps.keeps_text, changes.keeps_text, identity().keeps_text] == [True, False, True]
     assert [(a >> b).keeps_text for a, b in ((keeps, keeps), (keeps, changes), (changes, keeps))] == [True, False, False]
     routes = ((keeps, keeps), (keeps, changes), (changes, keeps))
     assert [pg.fallback(a, b, when=pg.Timeout).keeps_text for a, b in routes] == [True, False, False]
@@ -137,4 +137,4 @@ def test_fallback_checks_that_the_first_route_keeps_the_length() -> None:
         yield
 
     with pytest.raises(pg.ContractError, match="0 slots for 1"):
-        pg.fallback(Pipe("short", short), pg.identity(), when=pg.Timeout).apply((Success(1),))
+        pg.fallback(Pipe("short", short), identity(), when=pg.Timeout).apply((Success(1),))

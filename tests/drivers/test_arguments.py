@@ -11,6 +11,7 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
+from pipegen.core.pipe import identity
 from pipegen.testing.fake import FakeEngine
 
 ROUTE = pg.route(FakeEngine("ok"))
@@ -95,8 +96,8 @@ def test_options_of_the_run_may_be_a_mapping(driver: Callable[..., Any]) -> None
 @every_driver
 @pytest.mark.parametrize("images", ["docs", {"root": "docs"}, True])
 def test_the_policy_of_images_is_a_record(driver: Callable[..., Any], images: Any) -> None:
-    with pytest.raises(TypeError, match=f"images is an ImagePolicy, not {type(images).__name__}"):
-        driver(ROUTE, [], images=images)
+    with pytest.raises(TypeError, match=f"image_policy is an ImagePolicy, not {type(images).__name__}"):
+        driver(ROUTE, [], image_policy=images)
 
 
 @every_driver
@@ -174,7 +175,7 @@ def test_only_plugins_are_attached(plugin: Any) -> None:
 
 
 def test_tokens_are_counted_for_one_request_on_a_route() -> None:
-    for pipe, name in ((pg.fallback(ROUTE, ROUTE, when=pg.Timeout), r"fallback\(fake, fake-2\)"), ("embedded", "str"), (pg.identity(), "")):
+    for pipe, name in ((pg.fallback(ROUTE, ROUTE, when=pg.Timeout), r"fallback\(fake, fake-2\)"), ("embedded", "str"), (identity(), "")):
         with pytest.raises(TypeError, match=f"a route through one engine is wanted, not {name}: take it before"):
             pg.count_tokens(pipe, {"prompt": "Hi"})  # type: ignore[arg-type]  # that is the mistake
     assert pg.count_tokens(PIPE, {"prompt": "Hi"}) == pg.count_tokens(ROUTE, {"prompt": "Hi"})
@@ -191,7 +192,7 @@ def test_a_grid_is_made_of_a_request_and_several_options() -> None:
 
 @pytest.mark.parametrize("config", ["embedded", {"model": "embedded"}, None])
 def test_a_configuration_is_loaded_and_not_a_name(config: Any) -> None:
-    for load in (pg.backends.load, pg.backends.route_of):
+    for load in (pg.backends.load,):
         with pytest.raises(TypeError, match=f"a ModelLoadConfig is loaded, not {type(config).__name__}: "):
             load(config)
 

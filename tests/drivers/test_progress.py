@@ -11,6 +11,7 @@ import pytest
 from returns.result import Success
 
 import pipegen as pg
+from pipegen.core.pipe import identity
 from pipegen.testing.fake import FakeEngine
 
 
@@ -67,7 +68,7 @@ def test_samples_are_rows() -> None:
 def test_streams_composed_pipes_and_owned_engines_are_as_without_it() -> None:
     engine = Streaming("abc")
     plain = pg.route(engine)
-    with pg.watched(plain >> pg.identity(), lambda progress: None) as pipe:
+    with pg.watched(plain >> identity(), lambda progress: None) as pipe:
         assert pipe.name == plain.name
         assert list(pg.stream(pipe, REQUESTS)) == list(pg.stream(plain, REQUESTS))
     assert engine.closed == 1

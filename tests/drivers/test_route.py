@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.pipe import identity
 from pipegen.records.results import Decoded, Encoded
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
@@ -110,7 +111,7 @@ def test_both_routes_fail_and_the_history_is_kept() -> None:  # K4
 def test_leaving_a_composed_pipe_releases_every_engine_once() -> None:
     first, second = FakeEngine("a"), FakeEngine("b")
     one = pg.route(first)
-    with pg.fallback(one, pg.route(second), when=pg.UnsupportedMultimodal) >> pg.identity() as composed:
+    with pg.fallback(one, pg.route(second), when=pg.UnsupportedMultimodal) >> identity() as composed:
         assert pg.is_ok(pg.run(composed, [chat()])[0])
     with one as entered:
         assert entered is one

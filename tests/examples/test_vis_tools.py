@@ -70,7 +70,7 @@ def test_an_engine_that_lacks_what_the_plugins_need_is_refused_before_it_is_call
 
 def test_the_refusal_is_bad_usage_and_nothing_is_loaded_or_written(vis_tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine("[]", name="other", honours=pg.ENGINES["hf"] - {"logits_processor"})
-    monkeypatch.setattr(pg.backends, "route_of", lambda config: pg.route(engine))
+    monkeypatch.setattr(pg.backends, "load", lambda config: pg.route(engine))
     (tmp_path / "truth.jsonl").write_text('{"image": "a.png", "objects": []}\n')
     done = CliRunner().invoke(vis_tools.app, ["--model", "m", "--forbid-repeated-objects", str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
     assert done.exit_code == 2
@@ -100,7 +100,7 @@ def test_plugins_are_off_unless_their_flags_are_given(
         return made
 
     monkeypatch.setattr(vis_tools, "plugged", noted)
-    monkeypatch.setattr(pg.backends, "route_of", lambda config: pg.route(FakeEngine("[]", honours=pg.ENGINES["hf"])))
+    monkeypatch.setattr(pg.backends, "load", lambda config: pg.route(FakeEngine("[]", honours=pg.ENGINES["hf"])))
     (tmp_path / "truth.jsonl").write_text("")
     done = CliRunner().invoke(vis_tools.app, ["--model", "m", *flags, str(tmp_path / "truth.jsonl"), str(tmp_path / "out")])
     assert (done.exit_code, seen) == (0, [names]), done.output

@@ -63,7 +63,7 @@ def test_the_words_may_be_others() -> None:
 
 @pytest.mark.parametrize(("open", "close"), [("", "</think>"), ("<think>", " "), ("|", "|"), (None, "</think>")])
 def test_the_words_are_two_and_not_blank(open: Any, close: Any) -> None:
-    with pytest.raises(pg.InvalidField, match="two different words"):
+    with pytest.raises(pg.InvalidField, match="two different strings"):
         split_reasoning(open, close)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from immutabledict import immutabledict
 
+from pipegen.records.engine_list import ENGINE_LIST
 from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.option_table import OPTIONS, OTHER_NAMES, Wire, wire_fields
 from pipegen.records.options import (
     DEFAULTS,
     GROUPS,
@@ -275,3 +277,27 @@ def test_an_option_that_stands_in_a_record_of_its_own_says_in_which(name: str) -
     assert str(refused.value) == f"GenerationOptions has no field {name!r}; it is a field of {group}: {group}={kind.__name__}({name}=...)"
     with pytest.raises(UnknownField, match=rf"{name}_'; did you mean '{name}'\?.* It is a field of {group}"):
         GenerationOptions(**{f"{name}_": None})
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_row_of_the_table_has_help_a_default_and_another_value_to_try(name: str) -> None:
+    entry = OPTIONS[name]
+    tried = flat_values(options_from({name: entry.row.trial}))[name]
+    assert entry.help.endswith((".", ")"))
+    assert flat_values(DEFAULTS)[name] == entry.row.default != tried
+    assert tried is not None
+    assert entry.row.engines <= set(ENGINE_LIST)
+    assert entry.row.engines
+    assert name not in OTHER_NAMES
+
+
+WIRES: tuple[Wire, ...] = ("vllm", "sglang", "chat")
+
+
+def test_values_are_sent_as_each_wire_names_them() -> None:
+    options = options_from({"max_new_tokens": 7, "seed": 1, "min_p": 0.5})
+    for wire in WIRES:
+        fields = wire_fields(options, wire)
+        assert (fields["max_new_tokens" if wire == "sglang" else "max_tokens"], fields["min_p"]) == (7, 0.5)
+    assert wire_fields(options, "sglang")["sampling_seed"] == wire_fields(options, "chat")["seed"] == 1
+    assert "min_p" not in wire_fields(options, "chat", "openai_chat")

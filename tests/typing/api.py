@@ -14,6 +14,12 @@ from pipegen.testing.fake import FakeEngine
 # Every setting of a model is a keyword of its record.
 loads = pg.ModelLoadConfig(model=Path("m"), compile=True, adapter=Path("a"), image_memory_bytes=0, engine_kwargs={"max_memory": {"cpu": "1GiB"}})
 
+fast_route = pg.backends.hf(Path("m"), batch_size=8, dtype="float32")
+assert_type(fast_route, pg.Route)
+assert_type(pg.backends.vllm_server("m", base_url="http://h", api_key="k", headers={"X": "y"}), pg.Route)
+pg.backends.hf("m", batchsize=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+pg.backends.openai_server("m", dialect="french")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
 # Requests, options and routes.
 requests: list[pg.GenerationRequest] = [
     pg.TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}]),

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import broken_file
-from pipegen.backends.checkpoint.stored import header, stored_names
+from pipegen.backends.checkpoint.foreign import broken_file, header, stored_names
 
 __all__ = ["BadAdapter", "adapter_config", "check_adapter", "largest_rank", "refuse_parts", "weight_names"]
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from immutabledict import immutabledict
 from returns.result import Failure
 
-from pipegen.backends.checkpoint.foreign import loading
+from pipegen.backends.checkpoint.foreign import dtype_of, loading, stored_dtype
 from pipegen.backends.checkpoint.locate import EMBEDDED, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
-from pipegen.backends.checkpoint.stored import dtype_of, stored_dtype
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
@@ -30,7 +29,7 @@ from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 
 if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.native_processors import Expansions, ImageInputs
+    from pipegen.backends.checkpoint.image_processors import Expansions, ImageInputs
     from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
     from pipegen.media.sizes import ImageSpec
 
@@ -229,7 +228,7 @@ class Checkpoint:
     def processor(self) -> Any:
         """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
         need("transformers", "hf", "reading images")
-        from pipegen.backends.checkpoint.native_processors import load_processor
+        from pipegen.backends.checkpoint.image_processors import load_processor
 
         return load_processor(self.source, self.config.model_type, **self._where)
 
@@ -297,7 +296,7 @@ class Checkpoint:
 
     @cached_property
     def _expansions(self) -> Expansions:
-        from pipegen.backends.checkpoint.native_processors import Expansions
+        from pipegen.backends.checkpoint.image_processors import Expansions
 
         return Expansions(self.processor, self.tokenizer, self.image_token_id)
 
@@ -319,8 +318,7 @@ class Checkpoint:
 
     def image_inputs(self, images: Sequence[PreparedImage]) -> ImageInputs:
         """What the model gets for these images, in order, and which ids it must see marked as theirs."""
-        from pipegen.backends.checkpoint.image_processors import pixel_inputs
-        from pipegen.backends.checkpoint.native_processors import IMAGE_MARKS, ImageInputs, native_inputs
+        from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInputs, native_inputs, pixel_inputs
 
         if self.image_spec.kind == "native":
             return native_inputs(self.processor, images, self.image_token_id)

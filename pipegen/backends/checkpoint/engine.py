@@ -5,20 +5,103 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from typing import Any, Protocol, Self
+
+from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.metadata import OnModel
-from pipegen.core.errors import CallFailed
+from pipegen.backends.checkpoint.positions import Positions
+from pipegen.core.errors import CallFailed, GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
-__all__ = ["CheckpointEngine", "in_order"]
+__all__ = ["CheckpointEngine", "ModelMetadata", "OnModel", "in_order"]
+
+
+class ModelMetadata(Protocol):
+    """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def has_weights(self) -> bool: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def bos_token(self) -> str | None: ...
+
+    @property
+    def image_placeholder(self) -> str | None: ...
+
+    @property
+    def image_token_id(self) -> int | None: ...
+
+    @property
+    def vocab_size(self) -> int | None: ...
+
+    @property
+    def generation_config(self) -> immutabledict[str, Any]: ...
+
+    @property
+    def images_unsupported_reason(self) -> str: ...
+
+    @property
+    def positions(self) -> Positions: ...
+
+    def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
+        """What is wrong where the model's own processor would give an image of the prompt another size."""
+        ...
+
+    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
+
+
+class OnModel:
+    """The part of a `TokenEngine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
+
+    _checkpoint: ModelMetadata
+
+    @property
+    def identity(self) -> str:
+        return self._checkpoint.identity
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._checkpoint.tokenizer
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._checkpoint.renderer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._checkpoint.eos_token_ids
+
+    @property
+    def bos_token(self) -> str | None:
+        return self._checkpoint.bos_token
+
+    @property
+    def image_placeholder(self) -> str | None:
+        return self._checkpoint.image_placeholder
+
+    @property
+    def generation_config(self) -> immutabledict[str, Any]:
+        return self._checkpoint.generation_config
 
 
 class CheckpointEngine(OnModel, ABC):
@@ -32,7 +115,7 @@ class CheckpointEngine(OnModel, ABC):
     """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig) -> None:
-        self._checkpoint = Checkpoint(load)
+        self._checkpoint = Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
         self._plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from pipegen.backends.checkpoint.positions import positions_of
 from pipegen.backends.hf.attention import NAME
-from pipegen.backends.hf.growing import GrowingLayer
+from pipegen.backends.hf.cache import GrowingLayer
 from pipegen.records.fields import InvalidField
 
 __all__ = ["CompileFailed", "Compiled", "StaticCacheView", "check_compilable"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import uuid
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -15,13 +16,10 @@ from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
-from pipegen.backends.hf.load import Weights
-from pipegen.backends.hf.memory import is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
-from pipegen.backends.hf.process import check_process
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
-from pipegen.backends.hf.settings import advice, check_settings
 from pipegen.backends.rows import newly_done
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.parallel import read_in_thread
@@ -35,6 +33,7 @@ from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.stages.fitting import check_ids
 
 __all__ = ["HFEngine"]
+
 
 _log = logging.getLogger("pipegen")
 ROWS = 32
@@ -63,7 +62,7 @@ class HFEngine(CheckpointEngine):
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
-        self._found = ModelTraits()
+        self._traits = ModelTraits()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -84,7 +83,7 @@ class HFEngine(CheckpointEngine):
     @property
     def work(self) -> Work:
         """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
-        return dataclasses.replace(self._found.work)
+        return dataclasses.replace(self._traits.work)
 
     def close(self) -> None:
         self._weights.close()
@@ -115,7 +114,7 @@ class HFEngine(CheckpointEngine):
             return
         check_process()
         model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
-        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._found, self._weights.compiled)
+        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._traits, self._weights.compiled)
         while not schedule.finished:
             advanced = self._step(schedule)
             yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
@@ -171,3 +170,21 @@ def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:
     incident = uuid.uuid4().hex[:12]
     _log.error("incident %s: %s", incident, words)
     return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)
+
+
+class _First:
+    """The process that computed first; one that is forked off later finds it here."""
+
+    process: int | None = None
+
+
+def check_process() -> None:
+    """Raise `CallFailed` in a process that was forked off after torch had computed in the one before, unless torch uses one thread alone."""
+    here = os.getpid()
+    if _First.process is None:
+        _First.process = here
+    bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
+    if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
+        words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
+        hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
+        raise CallFailed(BackendFailed(words, backend="hf", scope="batch", incident=uuid.uuid4().hex[:12], hint=hint))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,14 +14,16 @@ import transformers
 
 from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
-from pipegen.backends.hf.memory import is_out_of_memory, release
-from pipegen.backends.hf.rope import use_own_factors
 from pipegen.engines.extras import need
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "load_model", "pick_device"]
+__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "release", "use_own_factors"]
+
 
 _hf: Any = transformers  # its own annotations are partial
 _LOADING = threading.Lock()
@@ -138,3 +142,121 @@ class Weights:
             if self._model is not None:
                 self._model = self.compiled = None
                 release()
+
+
+OWN = {
+    **{name: name for name in ("dtype", "device_map", "attn_implementation", "revision", "trust_remote_code")},
+    "torch_dtype": "dtype",
+    "adapter_name_or_path": "adapter",
+}
+"""Arguments of `from_pretrained` that pipegen gives itself, and the field that says each."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_settings(load: ModelLoadConfig) -> None:
+    """Raise `InvalidField` for a device that is not here, an adapter's folder that is not there, and an argument that a field of the record says.
+
+    Raises `MissingExtra` where a setting needs a package that is not installed.
+    """
+    for name in load.engine_kwargs:
+        if name in OWN:
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': say it as {OWN[name]}")
+        if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen says it itself")
+    if load.device is not None:
+        _check_device("device", load.device)
+    if load.device_map is not None:
+        need("accelerate", "hf", "device_map")
+        if load.device_map not in _SPREAD:
+            _check_device("device_map", load.device_map)
+    if load.adapter is not None:
+        need("peft", "peft", "a LoRA adapter")
+        check_adapter_folder(str(load.adapter))
+
+
+def _check_device(field: str, asked: str) -> None:
+    try:
+        device = torch.device(asked)
+        kind = torch.get_device_module(device)
+    except RuntimeError:
+        raise InvalidField(f"ModelLoadConfig.{field} takes a device such as cpu, cuda or cuda:1, not {asked!r}") from None
+    count = kind.device_count() if kind.is_available() else 0
+    if (device.index or 0) >= count:
+        here = f"{count} of the kind" if count else "none of the kind"
+        raise InvalidField(
+            f"ModelLoadConfig.{field}: there is no {asked!r} here; torch {torch.__version__} finds {here}: leave {field} out to take what is here"
+        )
+
+
+def advice(load: ModelLoadConfig, raised: Exception) -> str:
+    """What to do about this failure of `from_pretrained`, where a setting of the caller's is in its words; else nothing.
+
+    >>> advice(ModelLoadConfig(model="m", engine_kwargs={"foo": 1}), TypeError("__init__() got an unexpected keyword argument 'foo'"))
+    "engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: 'foo' is neither"
+    """
+    for name in load.engine_kwargs:
+        if str(raised).endswith(f"unexpected keyword argument {name!r}"):
+            return f"engine_kwargs are arguments of from_pretrained, or settings of the model's configuration: {name!r} is neither"
+    return ""
+
+
+def use_own_factors(model: Any, limit: int) -> None:
+    """Let every row of a pass have the rotary factors of its own length: the long ones where it has more than `limit` tokens.
+
+    Raises `ValueError` where the model has no rotary module that can be asked for some rows alone.
+    """
+    rotary = [module for module in model.modules() if "rotary" in type(module).__name__.lower()]
+    modules = [module for module in rotary if "longrope" in str(getattr(module, "rope_type", ""))] or rotary  # images may have others
+    if not modules or not all("position_ids" in inspect.signature(module.forward).parameters for module in modules):
+        raise ValueError(f"{type(model).__name__} has other rotary factors (LongRoPE) after {limit} tokens, and pipegen cannot ask its module row by row")
+    for module in modules:
+        module.forward = _by_row(module.forward, limit)
+
+
+def _by_row(forward: Callable[..., Any], limit: int) -> Callable[..., Any]:
+    """The module's forward, called for short and long rows apart; `position_ids` have the shape (rows, columns), counted from 0."""
+
+    def by_row(x: torch.Tensor, position_ids: torch.Tensor, *more: Any, **others: Any) -> Any:
+        long = [last >= limit for last in position_ids.amax(dim=-1).tolist()]
+        if len(set(long)) == 1:
+            return forward(x, position_ids, *more, **others)
+        order = sorted(range(len(long)), key=long.__getitem__)
+        places, short = torch.tensor(order, device=position_ids.device), long.count(False)
+        parts = [forward(x, position_ids[rows], *more, **others) for rows in (places[:short], places[short:])]
+        back = places.argsort()
+        return tuple(torch.cat(both)[back] for both in zip(*parts, strict=True))
+
+    return by_row
+
+
+_WORDS = ("out of memory", "not enough memory", "can't allocate memory")
+"""How torch says it where it raises a plain `RuntimeError`: the CPU allocator, and some accelerators."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device or the machine had no memory left.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"))
+    True
+    >>> is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    False
+    """
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _WORDS)
+
+
+def is_device_failure(error: RuntimeError) -> bool:
+    """Whether an accelerator failed; older versions of torch say it in words only.
+
+    >>> is_device_failure(RuntimeError("CUDA error: device-side assert triggered")), is_device_failure(RuntimeError("shapes cannot be multiplied"))
+    (True, False)
+    """
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+
+
+def release() -> None:
+    """Give what nobody holds any more back to the devices."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()

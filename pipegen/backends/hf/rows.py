@@ -1,6 +1,6 @@
-"""One row while it is being generated: everything that belongs to it alone.
+"""One row while it is generated: everything that belongs to it alone; and in which order rows are read, and how many in one pass.
 
-A row outlives the batch that it rides in: when a batch has to be split, its rows go on in smaller ones from where they were.
+A row outlives its batch: when a batch has to be split, its rows go on in smaller ones from where they were.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import math
 import random
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from returns.result import Failure, Result, Success
 
-from pipegen.backends.hf.plan import Cost
 from pipegen.backends.rows import EngineRow
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
@@ -25,9 +24,23 @@ from pipegen.records.results import Encoded, Finish, TokenLogprob
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["HFRow"]
+__all__ = ["SPARE", "Cost", "HFRow", "group_size", "order"]
 
 T = TypeVar("T")
+
+
+Group = tuple[int, ...]
+
+SPARE = 64
+"""Padding tokens of which a pass over a few prompts does not become slower: a pass of its own would cost more."""
+
+
+class Cost(NamedTuple):
+    """What a row costs: the tokens of its prompt, the patches of its images, and the tokens that it may make."""
+
+    prompt: int
+    patches: int = 0
+    answer: int = 0
 
 
 class HFRow(EngineRow):
@@ -118,15 +131,15 @@ class HFRow(EngineRow):
             self._there = made
         return self._ids[:, : before + made]
 
-    def accept(self, shown: str, logprob: TokenLogprob | None, device: torch.device) -> None:
-        """Go on after the token that the row's decoder has just taken, with the text that it made final. Hooks of plugins see the row's ids on that device."""
+    def accept(self, logprob: TokenLogprob | None, device: torch.device) -> None:
+        """Go on after the token that the row's decoder has just taken. Hooks of plugins see the row's ids on that device."""
         if logprob is not None:
             self.logprobs.append(logprob)
         self.uniform = self._random.random()
         self.fail(self.decoder.failure)
         if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
-        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=shown if self._text else None)
+        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=self.decoder.shown if self._text else None)
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
@@ -181,3 +194,32 @@ def _truth(answer: object) -> bool | None:
     except (RuntimeError, TypeError, ValueError):
         return None
     return bool(said.all()) if said.numel() else None
+
+
+def order(costs: Sequence[Cost]) -> Group:
+    """The positions of the rows as they are to be run.
+
+    The longest answer first, since a long row that starts last would end alone; of equal answers the longest prompt with its images first, so that
+    what is too large for the memory shows at once, and neighbours are alike. Equal rows keep their order.
+
+    >>> order([Cost(3, answer=5), Cost(9, answer=5), Cost(4, answer=8)])
+    (2, 1, 0)
+    """
+    return tuple(sorted(range(len(costs)), key=lambda position: (-costs[position].answer, -costs[position].prompt - costs[position].patches)))
+
+
+def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> int:
+    """How many of these prompts, from the first on, are read in one pass: at least one, and at most `rows`.
+
+    Padded to the longest of them they hold at most `tokens` tokens, and the padding is at most a quarter of the prompts, or `SPARE` tokens.
+
+    >>> group_size([400, 390, 40, 30], rows=4), group_size([40, 30, 20], rows=4), group_size([40, 30, 20], rows=4, tokens=80)
+    (2, 3, 2)
+    """
+    longest, whole = prompts[0], prompts[0]
+    for size, prompt in enumerate(prompts[1:rows], 1):
+        longest, whole = max(longest, prompt), whole + prompt
+        padded = longest * (size + 1)
+        if (tokens is not None and padded > tokens) or padded - whole > max(SPARE, whole // 4):
+            return size
+    return min(len(prompts), rows)

@@ -6,27 +6,28 @@ transformers prepares every prompt: inputs, mask, positions and cache; it hands 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInputs
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
-from pipegen.backends.hf.inputs import IMAGE_MARKS, batch_inputs
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import HFRow
 
-__all__ = ["RunningBatch", "StaticBatch", "prefill"]
+__all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 
 
 Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
 def prefill(model: Any, rows: Sequence[HFRow], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
-    """Read the rows' sequences in one pass: the lane that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
+    """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
     settings play no part.
@@ -70,7 +71,7 @@ def _last(outputs: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 class StaticBatch:
-    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others riding on unheeded."""
+    """Rows of a model whose cache is not known: they stay together until the last of them is done, the others are computed and ignored."""
 
     def __init__(self, input_ids: torch.Tensor, rope: torch.Tensor | None, state: dict[str, Any]) -> None:
         self._ids, self._rope, self._state = input_ids, rope, state
@@ -147,7 +148,7 @@ class RunningBatch:
         return (self._columns[: width + 1] >= self._pads).long()
 
     def copies(self, rows: Sequence[int]) -> RunningBatch:
-        """A new lane with copies of these rows; a row may be named more than once."""
+        """A new batch with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)
         other.keep(rows)
         return other
@@ -159,7 +160,7 @@ class RunningBatch:
         self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
 
     def put(self, places: Sequence[int], other: RunningBatch) -> None:
-        """Let another lane's rows take these places: all of them places of this lane, or all of them new ones after its last."""
+        """Put the rows of another batch into these slots: all of them slots of this batch, or all of them new ones after its last."""
         lengths = self.lengths + [0] * (max(places) + 1 - len(self))
         for place, length in zip(places, other.lengths, strict=True):
             lengths[place] = length
@@ -179,3 +180,30 @@ def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: tor
     if places[0] == positions.shape[-2]:
         return torch.cat([positions, other], dim=-2)
     return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)
+
+
+def batch_inputs(rows: Sequence[HFRow], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
+    """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the images of all rows in order.
+
+    `pixels` gives the inputs of images, the checkpoint where nothing is said.
+    Position ids are left to the model's own preparation, which makes them from the mask (and, for models with several rotary axes, from the images).
+    """
+    sequences = [row.sequence for row in rows]
+    longest = max(map(len, sequences))
+    ids = torch.tensor([(checkpoint.pad_token_id,) * (longest - len(ids)) + ids for ids in sequences], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences], device=model.device)
+    images = [image for row in rows for image in row.encoded.prompt.images]
+    image_inputs = _image_inputs((pixels or checkpoint.image_inputs)(images), ids, mask, model) if images else {}
+    return {"input_ids": ids, "attention_mask": mask, **image_inputs}
+
+
+def _image_inputs(made: ImageInputs, ids: torch.Tensor, mask: torch.Tensor, model: Any) -> dict[str, Any]:
+    takes = inspect.signature(model.forward).parameters
+    tensors, marked = made
+    marks = {name: (torch.isin(ids, torch.tensor(sorted(of), device=ids.device)) & mask.bool()).long() for name, of in marked.items() if name in takes}
+    return marks | {name: _placed(value, model) for name, value in tensors.items() if name in takes}
+
+
+def _placed(value: Any, model: Any) -> Any:
+    tensor = torch.as_tensor(value).to(model.device)
+    return tensor.to(model.dtype) if tensor.is_floating_point() else tensor

@@ -115,7 +115,7 @@ class Sampler:
         self._options = [row.options for row in rows]
         self._sampled = [at for at, option in enumerate(self._options) if option.temperature]
         self._least = [at for at, row in enumerate(rows) if row.ending_ids]
-        self._special = [at for at, row in enumerate(rows) if row.has_processors or row.options.no_repeat_ngram_size]
+        self._special = [at for at, row in enumerate(rows) if row.has_processors or row.options.no_repeat_ngram_size or row.options.allowed_token_ids]
         asked = [option for option in self._options if option.logprobs]
         self._top = max((option.top_logprobs or 0 for option in asked), default=0)
         self._logprobs = bool(asked)
@@ -162,6 +162,9 @@ class Sampler:
             scores[at, token] = -torch.inf
         for at in special:
             row, own = self._rows[at], scores[at : at + 1]
+            if row.options.allowed_token_ids:
+                kept = torch.tensor([row.options.allowed_token_ids], device=self._device)
+                own = torch.full_like(own, -torch.inf).scatter(-1, kept, own.gather(-1, kept))
             if row.options.no_repeat_ngram_size:
                 ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)  # annotated for subclasses of Tensor that nothing makes
                 own = ban(row.ids(self._device), own)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["Access", "access_to", "addresses_of", "root_of"]
+__all__ = ["Access", "access_to", "root_of"]
 
 LOCAL_KEY = "EMPTY"
 """The key that is sent where none is set: local servers take any."""

@@ -4,9 +4,56 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Broken", "Client", "Opened", "TooLong", "Upload"]
+if TYPE_CHECKING:
+    from pipegen.backends.servers.wire import ServerRequest
+
+__all__ = ["BASE", "Broken", "Client", "Events", "Opened", "TooLong", "Upload", "most_bytes", "most_bytes_of_stream"]
+
+
+BASE = 2**24
+"""The bytes that any answer may have."""
+TOKEN, LIKELIEST, EXPERTS = 2**8, 2**8, 2**12
+"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are asked; and what is said of its experts, where that is."""
+EVENT = 2**10
+"""The bytes that an event of a stream may have besides: one comes for each token."""
+PIXEL = 2**6
+"""The bytes that a pixel may take where the server prepares images."""
+LONGEST = 2**15
+"""Tokens where no length was asked for."""
+
+
+def most_bytes(ask: ServerRequest) -> int:
+    """The most bytes that an answer, or one event of a stream, may have."""
+    return BASE + _tokens(ask) * _each(ask) + _prompt(ask) + _pixels(ask)
+
+
+def most_bytes_of_stream(ask: ServerRequest) -> int:
+    """The most bytes that the events of a stream may have in all, where each brings only what is new."""
+    return most_bytes(ask) + _tokens(ask) * EVENT
+
+
+def _tokens(ask: ServerRequest) -> int:
+    return (ask.options.max_new_tokens or LONGEST) * ask.n
+
+
+def _each(ask: ServerRequest) -> int:
+    likeliest = LIKELIEST * (2 + (ask.options.top_logprobs or 0)) if ask.options.logprobs else 0
+    return TOKEN + likeliest + (EXPERTS if _asks_for_experts(ask.extra_body) else 0)
+
+
+def _prompt(ask: ServerRequest) -> int:
+    return ask.prompt_tokens * (2**4 + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
+
+
+def _pixels(ask: ServerRequest) -> int:
+    return PIXEL * sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
+
+
+def _asks_for_experts(extra_body: Mapping[str, object]) -> bool:
+    return any("routed_experts" in name for name in extra_body)
+
 
 LARGE = 2**18
 """Bytes of a body that is sent by pieces: images make some that long."""
@@ -139,3 +186,43 @@ class Client:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+LINE = 64
+"""Bytes that a line of an event takes beside its own."""
+
+
+class Events:
+    """A parser of one stream, whose events have at most `most` bytes each. `done` says that the server has closed it with `[DONE]`."""
+
+    def __init__(self, most: int = BASE) -> None:
+        self.done = False
+        self._most = most
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._held = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The events that are whole with this piece. Raises `TooLong` for one that is too long."""
+        out: list[bytes] = []
+        start = 0
+        while not self.done and (end := piece.find(b"\n", start)) >= 0:
+            self._line += piece[start:end]
+            line, self._line, start = bytes(self._line).rstrip(b"\r"), bytearray(), end + 1
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].lstrip(b" "))
+                self._hold(len(line) + LINE)
+            elif not line and self._data:
+                data, self._data, self._held = b"\n".join(self._data), [], 0
+                self.done = data == b"[DONE]"
+                if not self.done:
+                    out.append(data)
+        if not self.done:
+            self._line += piece[start:]
+            self._hold(0)
+        return out
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held + len(self._line) > self._most:
+            raise TooLong(f"an event of more than {self._most} bytes")

@@ -1,11 +1,25 @@
-"""The transport that all online backends share: pooled connections, bounded and adaptive concurrency, deadlines, and sending again what is safe.
+"""The way to one server: pooled connections, bounded and adaptive concurrency, deadlines, and sending again what is safe.
 
-Sent again are requests that a server had no room for (429, 503), that a gateway lost (502, 504), and those whose connection broke, whose time ran out or
-whose answer was cut off: a generation changes nothing on the server, so asking twice is safe as long as nobody has seen a part of the first answer.
-A status of 500 is not sent again: it may be the request that brings the server down.
+**States.** An attempt (`once` for a whole answer, `events` for a stream) is *waiting* for its turn at the gate, *sent*, *answered* (its head has come), or
+*ended*. A row is one or more attempts, one after the other.
 
-A row has one deadline, which covers everything that is done for it (the wait at the gate, the connection, the answer, pauses and further attempts), and
-which nothing that a server sends moves. An answer that is complete counts, however its connection ends.
+- waiting to sent: the gate lets it through. First come, first served; fewer at a time while the server asks for patience (see `Gate`).
+- sent to answered: the head of the answer comes. Its status tells the gate whether the server has room.
+- answered to ended: the whole body has come, or a stream's `[DONE]`. A body that is complete counts, however its connection ends.
+- any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), the answer is larger than it may be (`TooLong`), or the caller is
+  cancelled or leaves the stream. The connection is then closed, and the place at the gate given back.
+
+**Attempts.** `again` and `retry` start another attempt after one that failed with `AttemptFailed(again=True)`: the server had no room (429, 503), a
+gateway lost the request (502, 504), the connection broke, or the answer was cut off. A generation changes nothing on the server, so asking twice is safe
+as long as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself may bring the server down.
+
+**Invariants.**
+
+- A row has one deadline for everything that is done for it (the gate, the connection, the answer, pauses, further attempts); nothing that a server sends
+  moves it.
+- Every attempt that entered the gate leaves it exactly once, and closes what it opened.
+- No answer takes more memory than was allowed for what was asked (see `bounds`).
+- What belongs to an event loop (connections, gate, deadlines) is used on that loop alone, and is put away when the loop ends.
 """
 
 from __future__ import annotations
@@ -17,13 +31,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.bounds import BASE
-from pipegen.backends.http.client import Broken, Client, Opened, TooLong, Upload
-from pipegen.backends.http.deadlines import Block, Deadlines, Late
-from pipegen.backends.http.gate import Gate, Room
+from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
+from pipegen.backends.http.gate import Block, Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.http.sse import Events
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import WireReply, WireRequest

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from pipegen.backends.servers.wire import AsyncBackend, Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.engines.settings import ChatServerSettings, ServerSettings, TokenServerSettings, config_of
 
 if TYPE_CHECKING:
     from pipegen.backends.http.access import Access
     from pipegen.drivers.route import Route
 
-__all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
+__all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest", "chat_server", "token_server"]
 
 
 NEEDED = ("aiohttp", "orjson", "tenacity")
@@ -29,12 +29,11 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     """
     access = _access(wire, settings)
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
-    from pipegen.backends.checkpoint.metadata import LightModel
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
     checkpoint = Checkpoint(config_of(settings, wire.name))
-    return route(ServerEngine(wire, cast(LightModel, checkpoint), access, settings, os.fspath(settings.model)))
+    return route(ServerEngine(wire, checkpoint, access, settings, os.fspath(settings.model)))
 
 
 def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:

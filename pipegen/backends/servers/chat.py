@@ -2,37 +2,264 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.plain_json import encoded
-from pipegen.backends.servers.collect import ChatOutput, ChatRow, result_of
-from pipegen.backends.servers.http_engine import HttpEngine
-from pipegen.backends.servers.sending import Make
+from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
+from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
-from pipegen.core.errors import InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
-from pipegen.media.image import file_to_send
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField
-from pipegen.records.messages import ImagePart, Message, plain_messages
+from pipegen.records.fields import InvalidField, freeze, record
 from pipegen.records.options import resolve
-from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.records.results import GenerationResult, ResolvedRequest
+from pipegen.records.requests import GenerationRequest
+from pipegen.records.results import Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
 from pipegen.records.secret import revealed
+from pipegen.stages.parts.reasoning import thinking_unfinished
+from pipegen.stages.parts.stop_scan import StopScanner
+from pipegen.stages.parts.watching import Watch
+from pipegen.stages.trimming import Stripper, trimmed
 
-__all__ = ["ChatEngine", "chat_route"]
+__all__ = ["ChatEngine", "ChatOutput", "ChatRow", "chat_route", "result_of"]
+
+
+ENDED = ("stop", "eos", "tool_calls", "function_call")
+"""What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
+
+
+@record
+class ChatOutput:
+    """What a chat server said in one row: `raw_text` as it came, `text` cut before the stop."""
+
+    job: ResolvedRequest
+    text: str
+    raw_text: str
+    reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish: Finish
+    stop: str | int | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    usage: Mapping[str, int]
+
+
+class ChatDelta(NamedTuple):
+    """What a piece brought: text that is final, and reasoning."""
+
+    text: str
+    reasoning: str
+
+
+class ChatRow:
+    """One row that is collected piece by piece; a whole answer is one piece.
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> from pipegen.records.requests import TextGenerationRequest
+    >>> row = ChatRow(ResolvedRequest(request=TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(stop=("END",)))))
+    >>> [row.take(Completion(text=text)).text for text in ("a E", "N", "D b")], row.cut_short, row.slot().unwrap().stop
+    (['a ', '', ''], True, 'END')
+    """
+
+    def __init__(self, job: ResolvedRequest, plugins: Sequence[Plugin] = ()) -> None:
+        self._job = job
+        stop = job.options.stop
+        self._stops = (stop.stop if stop is not None else None) or ()
+        self._scanner = StopScanner(self._stops)
+        self._watch = Watch(plugins)
+        self._halted: str | None = None
+        self._stripper = Stripper() if job.options.decode is not None and job.options.decode.strip_whitespace else None
+        self._raw: list[str] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_ids: tuple[int, ...] = ()
+        self._finish: str | None = None
+        self._stop: int | str | None = None
+        self._usage: Mapping[str, int] = {}
+        self._error: GenerationError | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether nothing more is wanted: a stop completed in the text, a plugin halted the row, or a piece was malformed."""
+        return self._error is not None or self._halted is not None or self._scanner.stop is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the row ended, by the server's word or by pipegen's."""
+        return self.cut_short or self._finish is not None
+
+    def take(self, piece: Completion) -> ChatDelta:
+        """Take a piece; what of it is final."""
+        final = ""
+        if piece.text and not self.cut_short:
+            final = self._read(piece.text)
+        if piece.finish is not None:
+            if isinstance(piece.stop, str) and piece.stop in self._stops and not self.cut_short:
+                # The server cut its stop away. With it, the text is cut by pipegen's rule, whichever stop the server took.
+                final += self._read(piece.stop)
+            final += self._scanner.finish() if not self.cut_short else ""
+            self._finish, self._stop = piece.finish, piece.stop
+        self._text.append(final)
+        if piece.reasoning:
+            self._reasoning.append(piece.reasoning)
+        for place, call in enumerate(piece.tool_calls):
+            self._add(call, place)
+        self._ids += piece.token_ids or ()
+        self._logprobs += piece.logprobs or ()
+        self._prompt_ids = piece.prompt_token_ids or self._prompt_ids
+        self._usage = piece.usage or self._usage
+        return ChatDelta(final if self._stripper is None else self._stripper.feed(final), piece.reasoning or "")
+
+    def _read(self, text: str) -> str:
+        """What is final with this text. A plugin sees it character by character, so that it halts before a stop that completes later in the piece.
+
+        What comes after the end is no part of the row: a server that runs on, or a piece that holds more, makes no other `raw_text`.
+        """
+        if not self._watch:
+            scan = self._scanner.feed(text)
+            self._raw.append(text[: scan.end])
+            return scan.text
+        final: list[str] = []
+        for mark in text:
+            self._raw.append(mark)
+            final.append(self._scanner.feed(mark).text)
+            if self._scanner.stop is not None:
+                break
+            halt = self._watch.feed(mark)
+            if isinstance(halt, PluginFailed):
+                self._error = halt
+                return ""
+            if halt is not None:
+                self._halted = halt.plugin
+                last = final.pop() + self._scanner.held  # ends with this character
+                final.append(last if halt.kept else last[:-1])
+                break
+        return "".join(final)
+
+    def _add(self, call: Mapping[str, Any], place: int) -> None:
+        """Add a tool call, or a piece of one: strings of arguments are joined, everything else is said once."""
+        index = call.get("index", place)
+        if type(index) is not int:
+            self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
+            return
+        held = self._calls.setdefault(index, {})
+        for name, value in call.items():
+            if name == "function" and value is not None:
+                self._add_function(held.setdefault("function", {}), value, f"tool_calls[{place}].function")
+            elif name != "index" and value is not None:
+                held[name] = value
+
+    def _add_function(self, before: dict[str, Any], value: Any, place: str) -> None:
+        if not isinstance(value, Mapping):
+            self._error = MalformedResponse(f"{place} is {type(value).__name__}, not an object")
+            return
+        for name in ("name", "arguments"):
+            if not isinstance(value.get(name), (str, type(None))):
+                self._error = MalformedResponse(f"{place}.{name} is {type(value[name]).__name__}, not a string")
+                return
+        before.update({key: entry for key, entry in value.items() if key != "arguments" and entry is not None})
+        if value.get("arguments") is not None:
+            before["arguments"] = before.get("arguments", "") + value["arguments"]
+
+    def slot(self) -> Slot[ChatOutput]:
+        """The finished row's answer."""
+        if self._error is not None:
+            return Failure(self._error)
+        finish, stop = self._ending()
+        said = ChatOutput(
+            job=self._job,
+            text="".join(self._text),
+            raw_text="".join(self._raw),
+            reasoning="".join(self._reasoning) if self._reasoning else None,
+            tool_calls=tuple(freeze(self._calls[index]) for index in sorted(self._calls)),
+            finish=finish,
+            stop=stop,
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs) if self._job.options.logprobs else None,
+            prompt_token_ids=self._prompt_ids,
+            usage=freeze(self._usage),
+        )
+        return Success(said)
+
+    def _ending(self) -> tuple[Finish, str | int | None]:
+        if self._halted is not None:
+            return Finish.PLUGIN, self._halted
+        if self._scanner.stop is not None:
+            return Finish.STOP_STRING, self._scanner.stop
+        if self._finish == "length":
+            return Finish.LENGTH, None
+        if self._finish not in ENDED:
+            return Finish.ABORTED, None
+        asked = self._job.options.stop
+        if asked is not None and self._stop in (asked.stop_token_ids or ()):
+            return Finish.STOP_TOKEN, self._stop
+        return Finish.EOS, None
+
+
+def result_of(said: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+    """The result: stripped and trimmed as on every route, with the counts that the server reports.
+
+    A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
+    what was asked.
+    """
+    made, asked = said.usage.get("completion_tokens", len(said.token_ids)), said.job.options.max_new_tokens or 0
+    wrong = _miscounted(said, made, route)
+    if wrong is not None:
+        return Failure(wrong)
+    clipped = said.finish is Finish.LENGTH and 0 < made < asked
+    options = dataclasses.replace(said.job.options, max_new_tokens=made) if clipped else said.job.options
+    text = trimmed(said.text, options, plugins)
+    if not is_ok(text):
+        return Failure(text.failure())
+    return Success(
+        GenerationResult(
+            id=said.job.request.id,
+            text=text.unwrap(),
+            raw_text=said.raw_text,
+            prompt_token_ids=said.prompt_token_ids,
+            token_ids=said.token_ids,
+            finish=said.finish,
+            stop=said.stop,
+            prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
+            completion_tokens=made,
+            logprobs=said.logprobs,
+            margin=closest_choice(said.logprobs),
+            route=route,
+            reasoning=said.reasoning,
+            thinking_unfinished=not said.tool_calls and thinking_unfinished(said.finish, said.raw_text, reasoning=said.reasoning),
+            tool_calls=said.tool_calls,
+            options=options,
+            clipped_from=asked if clipped else None,
+        )
+    )
+
+
+def _miscounted(said: ChatOutput, made: int, route: str) -> MalformedResponse | None:
+    """What is wrong where the server ended the row before it may end, or after it must: it did not do as it was asked.
+
+    A plain server may count in tokens of another kind, so its count is not held against it.
+    """
+    least, most = said.job.options.min_new_tokens or 0, said.job.options.max_new_tokens
+    if said.finish in (Finish.EOS, Finish.STOP_TOKEN, Finish.LENGTH) and 0 < made < least:
+        return MalformedResponse(f"{route} ended the row after {made} tokens, of at least {least}")
+    if most is not None and made > most and route != "openai_chat":
+        return MalformedResponse(f"{route} generated {made} tokens, of at most {most}")
+    return None
 
 
 class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
@@ -67,7 +294,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         if self._cuts_away(asked) or self.watches:
             # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
             return self.followed(0, asked, deadline, None)
-        return self.sender.whole(_Whole(self, asked), deadline)
+        return self.sender.whole(WholeRow(self, asked), deadline)
 
     async def followed(self, position: int, asked: ResolvedRequest, deadline: float, tell: Callable[[TextMade], None] | None) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
@@ -78,8 +305,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 tell(TextMade(row=position, text=made.text, reasoning=made.reasoning))
             return row.cut_short
 
-        make = self.make(asked, stream=True)
-        error = await self.sender.pieces(make, take, deadline, heavy=bool(asked.request.sources), ended=lambda: row.ended, bounded=True)
+        make = functools.partial(self.ask, asked, True)
+        error = await self.sender.pieces(make, take, deadline, heavy=self.heavy(asked), ended=lambda: row.ended, bounded=True)
         return row.slot() if error is None else Failure(error)
 
     @property
@@ -90,8 +317,8 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
     def _cuts_away(self, job: ResolvedRequest) -> bool:
         return bool(_stops(job)) and "stops" not in self.wire.server_side_stops(job.options)
 
-    def make(self, asked: ResolvedRequest, *, stream: bool) -> Make:
-        return functools.partial(self.ask, asked, stream)
+    def heavy(self, asked: ResolvedRequest) -> bool:
+        return bool(asked.request.sources)
 
     def ask(self, asked: ResolvedRequest, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         if asked.request.sources and _no_images(facts):
@@ -110,29 +337,10 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
             )
         )
 
-    def answer(self, asked: ResolvedRequest, completions: tuple[Completion, ...]) -> Slot[ChatOutput]:
-        if len(completions) != 1:
-            return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
+    def answer(self, asked: ResolvedRequest, completion: Completion) -> Slot[ChatOutput]:
         row = ChatRow(asked, self.plugins)
-        row.take(completions[0])
+        row.take(completion)
         return row.slot()
-
-
-class _Whole(NamedTuple):
-    """A row that is asked for whole."""
-
-    engine: ChatEngine
-    job: ResolvedRequest
-
-    @property
-    def heavy(self) -> bool:
-        return bool(self.job.request.sources)
-
-    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        return self.engine.ask(self.job, False, facts, model, rid)
-
-    def read(self, completions: tuple[Completion, ...]) -> Slot[ChatOutput]:
-        return self.engine.answer(self.job, completions)
 
 
 def _no_images(facts: Facts) -> str:
@@ -142,37 +350,6 @@ def _no_images(facts: Facts) -> str:
 
 def _stops(job: ResolvedRequest) -> tuple[str, ...]:
     return (job.options.stop.stop or ()) if job.options.stop is not None else ()
-
-
-def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
-    """The messages as the server takes them; a plain prompt is one user turn.
-
-    Images go as data URLs: the file itself where its pixels are taken as they are (see `file_to_send`), else the upright RGB image as a PNG.
-    """
-    if request.prompt_token_ids is not None:
-        return Failure(InvalidRequest("a chat server takes messages, not token ids", hint="use vllm_server or sglang_server"))
-    messages = request.messages or (Message(role="user", content=request.prompt or ""),)
-    plain = plain_messages(messages)
-    try:
-        encoded([plain, request.tools])
-    except UnicodeEncodeError:
-        return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
-    for message, written in zip(messages, plain, strict=True):
-        for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
-            if isinstance(part, ImagePart):
-                url = _data_url(part)
-                if not is_ok(url):
-                    return Failure(url.failure())
-                written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
-    return Success(tuple(plain))
-
-
-def _data_url(part: ImagePart) -> Slot[str]:
-    source = part.source
-    if source is None or source.data is None:
-        return Failure(InvalidRequest("an image of the messages was not loaded"))
-    policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-    return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
 
 
 def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRequest]:

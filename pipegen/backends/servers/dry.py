@@ -21,7 +21,7 @@ __all__ = ["wire_requests"]
 
 
 def wire_requests(
-    route: Route, requests: Iterable[Request], options: Options | None = None, *, images: ImagePolicy | None = None, stream: bool = False
+    route: Route, requests: Iterable[Request], options: Options | None = None, *, image_policy: ImagePolicy | None = None, stream: bool = False
 ) -> Batch[WireRequest]:
     """For each request what an online route would send first for it, or why it would send nothing. Asks no server.
 
@@ -31,7 +31,7 @@ def wire_requests(
     prepare = getattr(engine, "prepare", None)
     if prepare is None:
         raise TypeError(f"{route.name} is not a server: nothing is sent")
-    running = route.steps(prepare_batch(requests, options, images))
+    running = route.steps(prepare_batch(requests, options, image_policy))
     step = advance(running)
     if not isinstance(step, Call):
         return step.batch

@@ -13,7 +13,7 @@ from pipegen.backends.servers.reading import error_message
 from pipegen.backends.servers.wire import ServerRequest, WireReply
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, PromptTooLong, RateLimited, Timeout
 
-__all__ = ["AGAIN", "classified", "lengths_in", "refusal_of", "retry_after", "unreachable"]
+__all__ = ["AGAIN", "classified", "lengths_in", "retry_after", "unreachable"]
 
 AGAIN = frozenset({429, 502, 503, 504})
 """The statuses after which a request is sent again: the server did not begin, or a gateway lost it."""

@@ -1,4 +1,4 @@
-"""What every online engine is besides its rows: connections, the thread for synchronous callers, and the protocol `AsyncBackend`."""
+"""What every online engine is besides its rows: connections, the thread for synchronous callers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.loops import LoopThread
-from pipegen.backends.http.transport import AttemptFailed, HttpStatusError
-from pipegen.backends.servers.errors import AGAIN
-from pipegen.backends.servers.reading import json_of
-from pipegen.backends.servers.sending import Make, Sender
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.errors import CallFailed, GenerationError
+from pipegen.backends.servers.reading import malformed
+from pipegen.backends.servers.sending import Sender
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.settings import ServerSettings
-from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.engine_list import shown
 
-__all__ = ["HttpEngine"]
+__all__ = ["HttpEngine", "WholeRow"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 
 class HttpEngine(ABC, Generic[A, R]):
-    """An engine that is a server: asked with A, it answers with R. It is an `AsyncBackend`.
+    """An engine that is a server: asked with A, it answers with R.
 
     `model` is the name by which the server is asked for it, unless the settings or the server itself say another.
     """
@@ -53,12 +51,16 @@ class HttpEngine(ABC, Generic[A, R]):
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"
 
     @abstractmethod
-    def make(self, asked: A, *, stream: bool) -> Make:
+    def heavy(self, asked: A) -> bool:
+        """Whether a row's body is made in a thread and dropped once it is sent: it holds images."""
+
+    @abstractmethod
+    def ask(self, asked: A, stream: bool, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
         """What a row is asked with, once the server's facts are known."""
 
     @abstractmethod
-    def answer(self, asked: A, completions: tuple[Completion, ...]) -> Slot[R]:
-        """The row's answer, from the completions of a whole reply."""
+    def answer(self, asked: A, completion: Completion) -> Slot[R]:
+        """The row's answer, from the one completion of a whole reply."""
 
     @abstractmethod
     def row(self, asked: A, deadline: float) -> Awaitable[Slot[R]]:
@@ -93,46 +95,12 @@ class HttpEngine(ABC, Generic[A, R]):
         self.sender.close()
         self._loop.close()
 
-    # AsyncBackend
-
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
         """The request for one row, given what is known of the server. Pure; its body is the caller's own, though rows share parts of theirs."""
         facts = self.sender.directory.known
-        make = self.make(encoded, stream=stream)
-        made = self.sender.model(facts).bind(lambda model: make(facts, model, "")).bind(lambda ask: self.wire.to_wire(ask, facts))
+        asked = self.sender.model(facts).bind(lambda model: self.ask(encoded, stream, facts, model, ""))
+        made = asked.bind(lambda ask: self.wire.to_wire(ask, facts))
         return made.map(lambda request: dataclasses.replace(request, body=copy.deepcopy(request.body)))
-
-    async def send(self, request: WireRequest) -> WireReply:
-        """Send it, again where that is safe. Raises `CallFailed` with the typed error."""
-
-        deadline = self.sender.transport.ends()
-
-        async def attempt(number: int) -> WireReply:
-            try:
-                return await self.sender.transport.once(request, deadline)
-            except HttpStatusError as refused:
-                raise AttemptFailed(self.classify(refused.reply), again=refused.reply.status in AGAIN) from refused
-
-        try:
-            return await self.sender.transport.again(attempt, deadline)
-        except AttemptFailed as trouble:
-            raise CallFailed(trouble.error) from trouble
-
-    def read(self, encoded: A, reply: WireReply) -> Slot[R]:
-        """The row's answer. Pure."""
-        facts = self.sender.directory.known
-        asked = self.make(encoded, stream=False)(facts, None, "")
-        return asked.bind(lambda ask: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask))).bind(lambda found: self.answer(encoded, found))
-
-    async def limit(self) -> int | None:
-        """The server's context length in tokens; None where it does not say, or cannot be asked now."""
-        return self.limit_of(await self.sender.directory.facts())
-
-    def classify(self, reply: WireReply) -> GenerationError:
-        """The error that a refusal stands for. Pure."""
-        return self.sender.classify(reply, ServerRequest(options=resolve(GenerationOptions())))
-
-    # Calls
 
     def generate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """One slot for each input, in order; a row that fails fails alone."""
@@ -163,6 +131,26 @@ class HttpEngine(ABC, Generic[A, R]):
                 yield event
         finally:
             await rows.aclose()
+
+
+@dataclass(slots=True)
+class WholeRow(Generic[A, R]):
+    """A row that is asked for whole: an `Asked` of the sender."""
+
+    engine: HttpEngine[A, R]
+    asked: A
+
+    @property
+    def heavy(self) -> bool:
+        return self.engine.heavy(self.asked)
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+        return self.engine.ask(self.asked, False, facts, model, rid)
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[R]:
+        if len(completions) != 1:
+            return malformed(f"{shown(self.engine.name)} gave {len(completions)} completions where one was asked")
+        return self.engine.answer(self.asked, completions[0])
 
 
 async def _stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:

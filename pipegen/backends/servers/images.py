@@ -1,14 +1,24 @@
-"""Images on the wire: the pixels that pipegen has prepared, losslessly, as a data URL; and where they lie in the prompt."""
+"""Images on the wire: prepared pixels as a lossless data URL, their places in the prompt, and messages with their images for chat servers."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import io
+from collections.abc import Mapping
+from typing import Any
 
+from returns.result import Failure, Success
+
+from pipegen.backends.http.plain_json import encoded
+from pipegen.core.errors import InvalidRequest
+from pipegen.core.slots import Slot, is_ok
+from pipegen.media.image import file_to_send
+from pipegen.records.messages import ImagePart, Message, plain_messages
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 
-__all__ = ["data_url", "places"]
+__all__ = ["data_url", "messages_of", "places"]
 
 
 KEPT_PIXELS = 2**19
@@ -52,3 +62,34 @@ def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int],
             found.append((mark + longer, image.tokens))
             longer += image.tokens - 1
     return tuple(found)
+
+
+def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...]]:
+    """The messages as the server takes them; a plain prompt is one user turn.
+
+    Images go as data URLs: the file itself where its pixels are taken as they are (see `file_to_send`), else the upright RGB image as a PNG.
+    """
+    if request.prompt_token_ids is not None:
+        return Failure(InvalidRequest("a chat server takes messages, not token ids", hint="use vllm_server or sglang_server"))
+    messages = request.messages or (Message(role="user", content=request.prompt or ""),)
+    plain = plain_messages(messages)
+    try:
+        encoded([plain, request.tools])
+    except UnicodeEncodeError:
+        return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    for message, written in zip(messages, plain, strict=True):
+        for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
+            if isinstance(part, ImagePart):
+                url = _file_url(part)
+                if not is_ok(url):
+                    return Failure(url.failure())
+                written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
+    return Success(tuple(plain))
+
+
+def _file_url(part: ImagePart) -> Slot[str]:
+    source = part.source
+    if source is None or source.data is None:
+        return Failure(InvalidRequest("an image of the messages was not loaded"))
+    policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
+    return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")

@@ -16,7 +16,7 @@ from pipegen.backends.servers.reading import malformed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["MARGIN", "Entry", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
+__all__ = ["MARGIN", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
 
 MARGIN = 2
 """How many of the likeliest tokens are asked for at least: the margin between them tells near ties."""

@@ -14,11 +14,10 @@ from returns.result import Failure, Success
 
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
-from pipegen.backends.servers.choices import pieces, whole
+from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
-from pipegen.backends.servers.extra_body import SERVERS, check_extra_body
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged
+from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok

@@ -7,19 +7,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from returns.result import Failure, Success
 
 from pipegen.backends.http.plain_json import decoded
-from pipegen.backends.servers.wire import WireReply
+from pipegen.backends.servers.wire import Completion, WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.fields import NESTING
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "refused_ids"]
+__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,3 +142,45 @@ def refused_ids(token_ids: Sequence[int], vocab_size: int, image_token_id: int |
     if marks != images:
         return InvalidRequest(f"the prompt holds {marks} image placeholders for {images} images")
     return None
+
+
+Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
+"""Reads one choice, given its place for messages."""
+
+
+def pieces(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
+    """What the choices of an answer, or of one event of a stream, bring: no more of them than were asked, and of no others.
+
+    >>> pieces({"choices": [7]}, 1, lambda choice, place: Success(Completion())).failure().message
+    'choices[0] is int, not an object'
+    """
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list):
+        return malformed(f"choices is {type(choices).__name__}, not a list")
+    if len(choices) > asked:
+        return malformed(f"the answer holds {len(choices)} choices, and {asked} {'was' if asked == 1 else 'were'} asked")
+    out: list[Completion] = []
+    for position, choice in enumerate(choices):
+        if not isinstance(choice, Mapping):
+            return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
+        made = read(choice, f"choices[{position}]")
+        if not is_ok(made):
+            return Failure(made.failure())
+        if not 0 <= made.unwrap().index < asked:
+            return malformed(f"choices[{position}].index is {made.unwrap().index!r:.40}, and {asked} {'was' if asked == 1 else 'were'} asked")
+        out.append(made.unwrap())
+    return Success(tuple(out))
+
+
+def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
+    """The completions of a whole answer in the order of their indices: as many as were asked, and all of them ended."""
+    found = pieces(answer, asked, read)
+    if not is_ok(found):
+        return found
+    ordered = tuple(sorted(found.unwrap(), key=lambda completion: completion.index))
+    indices = [completion.index for completion in ordered]
+    if indices != list(range(asked)):
+        return malformed(f"the answer holds choices {indices}, and {asked} were asked")
+    if None in [completion.finish for completion in ordered]:
+        return malformed("a choice of the answer has no finish_reason")
+    return Success(ordered)

@@ -1,6 +1,17 @@
-"""From an `ServerRequest` to its completions: the one place where wire functions and transport meet, for whole answers and for streams.
+"""From a row to its completions: where wire functions and the transport meet, for whole answers (`whole`) and for streams (`pieces`).
 
-What a server answers is foreign data: whatever the reading of it raises fails its own row, with an incident in the log.
+**States.** A row is *asked* (its `ServerRequest` is made of it and of what is known of the server), *sent*, *read*, or *ended* with its answer or error.
+
+- asked: the server's facts are looked up where they are stale, then the wire makes the request. Bodies with images are made in a thread, few at a time,
+  and are dropped as soon as they are sent.
+- sent to asked again: a refusal shows that the server lacks something (`Wire.lacking`). It is remembered for a while, and the row is asked another way.
+- sent to sent again: what the transport may send again; a stream only while it has brought no piece.
+- read: the wire's functions read the answer, or one event of a stream. What a server answers is foreign data: whatever reading it raises fails its own
+  row, with an incident in the log.
+- ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and has a way to
+  be told (`Wire.abort`), it is told. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
+
+**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left at work.
 """
 
 from __future__ import annotations
@@ -17,9 +28,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.backends.http.access import Access
-from pipegen.backends.http.bounds import most_bytes, most_bytes_of_stream
-from pipegen.backends.http.client import Upload
-from pipegen.backends.http.deadlines import Late
+from pipegen.backends.http.client import Upload, most_bytes, most_bytes_of_stream
+from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
 from pipegen.backends.servers.errors import AGAIN

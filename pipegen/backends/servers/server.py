@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.backends.checkpoint.engine import ModelMetadata, OnModel
 from pipegen.backends.checkpoint.image_processors import grid_only
-from pipegen.backends.checkpoint.metadata import LightModel, OnModel
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed
-from pipegen.backends.servers.http_engine import HttpEngine
+from pipegen.backends.rows import EngineRow, other_prompt
+from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
-from pipegen.backends.servers.rows import ServerRow, touches
-from pipegen.backends.servers.sending import Make
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
+from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.settings import ServerSettings
-from pipegen.records.engine_list import shown
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
@@ -35,7 +36,7 @@ from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
 
-__all__ = ["ServerEngine"]
+__all__ = ["ServerEngine", "ServerRow"]
 
 
 class _Ends(NamedTuple):
@@ -50,9 +51,9 @@ class _Ends(NamedTuple):
 class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
 
-    def __init__(self, wire: Wire, checkpoint: LightModel, access: Access, settings: ServerSettings, model: str) -> None:
+    def __init__(self, wire: Wire, checkpoint: ModelMetadata, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
-        self._checkpoint: LightModel = checkpoint
+        self._checkpoint: ModelMetadata = checkpoint
         self._ends = LastCallCache(self._ends_of)
 
     @property
@@ -97,8 +98,8 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
                 tell(event)
             return row.done
 
-        make = self.make(encoded, stream=True, features=features)
-        error = await self.sender.pieces(make, take, deadline, heavy=bool(encoded.prompt.images), ended=lambda: row.done)
+        make = functools.partial(self.ask, encoded, True, features=features)
+        error = await self.sender.pieces(make, take, deadline, heavy=self.heavy(encoded), ended=lambda: row.done)
         return row.slot() if error is None else Failure(error)
 
     async def _ready(self, asked: Encoded, deadline: float) -> Slot[tuple[Encoded, Any]]:
@@ -140,10 +141,10 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         stops = plan.text if told else ()
         return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in server_side_stops))
 
-    def make(self, asked: Encoded, *, stream: bool, features: Any = None) -> Make:
-        return functools.partial(self.ask, asked, stream, features)
+    def heavy(self, asked: Encoded) -> bool:
+        return bool(asked.prompt.images)
 
-    def ask(self, asked: Encoded, stream: bool, features: Any, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+    def ask(self, asked: Encoded, stream: bool, facts: Facts, model: str | None, rid: str, features: Any = None) -> Slot[ServerRequest]:
         prompt, ends = asked.prompt, self._ends(asked.options, facts)
         return Success(
             ServerRequest(
@@ -163,13 +164,11 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
             )
         )
 
-    def answer(self, asked: Encoded, completions: tuple[Completion, ...]) -> Slot[Raw]:
-        if len(completions) != 1:
-            return Failure(MalformedResponse(f"{shown(self.name)} gave {len(completions)} completions where one was asked"))
-        if completions[0].token_ids is None:
+    def answer(self, asked: Encoded, completion: Completion) -> Slot[Raw]:
+        if completion.token_ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
         row = self._row(asked)
-        row.take_piece(completions[0])
+        row.take_piece(completion)
         return row.slot()
 
     def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
@@ -177,26 +176,18 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
 
 
 @dataclass(slots=True)
-class _Whole:
-    """A row that is asked for whole."""
+class _Whole(WholeRow[Encoded, Raw]):
+    """A row that is asked for whole, checked against what the server says."""
 
-    engine: ServerEngine
-    encoded: Encoded
+    engine: ServerEngine  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
     features: Any = None
 
-    @property
-    def heavy(self) -> bool:
-        return bool(self.encoded.prompt.images)
-
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        checked = self.engine.checked(self.encoded, facts)
+        checked = self.engine.checked(self.asked, facts)
         if not is_ok(checked):
             return Failure(checked.failure())
-        self.encoded = checked.unwrap()
-        return self.engine.ask(self.encoded, False, self.features, facts, model, rid)
-
-    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
-        return self.engine.answer(self.encoded, completions)
+        self.asked = checked.unwrap()
+        return self.engine.ask(self.asked, False, facts, model, rid, self.features)
 
 
 class _Resized(_Whole):
@@ -210,3 +201,67 @@ class _Resized(_Whole):
 def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
     """What `check_fit` asks of an engine: its name and its limits."""
     return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def touches(stop: str, tokens: tuple[str, ...]) -> bool:
+    """Whether a stop string could match within the text of one of these tokens, or across its edge.
+
+    >>> touches("|", ("<|im_end|>",)), touches("a<", ("<|im_end|>",)), touches("END", ("<|im_end|>",))
+    (True, True, False)
+    """
+    edges = range(1, len(stop))
+    return any(stop in token or token in stop or any(token.startswith(stop[at:]) or token.endswith(stop[:at]) for at in edges) for token in tokens)
+
+
+class ServerRow(EngineRow):
+    """A row on a server, whole or piece by piece: it is done where pipegen's rules end it, whatever the server goes on to say."""
+
+    def __init__(
+        self,
+        encoded: Encoded,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        plugins: Sequence[Plugin],
+        server: str,
+        *,
+        position: int = 0,
+        text: bool = False,
+    ) -> None:
+        super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
+        self._server, self._vocab_size = server, tokenizer.vocab_size
+        self._finish: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is wanted of the server."""
+        return self._finish is not None or super().done
+
+    def take_piece(self, piece: Completion) -> TokensMade | None:
+        """Take a piece; the event of the tokens that belong to the row."""
+        hint = "see that the server runs the same checkpoint, with the same limits on images"
+        self.fail(other_prompt(piece.prompt_token_ids, self.encoded.prompt, self._server, hint))
+        ids = piece.token_ids or ()
+        if ids and max(ids) >= self._vocab_size:
+            self.fail(MalformedResponse(f"{self._server} generated id {max(ids)}, and the vocabulary has {self._vocab_size} ids"))
+        event = self.take(ids, piece.logprobs) if self.error is None else None
+        self._finish = piece.finish
+        return event
+
+    def slot(self) -> Slot[Raw]:
+        """The finished row's answer.
+
+        A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
+        what was asked.
+        """
+        if self.error is None and self.decoder.finish is None:
+            count, limit, least = len(self.token_ids), self.options.max_new_tokens or 0, self.options.min_new_tokens or 0
+            self.aborted = self._finish not in ("stop", "length")
+            if not self.aborted and not count:
+                self.fail(MalformedResponse(f"{self._server} ended the row as {self._finish!r} without a token"))
+            elif not self.aborted and count < least:
+                self.fail(MalformedResponse(f"{self._server} ended the row after {count} tokens, of at least {least}"))
+            elif self._finish == "length":
+                clipped = dataclasses.replace(self.options, max_new_tokens=count)
+                self.encoded = dataclasses.replace(self.encoded, options=clipped, clipped_from=self.encoded.clipped_from or limit)
+        return super().slot()

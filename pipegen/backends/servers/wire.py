@@ -1,4 +1,4 @@
-"""What crosses the wire between pipegen and a server, as records, and the protocol that an online backend keeps.
+"""What crosses the wire between pipegen and a server, as records.
 
 One file of pure functions for each engine builds these records and reads them (`pipegen.backends.servers.vllm`, `.sglang`, `.openai`); one shared
 transport sends them. A further engine is one more such file, whose functions a `Wire` gathers.
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capability
 from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Encoded, PreparedImage, TokenLogprob
+from pipegen.records.results import PreparedImage, TokenLogprob
 
-__all__ = ["AsyncBackend", "Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest"]
-
-_NOTHING: Mapping[str, Any] = {}
+__all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,31 +164,3 @@ class Wire:
     """The path of the engine's page of facts."""
     limit: Callable[[Facts], int | None] = _says_no_limit
     """How many tokens a row may have, prompt and answer together, as that page says it; the lower one counts where the list of models says another."""
-
-
-@runtime_checkable
-class AsyncBackend(Protocol):
-    """An online backend: prepare a request, send it, read the answer; and say what is known of the server."""
-
-    @property
-    def name(self) -> str: ...
-
-    def prepare(self, encoded: Encoded, *, stream: bool = False) -> Slot[WireRequest]:
-        """The request for one row, or why there is none. Pure, given what was found out about the server."""
-        ...
-
-    async def send(self, request: WireRequest) -> WireReply:
-        """Send it, again where that is safe. Raises `CallFailed` with the typed error when no answer with status 200 came."""
-        ...
-
-    def read(self, encoded: Encoded, reply: WireReply) -> Slot[Any]:
-        """The row's answer. Pure."""
-        ...
-
-    async def limit(self) -> int | None:
-        """The server's context length in tokens, prompt and answer together; None where it does not say, or cannot be asked now."""
-        ...
-
-    def classify(self, reply: WireReply) -> GenerationError:
-        """The error that a refusal stands for. Pure."""
-        ...

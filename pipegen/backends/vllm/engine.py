@@ -14,11 +14,11 @@ from typing import Any
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
-from pipegen.backends.vllm.arguments import check_arguments, image_limit
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
+from pipegen.backends.vllm.start import check_arguments, image_limit
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities

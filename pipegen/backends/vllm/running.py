@@ -1,6 +1,19 @@
 """A vLLM engine that runs: requests go in, outputs come out, for several calls at a time.
 
-vLLM's engine has one queue of outputs, so one call's step can bring another call's tokens: each request has the box of the call that it belongs to.
+**States.** An engine is *not started*, *running*, or *failed* (it died, or was closed); `Core` starts it when it is first needed, and again after that.
+A request is *queued* (`add`), *stepping* with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
+
+**Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens. Each call has a box, and each request
+knows the box of its call; `_advance` runs one step and puts every output into its box. A synchronous call steps whenever its box is empty. Asynchronous
+calls share a thread (`_turns`): whoever finds its box empty starts a step unless one is under way, and all who wait wait for the same step.
+
+**Invariants.**
+
+- The engine is used only under `lock`. A step without requests would wait for ever, so there is none then.
+- A request is in `_boxes` from `add` until its last output, `drop` or `stop`; outputs of others are discarded.
+- After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
+- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the step
+  under way instead of waiting for it.
 """
 
 # vLLM need not be installed where types are checked.
@@ -20,9 +33,8 @@ from typing import Any, NoReturn
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.vllm.arguments import adapter_arguments, engine_arguments
 from pipegen.backends.vllm.failures import deaths, failure
-from pipegen.backends.vllm.start import check_adapter_settings, check_files, check_version, starting
+from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, engine_arguments, starting
 from pipegen.core.errors import BackendFailed, CallFailed
 
 __all__ = ["Call", "Core", "Running"]

@@ -9,6 +9,7 @@ import functools
 import math
 from typing import Any
 
+from pipegen.backends.servers.reading import form_of
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -46,7 +47,7 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     if options.temperature and options.temperature < least:
         words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {least:g} and above")
-    form = next(iter(_form(options)), None)
+    form = next(iter(form_of(options)), None)
     if form is not None and options.min_new_tokens:
         words = f"vllm does not honour min_new_tokens={options.min_new_tokens} with {form}: an answer that is complete before could neither end nor go on"
         return UnsupportedOption(words, option="min_new_tokens")
@@ -56,22 +57,15 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     return None
 
 
-def _form(options: GenerationOptions) -> dict[str, Any]:
-    """What form the answer must have, under the option's name; empty where it is free."""
-    asked = options.structured
-    said = {} if asked is None else {"json_schema": asked.json_schema, "regex": asked.regex, "choice": asked.choice}
-    return {name: value for name, value in said.items() if value is not None}
-
-
 def _structured(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer as an argument of `SamplingParams`; its name and its record's name depend on the version."""
-    form = _form(options)
+    form = form_of(options)
     if not form:
         return {}
     from vllm import sampling_params as module
 
     ((name, value),) = form.items()
-    said = {"json" if name == "json_schema" else name: list(value) if isinstance(value, tuple) else value}
+    said = {"json" if name == "json_schema" else name: value}
     current = getattr(module, "StructuredOutputsParams", None)
     return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
 

@@ -16,7 +16,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
@@ -34,7 +34,7 @@ _BLANK = " \t\n\v\f\r▁"
 
 
 @functools.lru_cache(maxsize=64)
-def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
+def _pattern(tokens: immutabledict[str, int]) -> re.Pattern[str]:
     """Finds the leftmost and then the longest token, as tokenizers do, in a time that does not depend on the number of tokens."""
     return re.compile(f"({_branches(_tree(tokens))})" if tokens else "((?!))")
 
@@ -57,18 +57,18 @@ def _branches(node: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(tokens: Mapping[str, int]) -> frozenset[int]:
+def _numbers(tokens: immutabledict[str, int]) -> frozenset[int]:
     return frozenset(tokens.values())
 
 
 @functools.lru_cache(maxsize=64)
-def _edges(tokens: Mapping[str, int]) -> frozenset[str]:
+def _edges(tokens: immutabledict[str, int]) -> frozenset[str]:
     cores = [token.strip(_BLANK) or token for token in tokens]
     return _with_variants({core[0] for core in cores} | {core[-1] for core in cores})
 
 
 @functools.lru_cache(maxsize=64)
-def _letters(tokens: Mapping[str, int]) -> frozenset[str]:
+def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
     own = {character for token in tokens for character in token.strip(_BLANK) or token}
     return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
 
@@ -87,8 +87,12 @@ def _variants() -> Mapping[str, str]:
 class ControlTokens:
     """The control tokens of a tokenizer with a template, and its other added tokens, which are ordinary text with one id."""
 
-    ids: Annotated[Mapping[str, int], mapping]
-    ordinary: Annotated[Mapping[str, int], mapping] = immutabledict()
+    ids: Annotated[immutabledict[str, int], mapping]
+    ordinary: Annotated[immutabledict[str, int], mapping] = immutabledict()
+
+    if TYPE_CHECKING:  # accepts any mapping
+
+        def __init__(self, *, ids: Mapping[str, int], ordinary: Mapping[str, int] = ...) -> None: ...
 
     @property
     def known(self) -> frozenset[int]:

@@ -21,7 +21,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from immutabledict import immutabledict
 
@@ -47,7 +47,11 @@ class Conversation(NamedTuple):
 class Marks:
     """Private-use characters, each with the character that it replaces."""
 
-    originals: Annotated[Mapping[str, str], mapping] = immutabledict()
+    originals: Annotated[immutabledict[str, str], mapping] = immutabledict()
+
+    if TYPE_CHECKING:  # accepts any mapping
+
+        def __init__(self, *, originals: Mapping[str, str] = ...) -> None: ...
 
     def only(self, characters: Collection[str]) -> Marks:
         """The marks that replace one of the characters."""
@@ -75,7 +79,7 @@ class Marks:
 
 
 @functools.lru_cache(maxsize=64)
-def _pairs(originals: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+def _pairs(originals: immutabledict[str, str]) -> tuple[tuple[str, str, str], ...]:
     return tuple((mark, original, _escape(mark)) for mark, original in originals.items())
 
 

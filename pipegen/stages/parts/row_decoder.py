@@ -52,6 +52,8 @@ class RowDecoder:
         """What ended it: the stop string, the stop token's id, or the plugin's name."""
         self.token_ids: list[int] = []
         """The generated tokens, the ending one included."""
+        self.shown = ""
+        """The text that `feed_each` made final last."""
         self.failure: GenerationError | None = None
         """What a plugin or the tokenizer did wrong; the row is then `ABORTED`."""
         self._endings = endings(options, plan, eos_token_ids)
@@ -209,24 +211,23 @@ class RowDecoder:
         return "" if not self._shows else piece if self._stripper is None else self._stripper.feed(piece)
 
 
-def feed_each(rows: Sequence[RowDecoder], token_ids: Sequence[int]) -> list[str]:
+def feed_each(rows: Sequence[RowDecoder], token_ids: Sequence[int]) -> None:
     """`feed` for several rows, one token each: a step of a batch. Most tokens are stop-safe, and cost one look-up.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> rows = [RowDecoder(resolve(GenerationOptions(stop=stop)), ToyTokenizer(), text=False) for stop in (("ab",), ("b",))]
-    >>> [feed_each(rows, (token_id, token_id)) for token_id in b"xab"][-1], [row.stop for row in rows]
-    (['', ''], ['ab', 'b'])
+    >>> for token_id in b"xab":
+    ...     feed_each(rows, (token_id, token_id))
+    >>> [row.stop for row in rows]
+    ['ab', 'b']
     """
-    shown: list[str] = []
     for row, token_id in zip(rows, token_ids, strict=True):
         ids = row.token_ids
         if token_id in row.stop_safe and len(ids) < row.last:
             ids.append(token_id)
-            shown.append("")
         else:
-            shown.append(row.feed(token_id))
-    return shown
+            row.shown = row.feed(token_id)
 
 
 class _RawText:

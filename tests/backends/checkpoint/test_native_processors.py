@@ -15,7 +15,7 @@ import pytest
 from support.models import write_model
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.native_processors import SIZES, Expansions, expand, native_inputs
+from pipegen.backends.checkpoint.image_processors import SIZES, Expansions, expand, native_inputs
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
@@ -125,7 +125,7 @@ def test_a_bug_of_ones_own_around_the_call_is_no_reason_to_refuse_an_image(name:
     def bug(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"pipegen.backends.checkpoint.native_processors.{name}", bug)
+    monkeypatch.setattr(f"pipegen.backends.checkpoint.image_processors.{name}", bug)
     with pytest.raises(KeyError, match="a bug"):
         expand(Framing(), IMAGE, TOKENIZER, MARK_ID)
 
@@ -221,7 +221,7 @@ def test_a_bug_of_ones_own_around_the_loading_comes_through(name: str, gemma: Pa
     def bug(*_: Any) -> Any:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr(f"pipegen.backends.checkpoint.native_processors.{name}", bug)
+    monkeypatch.setattr(f"pipegen.backends.checkpoint.image_processors.{name}", bug)
     with pytest.raises(AttributeError, match="a bug"):
         Checkpoint(ModelLoadConfig(model=str(gemma))).prepare_image(SOURCE, VlmPreprocessOptions(), 0)
 

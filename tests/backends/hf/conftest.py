@@ -34,7 +34,7 @@ def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], Any]:
 def engine(engine_of: Callable[[str], Any]) -> Iterator[Any]:
     """The Qwen3-like engine, which remembers no trouble with its memory."""
     made = engine_of("qwen3")
-    made._found.room = None
+    made._traits.max_tokens = None
     return made
 
 

@@ -129,7 +129,7 @@ def test_with_a_cache_that_cannot_be_cut_finished_rows_ride_on_unheeded(engine: 
     inputs = [sampled(at, max_new_tokens=2 + 3 * at, logprobs=True, repetition_penalty=1.2) for at in range(4)]
     expected = engine.generate(inputs)
     monkeypatch.setattr(lane, "can_drop_rows", lambda state, rope: False)
-    monkeypatch.setattr(engine, "_found", ModelTraits())
+    monkeypatch.setattr(engine, "_traits", ModelTraits())
     sizes = forwards()
     assert [raw.token_ids for raw in raws(engine, inputs)] == [slot.unwrap().token_ids for slot in expected]
     assert set(sizes) == {4}

@@ -13,8 +13,8 @@ import transformers
 from PIL import Image
 from support.vision_models import IMAGE_FAMILIES
 
-from pipegen.backends.hf.inputs import batch_inputs
 from pipegen.backends.hf.rows import HFRow
+from pipegen.backends.hf.running_batch import batch_inputs
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import route

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.models import encoded
 
-from pipegen.backends.hf.memory import is_out_of_memory
+from pipegen.backends.hf.load import is_out_of_memory
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import TokensMade

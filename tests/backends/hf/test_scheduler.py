@@ -145,7 +145,7 @@ def test_rows_beyond_the_room_wait(of_size: Callable[..., HFEngine], monkeypatch
 def test_room_that_was_too_little_may_be_enough_later(of_size: Callable[..., HFEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = of_size(8)
     seen = passes(engine, monkeypatch)
-    engine._found.room = 12
+    engine._traits.max_tokens = 12
     for most in (2, 4, 8):  # twice the room at each call
         seen.clear()
         engine.generate([row(6, 2, 60 + at) for at in range(8)])

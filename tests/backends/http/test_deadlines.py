@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.http.deadlines import Deadlines, Late
+from pipegen.backends.http.gate import Deadlines, Late
 
 
 class Clock(asyncio.SelectorEventLoop):

@@ -110,7 +110,7 @@ def test_an_over_long_prompt_is_known(ask: Any) -> None:
 
 
 def row(*stops: str, **more: Any) -> Any:
-    from pipegen.backends.servers.collect import ChatRow
+    from pipegen.backends.servers.chat import ChatRow
     from pipegen.records.options import GenerationOptions, resolve
     from pipegen.records.results import ResolvedRequest
 

@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.backends.servers import openai
-from pipegen.backends.servers.collect import ChatRow
+from pipegen.backends.servers.chat import ChatRow
 from pipegen.backends.servers.wire import Completion, Facts
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import GenerationOptions, StopOptions, resolve
@@ -275,7 +275,7 @@ def test_a_limit_for_prompts_is_refused_where_their_length_is_not_known(server: 
 
 @pytest.mark.parametrize(("finish", "made", "wanted"), [("length", 3, (3, 8)), ("length", 8, (8, None)), ("stop", 3, (8, None)), ("length", 0, (8, None))])
 def test_a_server_that_clips_says_so_in_the_result(finish: str, made: int, wanted: tuple[int, int | None]) -> None:
-    from pipegen.backends.servers.collect import result_of
+    from pipegen.backends.servers.chat import result_of
 
     collected = ChatRow(ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve(GenerationOptions(max_new_tokens=8))))
     collected.take(Completion(text="ab", finish=finish, usage={"completion_tokens": made}))

@@ -71,7 +71,7 @@ def test_signs_of_life_move_no_deadline(kind: str, way: str) -> None:
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("fault", [fault for fault in ENDLESS if fault != "keepalive"])
 def test_what_has_no_end_is_not_read_without_end(fault: str, kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipegen.backends.http.bounds.BASE", 2**20)
+    monkeypatch.setattr("pipegen.backends.http.client.BASE", 2**20)
     says_nothing_new = (fault, kind, way) == ("flood", "sglang", "stream")  # its events hold all tokens so far
     with FaultyServer(share=1.0, kinds=(fault,)) as server, route_to(server, kind, timeout=0.5 if says_nothing_new else 60.0, retries=0) as route:
         (slot,) = asked(route, way)
@@ -159,7 +159,7 @@ def test_there_is_a_deadline_where_none_is_said() -> None:
 
 
 def counted(finish: str, made: int, **options: Any) -> Any:
-    from pipegen.backends.servers.collect import ChatRow, result_of
+    from pipegen.backends.servers.chat import ChatRow, result_of
     from pipegen.backends.servers.wire import Completion
     from pipegen.records.options import resolve
     from pipegen.records.results import ResolvedRequest

@@ -88,7 +88,7 @@ def test_an_answer_of_nothing_but_small_things_takes_some_times_its_bound(value:
     """Each takes many times as much memory as text."""
     said, taken = child(
         f"""
-        from pipegen.backends.http.bounds import BASE
+        from pipegen.backends.http.client import BASE
         from pipegen.backends.servers.reading import json_of
         value = b'{value}'
         read = json_of(b"[" + b",".join([value] * (BASE // (len(value) + 1))) + b"]")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipegen.backends.http.sse import Events
+from pipegen.backends.http.client import Events
 from pipegen.backends.servers.facts import models_of
 from pipegen.backends.servers.openai import wire_of
 from pipegen.backends.servers.reading import json_of

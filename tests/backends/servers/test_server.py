@@ -90,7 +90,7 @@ def test_ids_that_could_crash_or_mislead_a_server_are_not_sent(wire: str, ids: t
 
 def test_a_server_that_clips_says_so_in_the_result() -> None:
     with FaultyServer(reply=lambda ids: [65, 66]) as server, route_to(server) as route:
-        from pipegen.backends.servers.rows import ServerRow
+        from pipegen.backends.servers.server import ServerRow
         from pipegen.backends.servers.wire import Completion
 
         row = ServerRow(encoded((1,)), ToyModel().tokenizer, (), (), "x")
@@ -103,7 +103,7 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
 
 @pytest.mark.parametrize("ran", [(1, 2, 3), (1,), (1, 9), ()])
 def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
-    from pipegen.backends.servers.rows import ServerRow
+    from pipegen.backends.servers.server import ServerRow
     from pipegen.backends.servers.wire import Completion
 
     row = ServerRow(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
@@ -142,19 +142,6 @@ def test_run_works_while_a_loop_is_running() -> None:
 
     with FaultyServer() as server:
         assert asyncio.run(inside(server)) == "cba"
-
-
-def test_the_backend_can_be_used_step_by_step() -> None:
-    from pipegen.backends.servers import AsyncBackend
-
-    async def by_hand(backend: Any) -> Any:
-        assert isinstance(backend, AsyncBackend)
-        assert await backend.limit() == 4096
-        request = backend.prepare(encoded((72, 105))).unwrap()
-        return backend.read(encoded((72, 105)), await backend.send(request))
-
-    with FaultyServer() as server, route_to(server) as route:
-        assert asyncio.run(by_hand(route.engine)).unwrap().token_ids == (105, 72, 257)
 
 
 def test_a_server_of_other_models_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

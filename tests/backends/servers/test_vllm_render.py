@@ -11,7 +11,7 @@ from support.served import ToyModel
 import pipegen as pg
 from pipegen.backends.http.access import access_to
 from pipegen.backends.servers import vllm
-from pipegen.backends.servers.vllm_render import RENDER
+from pipegen.backends.servers.vllm import RENDER
 from pipegen.backends.servers.wire import Facts, WireReply
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.testing.faulty import FaultyServer

@@ -1,0 +1,93 @@
+"""The pages for those who come from another library: the program before and the program after print the same. That of vLLM is in tests/engines/."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from support.pages import DOCS, before_and_after
+
+pytestmark = pytest.mark.filterwarnings("default")  # what the other library warns of
+
+
+def printed(program: str) -> str:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(compile(program, "<program of the page>", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the programs run."""
+    shutil.copytree(DOCS / "examples", tmp_path / "docs" / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_transformers_pipeline_and_pipegen_print_the_same(folder: Path) -> None:
+    pytest.importorskip("torch")
+    from support.models import write_model
+
+    write_model(folder / "my-model", "qwen3")
+    before, after = map(printed, before_and_after("transformers.md"))
+    assert before == after
+    assert before.count("\n") >= 3
+
+
+class BatchApi(http.server.BaseHTTPRequestHandler):
+    """As much of the batch API as the page uses. The answers come from pipegen, as they would come from a model there."""
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/files":
+            begin, end = sent.index(b'{"custom_id"'), sent.rindex(b"}") + 1  # the file, within the parts of the form
+            Path("uploaded.jsonl").write_bytes(sent[begin:end] + b"\n")
+            self.answer({"id": "file-1", "object": "file"})
+        else:
+            command = ["pipegen", "generate", "uploaded.jsonl", "-o", "there.jsonl", "--model", "embedded", "--quiet"]
+            subprocess.run(command, check=True, timeout=120)
+            self.answer({"id": "batch-1", "object": "batch", "status": "completed", "output_file_id": "file-2", **json.loads(sent)})
+
+    def do_GET(self) -> None:
+        self.answer(Path("there.jsonl").read_bytes())
+
+    def answer(self, body: object) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def batch_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), BatchApi)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_batch_api_and_pipegen_print_the_same(folder: Path, batch_api: None) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("openai")
+    before, after = map(printed, before_and_after("openai-batch.md"))
+    assert before == after == "colors red, green, blue, yellow\n"
