@@ -1,7 +1,7 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the bytes of its images, the resolved options, the model's identity, the
-attached plugins and the caller's `version`. It is no position and no id: rows may be inserted, removed and put in another order between two runs. Equal
+attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted, removed and put in another order between two runs. Equal
 requests have an ordinal among each other, since two of them are two answers.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
-from pipegen.drivers.route import Route
 from pipegen.engines.protocol import Answers
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
@@ -38,7 +37,7 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
     own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
     return {
         "model": sorted({engine.identity for engine in engines}),
-        "pipeline": "" if isinstance(route, Route) else route.name,
+        "pipeline": " >> ".join(part.name for part in route.parts),
         "plugins": plugins,
         "version": version,
         "options": strict_json.plain(own),

@@ -115,6 +115,18 @@ def test_another_model_plugin_or_version_asks_again(tmp_path: Path) -> None:
     assert reused == [0, 0, 0, 0, 0, 1]
 
 
+def test_a_stage_of_ones_own_makes_other_rows(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    route = pg.route(engine)
+    mine = route.insert(pg.pure("shout", lambda request: request), before="resolve")
+    reused = []
+    for pipe in (route, mine, route, mine):
+        with job(pipe, [{"prompt": "Hi"}], tmp_path) as running:
+            list(running)
+        reused.append(running.reused)
+    assert reused == [0, 0, 1, 1]
+
+
 def test_the_same_model_on_another_engine_is_the_same_row(tmp_path: Path) -> None:
     first, second = FakeEngine(echo, name="one"), FakeEngine(echo, name="two")
     first.identity = second.identity = "the model"
