@@ -1,8 +1,8 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the bytes of its images, the resolved options, the model's identity, the
-attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted, removed and put in another order between two runs. Equal
-requests have an ordinal among each other, since two of them are two answers.
+attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted, removed and put in another order
+between two runs. Equal requests have an ordinal among each other, since two of them are two answers.
 """
 
 from __future__ import annotations
