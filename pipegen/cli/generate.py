@@ -28,10 +28,11 @@ from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.journal import SETTINGS, JournalError, new_file
+from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import job_keyed
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
-from pipegen.records.fields import record
+from pipegen.records.fields import InvalidField, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -208,6 +209,10 @@ def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
 
 def _check(files: Files, options: GenerationOptions | None) -> None:
     """Refuse flags that do not go together, and files that must not be written."""
+    try:
+        retry_of(files.retry)
+    except InvalidField as refusal:
+        refuse(str(refusal).removeprefix("retry "), "--retry")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.folder is None:

@@ -216,3 +216,45 @@ def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
         ran.stdout.close()
         assert ran.stderr.read() == b""
     assert ran.returncode == 141
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out.json"])
+def test_out_of_another_form_is_refused_before_anything_is_asked(name: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    ran = command("generate", jsonl(HI), "-o", tmp_path / name, "--model", "fake")
+    assert (ran.code, engine.calls) == (2, [])
+    assert "OUT is JSON Lines" in ran.err
+    assert "out.jsonl" in ran.err
+
+
+def test_a_file_that_is_no_jobs_is_kept_unless_it_is_to_be_replaced(command: Command, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine\n")
+    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake")
+    assert (ran.code, out.read_text()) == (2, "mine\n")
+    ran = command("generate", jsonl(HI), "-o", out, "--model", "fake", "--overwrite")
+    assert (ran.code, len(written(out))) == (0, 1)
+    out.write_text("")  # what a failed start may leave
+    (tmp_path / "empty.jsonl").write_text("")
+    assert command("generate", jsonl(HI), "-o", tmp_path / "empty.jsonl", "--model", "fake").code == 0
+
+
+def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+    file, out = jsonl(*({"id": name, "prompt": name} for name in "abc")), tmp_path / "out.jsonl"
+    for _ in range(2):
+        ran = command("generate", file, "-o", out, "--model", "fake")
+    assert sum(map(len, engine.calls)) == 3
+    assert f"{out}.job: 3 finished before\n" in ran.err
+    ran = command("generate", file, "-o", out, "--model", "fake", "--temperature", "0.7")
+    assert "none of which can be reused: temperature was None, is 0.7" in ran.err
+    assert [line["options"]["temperature"] for line in written(out)] == [0.7] * 3
+    command("generate", file, "-o", out, "--model", "fake", "--restart")
+    assert sum(map(len, engine.calls)) == 9
+    ran = command("generate", file, "-o", out, "--model", "fake", "--retry", "sometimes")
+    assert ran.code == 2
+    assert "takes retryable, all, none or a type of error" in ran.err
+
+
+def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Path) -> None:
+    ran = command("export", tmp_path)
+    assert ran.code == 2
+    assert "is no job's folder" in ran.err

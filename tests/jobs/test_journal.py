@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,27 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(JournalError, match="no regular file"), new_file(path):
             raise AssertionError("it is refused before anything is written")
+
+
+def test_sixteen_writers_lose_and_double_nothing(tmp_path: Path) -> None:
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    together = threading.Barrier(16)
+
+    def key(writer: int, row: int) -> str:
+        return hashlib.blake2b(f"{writer} {row}".encode(), digest_size=16).hexdigest()
+
+    def write(writer: int) -> None:
+        with Journal(tmp_path) as journal:
+            for row in range(30):
+                journal.append(key(writer, row), {"id": f"{writer} {row}"})
+            together.wait(60)  # all are open at once
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(write, range(16)))
+    written = [line[8:40] for line in lines(tmp_path)]
+    assert len(written) == len(set(written)) == 16 * 30
+    with Journal(tmp_path) as journal:
+        assert len(journal) == 16 * 30
+        assert all(journal.get(key(writer, row)) == {"id": f"{writer} {row}"} for writer in range(16) for row in range(30))
