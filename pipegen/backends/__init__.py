@@ -11,9 +11,10 @@ install, where a package is missing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, get_type_hints, overload
 
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
 import pipegen.backends.hf
@@ -31,7 +32,7 @@ from pipegen.engines.settings import (
     settings_of,
 )
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of
+from pipegen.records.fields import InvalidField, help_of, nearest, printed
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
@@ -59,7 +60,66 @@ def _function(backend: str, settings: Callable[P, EngineSettings]) -> Callable[P
     return make
 
 
-hf = _function("hf", HFSettings)
+class _HF(Protocol[P]):
+    """`hf` takes the settings of its record, or a model that is in memory already."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Route: ...
+
+    @overload
+    def __call__(
+        self,
+        model: object,
+        *,
+        tokenizer: object,
+        processor: object | None = None,
+        batch_size: int | None = None,
+        compile: bool = False,
+        image_memory_bytes: int | None = None,
+    ) -> Route: ...
+
+
+def _hf(settings: Callable[P, HFSettings]) -> _HF[P]:
+    named = _function("hf", settings)
+
+    @functools.wraps(named)
+    def make(*args: Any, **kwargs: Any) -> Route:
+        return _route_in_memory(*args, **kwargs) if kwargs.keys() & {"tokenizer", "processor"} else named(*args, **kwargs)
+
+    make.__doc__ = f"""{named.__doc__}
+
+A model of transformers that is in memory already is taken with its tokenizer, and with its processor where it takes images:
+`hf(model, tokenizer=tokenizer, processor=processor)`. Of the other settings it takes `batch_size`, `compile` and `image_memory_bytes`. It is put into eval
+mode, and its weights are used as they are at each call."""
+    return cast("_HF[P]", make)
+
+
+def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None, **settings: Any) -> Route:
+    for package in ("torch", "transformers"):
+        need(package, "hf", "the Hugging Face engine")
+    from transformers import PreTrainedModel
+
+    from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
+    from pipegen.backends.hf.engine import HFEngine
+    from pipegen.drivers.route import route
+
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidField(f"hf takes tokenizer and processor with a model of transformers that is in memory, not with {printed(model)}")
+    if tokenizer is None:
+        raise InvalidField("hf takes the tokenizer of a model that is in memory, too: hf(model, tokenizer=...)")
+    for name in settings:
+        if name not in _IN_MEMORY:
+            raise InvalidField(f"hf takes no {name!r} for a model that is in memory{nearest(name, _IN_MEMORY)}; it takes {', '.join(_IN_MEMORY)}")
+    load = ModelLoadConfig(model=f"{type(model).__name__} in memory", **settings)
+    try:
+        checkpoint = CheckpointInMemory(load, model, tokenizer, processor)
+    except ValueError as refusal:  # a tokenizer in pure Python
+        raise InvalidField(f"hf: {refusal}") from None
+    return route(HFEngine(load, checkpoint))
+
+
+_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes")
+hf = _hf(HFSettings)
 vllm = _function("vllm", VLLMSettings)
 vllm_server = _function("vllm_server", TokenServerSettings)
 sglang_server = _function("sglang_server", TokenServerSettings)

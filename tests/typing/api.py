@@ -16,8 +16,9 @@ loads = pg.ModelLoadConfig(model=Path("m"), compile=True, adapter=Path("a"), ima
 
 fast_route = pg.backends.hf(Path("m"), batch_size=8, dtype="float32")
 assert_type(fast_route, pg.Route)
+assert_type(pg.backends.hf(model=object(), tokenizer=object(), batch_size=2), pg.Route)
 assert_type(pg.backends.vllm_server("m", base_url="http://h", api_key="k", headers={"X": "y"}), pg.Route)
-pg.backends.hf("m", batchsize=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+pg.backends.hf("m", batchsize=8)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 pg.backends.openai_server("m", dialect="french")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 # Requests, options and routes.

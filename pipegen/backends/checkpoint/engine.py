@@ -114,8 +114,8 @@ class CheckpointEngine(OnModel, ABC):
     generates_by_stream = True
     """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
-    def __init__(self, load: ModelLoadConfig) -> None:
-        self._checkpoint = Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
+    def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
+        self._checkpoint = checkpoint or Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
         self._plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:

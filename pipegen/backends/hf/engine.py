@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
@@ -55,8 +56,8 @@ class HFEngine(CheckpointEngine):
 
     name = "hf"
 
-    def __init__(self, load: ModelLoadConfig) -> None:
-        super().__init__(load)
+    def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
+        super().__init__(load, checkpoint)
         check_settings(load)
         self._weights = Weights(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes

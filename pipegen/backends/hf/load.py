@@ -14,6 +14,7 @@ import transformers
 
 from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
@@ -50,6 +51,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise ValueError(f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs decoder-only models")
     _ = checkpoint.pad_token_id  # raises before anything large is read
+    if isinstance(checkpoint, CheckpointInMemory):
+        return _in_memory(checkpoint)
     if load.device_map is not None:
         need("accelerate", "hf", "device_map")
     if load.adapter is not None:
@@ -80,6 +83,17 @@ def load_model(checkpoint: Checkpoint) -> Any:
     if load.compile:
         check_compilable(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
+    return model.eval()
+
+
+def _in_memory(checkpoint: CheckpointInMemory) -> Any:
+    """The caller's model, in eval mode. Raises as `load_model` does where it would compute otherwise than pipegen loads it."""
+    model = checkpoint.model
+    fitting_attention(checkpoint.config, checkpoint.config.get_text_config()._attn_implementation)
+    if checkpoint.positions.long_after is not None:
+        use_own_factors(model, checkpoint.positions.long_after)
+    if checkpoint.load.compile:
+        check_compilable(model)
     return model.eval()
 
 

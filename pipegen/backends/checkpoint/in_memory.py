@@ -1,0 +1,84 @@
+"""A model that is in memory already, as a checkpoint: its facts come from the objects that the caller gives, and no file is read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from functools import cached_property
+from typing import Any
+
+from immutabledict import immutabledict
+
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.foreign import dtype_of
+from pipegen.backends.checkpoint.image_processors import CannotProcess
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.records.fields import mapping
+
+__all__ = ["CheckpointInMemory"]
+
+_SAMPLES = 64
+
+
+class CheckpointInMemory(Checkpoint):
+    """The facts of a model of transformers, its tokenizer, and its processor where it takes images.
+
+    Raises `ValueError` for a tokenizer in pure Python (see `HFTokenizer`).
+    """
+
+    def __init__(self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None) -> None:
+        self.load, self.source = load, str(load.model)
+        self._loading = threading.RLock()
+        self.model = model
+        self._processor = processor
+        templates = getattr(processor, "chat_template", None) or tokenizer.chat_template
+        self._pair = HFTokenizer(tokenizer), HFRenderer(tokenizer, templates)
+
+    @property
+    def tokenizer(self) -> HFTokenizer:
+        return self._pair[0]
+
+    @property
+    def renderer(self) -> HFRenderer:
+        return self._pair[1]
+
+    @cached_property
+    def config(self) -> Any:
+        return self.model.config
+
+    @cached_property
+    def generation_config(self) -> immutabledict[str, Any]:
+        own = getattr(self.model, "generation_config", None)
+        kept: immutabledict[str, Any] = mapping({} if own is None else own.to_diff_dict())
+        return kept
+
+    @cached_property
+    def dtype(self) -> str:
+        return dtype_of(self.model.dtype) or "float32"
+
+    @property
+    def identity(self) -> str:  # not cached: the weights may be trained on
+        """A digest of the configuration, the tokenizer, the template and samples of every weight, as they are now."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in (self.config.to_json_string(), self.raw_tokenizer.backend_tokenizer.to_str(), self.renderer.template or ""):
+            digest.update(f"{text}\0".encode())
+        for name, weight in self.model.state_dict().items():
+            flat = weight.detach().reshape(-1)
+            samples = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy().tobytes()
+            digest.update(f"{name} {tuple(weight.shape)}\0".encode() + samples)
+        return digest.hexdigest()
+
+    @property
+    def has_weights(self) -> bool:
+        return True
+
+    @cached_property
+    def processor(self) -> Any:
+        if self._processor is None:
+            raise CannotProcess("no processor was given: hf(model, tokenizer=..., processor=...)")
+        return self._processor
+
+    @cached_property
+    def image_processor(self) -> Any:
+        return getattr(self.processor, "image_processor", self.processor)

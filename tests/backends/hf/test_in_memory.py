@@ -1,0 +1,75 @@
+"""A model that is in memory already is a route as a checkpoint is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+import pipegen as pg
+from pipegen import embedded
+from pipegen.testing.image_files import image_file
+
+REQUESTS: Any = [
+    {"messages": [{"role": "user", "content": "What is 7 + 8?"}]},
+    {"prompt": "Describe the image.", "images": [image_file()]},
+    {"messages": [{"role": "user", "content": "Tell me a story."}], "options": {"temperature": 1.0, "seed": 3, "stop": ["the"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any, Any]:
+    processors: Any = AutoImageProcessor
+    folder = embedded.path()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder), processors.from_pretrained(folder, backend="pil")
+
+
+def test_it_answers_as_its_checkpoint_does(parts: tuple[Any, Any, Any]) -> None:
+    model, tokenizer, processor = parts
+    model.train()
+    route = pg.backends.hf(model=model, tokenizer=tokenizer, processor=processor, batch_size=4)
+    ours, theirs = (pg.run(one, REQUESTS, {"max_new_tokens": 24}) for one in (route, pg.backends.hf("embedded")))
+    assert [slot.unwrap().token_ids for slot in ours] == [slot.unwrap().token_ids for slot in theirs]
+    assert [slot.unwrap().finish for slot in ours] == [slot.unwrap().finish for slot in theirs]
+    assert [slot.unwrap().image_digests for slot in ours] == [slot.unwrap().image_digests for slot in theirs]
+    assert not model.training
+    route.engine.close()
+    assert pg.is_ok(pg.run(route, REQUESTS[:1])[0])
+
+
+def test_without_a_processor_images_are_refused_and_text_goes_on(parts: tuple[Any, Any, Any]) -> None:
+    slots = pg.run(pg.backends.hf(parts[0], tokenizer=parts[1]), REQUESTS[:2], {"max_new_tokens": 4})
+    assert pg.is_ok(slots[0])
+    assert isinstance(slots[1].failure(), pg.UnsupportedMultimodal)
+    assert "no processor was given" in slots[1].failure().message
+
+
+def test_trained_weights_are_another_model(parts: tuple[Any, Any, Any]) -> None:
+    engine = pg.backends.hf(parts[0], tokenizer=parts[1]).engine
+    before, weight = engine.identity, parts[0].get_input_embeddings().weight
+    assert engine.identity == before
+    with torch.no_grad():
+        weight.add_(0.5)
+        after = engine.identity
+        weight.sub_(0.5)
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": "embedded", "tokenizer": object()}, "a model of transformers that is in memory, not with 'embedded'"),
+        ({"processor": object()}, "takes the tokenizer"),
+        ({"tokenizer": object(), "dtype": "float16"}, "takes no 'dtype'"),
+        ({"tokenizer": object(), "batchsize": 2}, "did you mean 'batch_size'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], words: str, parts: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(pg.InvalidField, match=words):
+        pg.backends.hf(**{"model": parts[0], **arguments})
