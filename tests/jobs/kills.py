@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pipegen as pg
-from pipegen.cli import sample_images
 from pipegen.testing.faulty import FaultyServer
 
 WINDOW = 64
+IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")
 
 
 def requests_of(kind: str, rows: int) -> Iterator[dict[str, Any]]:
@@ -32,7 +32,7 @@ def requests_of(kind: str, rows: int) -> Iterator[dict[str, Any]]:
         if kind == "server":
             yield {"id": f"row {row}", "prompt": f"prompt {row} of {rows}", "options": {"max_new_tokens": 64}}
         elif row % 5 == 3:
-            yield {"id": f"row {row}", "prompt": "Describe the image.", "images": [str(sample_images.path("one.png"))], "options": {"seed": row}}
+            yield {"id": f"row {row}", "prompt": "Describe the image.", "images": [IMAGE], "options": {"seed": row}}
         elif row % 5 == 4:
             options = {"temperature": 1.0, "seed": row, "samples": 2, "max_new_tokens": 12}
             yield {"id": f"row {row}", "messages": [{"role": "user", "content": f"What is {row % 9} + {row % 7}?"}], "options": options}
