@@ -58,9 +58,13 @@ class Checkpoint:
             files += [cached_file(self.load.adapter, "adapter_config.json")] if self.load.adapter is not None else []
             return tuple(Path(str(file)).parent for file in files)
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """A digest of the checkpoint's files, and of its adapter's: the same on every engine and machine, another for other weights."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
         from pipegen.backends.checkpoint.identity import identity_of
 
         folders = self._folders
