@@ -7,7 +7,7 @@ import logging
 import pytest
 from returns.result import Success
 
-from pipegen.core.border import EXHAUSTED, guard, report
+from pipegen.core.border import EXHAUSTED, guard, of_tokenizer, report
 from pipegen.core.errors import PluginFailed
 
 
@@ -81,3 +81,11 @@ def test_a_report_may_do_without_the_log(caplog: pytest.LogCaptureFixture) -> No
 
 def test_two_errors_that_differ_in_their_incident_are_equal() -> None:
     assert fails(ValueError("no")) == fails(ValueError("no"))
+
+
+def test_an_interrupt_within_a_tokenizer_is_no_failure_of_it() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        of_tokenizer(interrupted)

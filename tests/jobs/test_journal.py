@@ -295,3 +295,25 @@ def test_sixteen_writers_lose_and_double_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         assert len(journal) == 16 * 30
         assert all(journal.get(key(writer, row)) == {"id": f"{writer} {row}"} for writer in range(16) for row in range(30))
+
+
+def test_what_cannot_be_read_written_or_locked_is_an_error_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "results-0002.jsonl").mkdir()
+    with pytest.raises(JournalError, match=r"results-0002\.jsonl cannot be read: Is a directory"):
+        Journal(tmp_path)
+    with pytest.raises(JournalError, match=r"out\.jsonl cannot be written: No such file"), new_file(tmp_path / "no" / "out.jsonl"):
+        raise AssertionError("it is refused before anything is written")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(JournalError, match="No locks available"):
+        Journal(tmp_path / "other")
+
+
+def test_a_disk_that_takes_nothing_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(tmp_path) as journal:
+        monkeypatch.setattr(os, "write", lambda fd, data: 0)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.append(A, {"id": "a"})

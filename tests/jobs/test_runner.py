@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.errors import CallFailed
 from pipegen.jobs.journal import JournalError
+from pipegen.jobs.keys import Keys
 from pipegen.jobs.runner import Job, job, job_keyed
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -261,3 +263,53 @@ def test_the_rows_of_a_job_can_be_had_at_any_time_without_an_engine(tmp_path: Pa
     assert len(engine.calls) == 1
     with pytest.raises(JournalError, match=r"has no job\.json"):
         list(pg.finished_rows(tmp_path / "nothing", []))
+
+
+def test_results_without_their_settings_are_no_job(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:1])
+    (tmp_path / "job.json").unlink()
+    for _ in range(2):
+        with pytest.raises(JournalError, match=r"holds results and no job\.json"):
+            run(engine, tmp_path, PROMPTS[:1])
+
+
+def test_a_model_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
+    class Unreadable(FakeEngine):
+        @property
+        def identity(self) -> str:
+            raise CallFailed(pg.BackendFailed("no such file", backend="fake"))
+
+        @identity.setter
+        def identity(self, value: str) -> None:
+            """What the fake engine sets is not taken."""
+
+    with pytest.raises(pg.BackendFailed, match="no such file"):
+        job(pg.route(Unreadable("")), [], tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
+def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS)
+    monkeypatch.setattr("pipegen.jobs.runner._WAITING", 4)
+    texts, running = run(engine, tmp_path, ["new one", *PROMPTS, "new two", *PROMPTS[:2]])
+    assert texts[:4] == ["re: new one", "re: prompt 0", "re: prompt 1", "re: prompt 2"]
+    assert (len(texts), running.reused) == (14, 10)  # the last two are equal to earlier ones: two answers of their own
+    assert [len(call) for call in engine.calls[1:]] == [1, 3]
+
+
+def test_equal_requests_are_counted_however_many_there_are() -> None:
+    keys = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    requests = [pg.TextGenerationRequest(prompt=f"prompt {number % 2000}") for number in range(5000)]
+    found = [keys.of(request) for request in requests]
+    assert len(set(found)) == 5000
+    again = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
+    assert [again.of(request) for request in requests] == found
+
+
+def test_only_what_differs_is_named(tmp_path: Path) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:1], {"seed": 1, "max_new_tokens": 40})
+    _, running = run(engine, tmp_path, PROMPTS[:1], {"seed": 2, "max_new_tokens": 40})
+    assert running.changed == ("seed was 1, is 2",)
