@@ -148,7 +148,8 @@ def test_no_request_ends_the_batch_or_changes_another_row(bad: list[Any]) -> Non
 
 
 lines = st.one_of(
-    st.binary(min_size=1, max_size=20).filter(lambda line: b"\n" not in line and line.strip()),
+    # A byte order mark begins a file; a line of nothing else is blank there, and blank lines have no answer.
+    st.binary(min_size=1, max_size=20).filter(lambda line: b"\n" not in line and line.removeprefix(b"\xef\xbb\xbf").strip()),
     bad_requests(json_junk, slots=False).map(lambda request: json.dumps(request).encode()),
     st.builds(
         lambda body, url: json.dumps({"custom_id": "b", "method": "POST", "url": url, "body": body}).encode(),
