@@ -158,7 +158,8 @@ def open_route(load: Load) -> Route:
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
         refuse(f"{named}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
-        refuse(str(refusal), load.flag)
+        setting = re.match(r"ModelLoadConfig\.(\w+): ", str(refusal)) if load.flag == "--backend" else None
+        refuse(str(refusal)[setting.end() :] if setting else str(refusal), flag_of(setting[1]) if setting else load.flag)
     except CallFailed as failure:
         refuse(f"{named}{_reason(failure)}", load.flag if load.flag == "--config" else "--model")
     return route

@@ -51,3 +51,13 @@ def test_a_folder_gets_its_sidecars(tmp_path: Path) -> None:
     assert generate(tmp_path, "--prompt", "Describe the image.", "--sidecar", "txt", "--max-new-tokens", "40") == 1
     assert (tmp_path / "one.txt").read_text()
     assert not (tmp_path / "broken.txt").exists()
+
+
+def test_a_setting_that_cannot_be_kept_here_is_refused_by_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
+    with pytest.raises(SystemExit) as left:
+        main(["generate", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--model", "embedded", "--device", "xpu:7"])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert left.value.code == 2
+    assert "Invalid value for --device: there is no 'xpu:7' here" in shown
+    assert not (tmp_path / "out.jsonl.job").exists()
