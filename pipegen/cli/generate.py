@@ -27,7 +27,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
-from pipegen.jobs.journal import SETTINGS, JournalError, new_file
+from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import job_keyed
 from pipegen.media.folder import SUFFIXES, images_in
@@ -132,6 +132,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
                 slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings)))
+                remove_stale(Path(files.out or "").absolute().parent)
                 out = stack.enter_context(new_file(Path(files.out or "")))
             for origin, slot, reused in slots:
                 under_way.popleft()

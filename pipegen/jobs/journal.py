@@ -29,11 +29,13 @@ from typing import Any, BinaryIO, Self
 
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "write_settings"]
+__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "remove_stale", "write_settings"]
 
 SETTINGS = "job.json"
 FORM = 1
 """The version of what stands in the folder."""
+TEMPORARY = ".pipegen-"
+"""How the names of files begin that are being written; the machine's name and the process's number follow."""
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
@@ -279,7 +281,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         return JournalError(f"{path} cannot be written: {refusal.strerror}")
 
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{os.uname().nodename}-{os.getpid()}-", dir=path.parent)
     except OSError as refusal:
         raise refused(refusal) from refusal
     try:
@@ -300,6 +302,19 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what killed processes of this machine were writing in the folder by `new_file`."""
+    for path in folder.glob(f"{TEMPORARY}{os.uname().nodename}-*"):
+        number = path.name.rpartition("-")[0].rpartition("-")[2]
+        if not number.isdecimal():
+            continue
+        with contextlib.suppress(PermissionError):  # it runs, as another user's
+            try:
+                os.kill(int(number), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -20,7 +20,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_stale, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
 from pipegen.jobs.rows import Row, retry_of, rows_of
 from pipegen.records.options import GenerationOptions
@@ -45,6 +45,7 @@ class _Run:
         if restart:
             _remove_rows(folder)
         self.journal = Journal(folder)
+        remove_stale(folder)
         try:
             before = read_settings(folder)
             if before is None and len(self.journal):
@@ -221,7 +222,9 @@ def _remove_rows(folder: Path) -> None:
     """Begin anew. Raises `JournalError` for a folder that is no job's: nothing of it is removed."""
     if not folder.is_dir():
         return
-    if read_settings(folder) is None and any(folder.iterdir()):
+    rows = set(folder.glob("results-*.jsonl"))
+    begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
+    if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
-    for path in folder.glob("results-*.jsonl"):
+    for path in rows:
         path.unlink()

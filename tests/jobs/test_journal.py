@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipegen.jobs import journal as module
-from pipegen.jobs.journal import Journal, JournalError, new_file, read_settings, write_settings
+from pipegen.jobs.journal import Journal, JournalError, new_file, read_settings, remove_stale, write_settings
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
@@ -317,3 +317,26 @@ def test_a_disk_that_takes_nothing_is_full(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(os, "write", lambda fd, data: 0)
         with pytest.raises(JournalError, match="Input/output error"):
             journal.append(A, {"id": "a"})
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_what_others_write_is_kept(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = """
+import os, pathlib
+from pipegen.jobs.journal import new_file
+with new_file(pathlib.Path("out.jsonl")) as stream:
+    stream.write(b"half")
+    stream.flush()
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    with new_file(tmp_path / "out.jsonl") as stream:
+        stream.write(b"whole")
+        remove_stale(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+    (tmp_path / f"{module.TEMPORARY}{os.uname().nodename}-notes").write_text("mine")
+    remove_stale(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2

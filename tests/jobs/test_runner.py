@@ -313,3 +313,12 @@ def test_only_what_differs_is_named(tmp_path: Path) -> None:
     run(engine, tmp_path, PROMPTS[:1], {"seed": 1, "max_new_tokens": 40})
     _, running = run(engine, tmp_path, PROMPTS[:1], {"seed": 2, "max_new_tokens": 40})
     assert running.changed == ("seed was 1, is 2",)
+
+
+def test_a_job_that_was_killed_before_its_settings_were_written_begins_anew(tmp_path: Path) -> None:
+    for restart in (False, True):
+        folder = tmp_path / str(restart)
+        folder.mkdir()
+        (folder / "results-0001.jsonl").write_bytes(b"")
+        texts, _ = run(FakeEngine(echo), folder, PROMPTS[:2], restart=restart)
+        assert texts == ["re: prompt 0", "re: prompt 1"]
