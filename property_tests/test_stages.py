@@ -54,7 +54,7 @@ def test_a_route_is_the_composition_of_the_stages(asked: list[Any], options: Any
     assert asyncio.run(pg.arun(route, asked, options)) == pg.run(own, asked, options)
     for request in asked:
         assert pg.count_tokens(route, request, options) == pg.count_tokens(own, request, options)
-    assert list(pg.imap(route, asked, options, window=2)) == list(pg.imap(own, asked, options, window=2))
+    assert list(pg.imap(route, asked, options, in_flight=2)) == list(pg.imap(own, asked, options, in_flight=2))
 
 
 def answer(kind: int, salt: int) -> Any:
@@ -113,7 +113,7 @@ def test_each_sample_is_judged_as_it_would_be_alone(asked: list[Any], falls_back
 
     judged = first() >> pg.pure("judge", judge) >> pg.route(engine(), name="judge")
     slots = pg.run(judged, asked)
-    assert list(pg.imap(judged, asked, window=1)) == list(slots)
+    assert list(pg.imap(judged, asked, in_flight=1)) == list(slots)
     for request, slot in zip(asked, slots, strict=True):
         rollout = pg.run(first(), [request])[0]
         alone = [pg.run(judged, [_one(request, sample)])[0] for sample in range(request.options.samples)]

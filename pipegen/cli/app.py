@@ -110,8 +110,8 @@ def generate(
     ] = "retryable",
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
-    window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Requests that go to the engine at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
+    in_flight: Annotated[
+        int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)
@@ -170,7 +170,7 @@ def generate(
         brief=brief,
         quiet=quiet,
         plugins=plugins_of(plugin or ()),
-        window=window,
+        in_flight=in_flight,
     )
     policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)

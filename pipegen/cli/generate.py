@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,13 +18,12 @@ from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_system
 from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
 from pipegen.cli.plugins import attached
-from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, open_routes, refuse, runs_here, window_of
+from pipegen.cli.progress import is_shown, progress
+from pipegen.cli.usage import Load, open_routes, refuse
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
-from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
@@ -65,8 +63,8 @@ class Files:
     """Whether the job begins anew."""
     retry: str = "retryable"
     """Which failed rows are asked again."""
-    window: int | None = None
-    """Requests that go to the engine at a time: 64, and 1024 at a server."""
+    in_flight: int | None = None
+    """Requests under way at a time; where nothing is said, as many as keep the engine full."""
 
     @property
     def job(self) -> Path | None:
@@ -120,12 +118,8 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         items = with_system(items, load.system)
         route = stack.enter_context(attached(open_routes(load), files.plugins))
         moved = stack.enter_context(progress(total, shown=not files.quiet))
-        under_way = deque[Origin]()
-        window = files.window or window_of(load)
-        if is_shown(not files.quiet):
-            route = watched(route, tells(moved, tally, under_way, window))
-        asked = _noted(items, under_way)
-        settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "image_policy": images, "policy": policy}
+        asked = ((origin, slot) for slot, origin in items)
+        settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:
             if files.job is None:
                 out = _open_out(files, stack)
@@ -135,7 +129,6 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 remove_stale(Path(files.out or "").absolute().parent)
                 out = stack.enter_context(new_file(Path(files.out or "")))
             for origin, slot, reused in slots:
-                under_way.popleft()
                 kept, line = _finished(slot, origin, load, files, reused=reused)
                 tally.count(kept, origin.id, reused=reused)
                 if out is not None:
@@ -182,18 +175,6 @@ def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: F
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
     return failed, line_of(failed, origin, load.model, brief=files.brief)
-
-
-def _ahead(files: Files, load: Load) -> int:
-    """Windows that are prepared while the engine works: one, but none from stdin, whose writer may wait for answers, and none at a server: its are large."""
-    return int(files.source != "-" and runs_here(load))
-
-
-def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-    """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
-    for slot, origin in items:
-        under_way.append(origin)
-        yield origin, slot
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from pipegen.cli.inputs import Origin
-from pipegen.cli.outputs import Tally
-from pipegen.drivers.progress import Progress
-from pipegen.records.engine_list import shown
-
-__all__ = ["Moved", "is_shown", "progress", "tells"]
+__all__ = ["Moved", "is_shown", "progress"]
 
 Moved = Callable[[int | None, str], None]
 """Moves the bar to so many units done (None: does not move it), and shows a text."""
@@ -35,17 +30,3 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading", total=total)
         yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
-
-
-def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
-    """Moves the bar while a window of requests is computed, as if those that are done were the first ones.
-
-    The first `window` requests under way are at the engine; others are being prepared.
-    """
-
-    def tell(now: Progress) -> None:
-        done = now.done * min(window, len(under_way)) // now.rows
-        line = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
-        moved(under_way[done - 1].read if done else None, line)
-
-    return tell

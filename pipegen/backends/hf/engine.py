@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +23,8 @@ from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
-from pipegen.backends.rows import newly_done
+from pipegen.backends.hf.shared import HFCall, SharedSchedule
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.parallel import read_in_thread
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -64,6 +65,7 @@ class HFEngine(CheckpointEngine):
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
+        self._shared = SharedSchedule(self._start, self._step)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -94,8 +96,17 @@ class HFEngine(CheckpointEngine):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests are kept under way for it: some batches, so that prompts of like lengths are read together."""
+        return 8 * (self._checkpoint.load.batch_size or ROWS)
+
+    def open(self, wake: Callable[[], object]) -> HFCall:
+        """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
+        return self._call(text=False)
+
     def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of one batch advance together.
+        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of calls at one time advance together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
         `generate` does.
@@ -106,26 +117,40 @@ class HFEngine(CheckpointEngine):
         return in_order(self._run(inputs, text=False))
 
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
-        rows = [HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text) for position, encoded in enumerate(inputs)]
-        for row in rows:
-            row.fail(check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt))
-        yield from newly_done(rows)
-        live = [row for row in rows if not row.done]
-        if not live:
-            return
-        check_process()
-        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
-        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._traits, self._weights.compiled)
-        while not schedule.finished:
-            advanced = self._step(schedule)
-            yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
-            yield from newly_done(live if advanced is None else advanced)
+        with contextlib.closing(self._call(text=text)) as call:
+            call.add([*enumerate(inputs)])
+            while call.open:
+                yield from call.events()
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, in a thread. A call that is cancelled computes no further step."""
-        done: list[TokensMade | RowDone] = []
-        await read_in_thread(self._run(inputs, text=False), lambda event: done.append(event) if isinstance(event, RowDone) else None)
-        return in_order(done)
+        """As `generate`, beside the event loop; calls that run at the same time share the model's steps. A cancelled one takes part in no further step."""
+        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
+            return in_order([event async for event in events])
+
+    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
+        """As `stream`, for asynchronous code; see `agenerate`."""
+        return self._arun(inputs, text=True)
+
+    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+        with contextlib.closing(self._call(text=text, least=1 if text else len(inputs))) as call:
+            await asyncio.to_thread(call.add, [*enumerate(inputs)])
+            while call.open:
+                for event in await call.aevents():
+                    yield event
+
+    def _call(self, *, text: bool, least: int = 1) -> HFCall:
+        def made(position: int, encoded: Encoded) -> HFRow:
+            row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text)
+            row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+            return row
+
+        return HFCall(self._shared, made, least=least)
+
+    def _start(self) -> Schedule:
+        """A schedule on the model, which loads where needed."""
+        check_process()
+        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
+        return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._weights.compiled)
 
     def _loaded(self) -> Any:
         try:
@@ -147,8 +172,8 @@ class HFEngine(CheckpointEngine):
         load = self._checkpoint.load
         return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
 
-    def _step(self, schedule: Schedule) -> list[HFRow] | None:
-        """One step of the schedule: the rows that went on; None where the memory was full, and the rows wait again with what they have made."""
+    def _step(self, schedule: Schedule) -> list[HFRow]:
+        """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
         try:
             with self._weights.lock, torch.no_grad():
                 return schedule.step()
@@ -161,10 +186,11 @@ class HFEngine(CheckpointEngine):
             if not is_out_of_memory(error):
                 raise
             words = str(error)
+        rows = schedule.rows
         for row in schedule.requeue_after_oom():
             row.fail(_failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
         release()
-        return None
+        return rows
 
 
 def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,10 @@ from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.stages.fitting import check_fit
 
 __all__ = ["VLLMEngine"]
+
+
+_SEQUENCES = 256
+"""Rows that vLLM runs side by side where nothing is said; on a GPU more, where its memory takes them."""
 
 
 class VLLMEngine(CheckpointEngine):
@@ -98,17 +102,20 @@ class VLLMEngine(CheckpointEngine):
         """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
         return self._run(inputs, text=True)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests are kept under way for it: twice as many as vLLM runs side by side, so that its scheduler has some to choose from."""
+        return 2 * int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
+
+    def open(self, wake: Callable[[], object]) -> VLLMCall:
+        """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
+        return VLLMCall(self, text=False)
+
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
-        if not inputs:
-            return
-        running = self._core.running()
-        rows, call = self._rows(inputs, text=text), Call(running)
-        try:
-            yield from self._begin(rows, call, running)
-            while not all(row.done for row in rows):
-                yield from _taken(rows, call, call.step())
-        finally:
-            call.leave()
+        with contextlib.closing(VLLMCall(self, text=text)) as call:
+            call.add([*enumerate(inputs)])
+            while call.rows:
+                yield from call.events()
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
@@ -123,19 +130,19 @@ class VLLMEngine(CheckpointEngine):
         if not inputs:
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = self._rows(inputs, text=text), Call(running, waits=False)
+        rows, call = dict(enumerate(self._rows([*enumerate(inputs)], text=text))), Call(running, waits=False)
         try:
-            for refused in await asyncio.to_thread(self._begin, rows, call, running):
+            for refused in await asyncio.to_thread(self._begin, rows.values(), call, running):
                 yield refused
-            while not all(row.done for row in rows):
+            while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
                     yield event
         finally:
             call.leave()
 
-    def _rows(self, inputs: Sequence[Encoded], *, text: bool) -> list[VLLMRow]:
+    def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        return [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for number, encoded in inputs]
 
     @property
     def _most_logprobs(self) -> int:
@@ -143,7 +150,7 @@ class VLLMEngine(CheckpointEngine):
         said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return said if isinstance(said, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
+    def _begin(self, rows: Iterable[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         capabilities = self.capabilities
         for row in rows:
@@ -175,12 +182,55 @@ class VLLMEngine(CheckpointEngine):
             row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))
 
 
-def _taken(rows: Sequence[VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
+class VLLMCall:
+    """The rows of one call, to which more may be added. vLLM starts with the first one."""
+
+    computes = True
+
+    def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
+        self._engine, self._text = engine, text
+        self._call: Call | None = None
+        self.rows: dict[int, VLLMRow] = {}
+        """The rows that have not ended."""
+        self._refused: list[RowDone] = []
+
+    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+        """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
+        if not inputs:
+            return
+        running = self._engine._core.running()
+        self._call = self._call or Call(running)
+        rows = self._engine._rows(inputs, text=self._text)
+        self.rows.update((row.position, row) for row in rows)
+        self._refused += self._engine._begin(rows, self._call, running)
+
+    def events(self) -> list[TokensMade | RowDone]:
+        """What has come, after a step where nothing has. Raises as `generate` does."""
+        events: list[TokensMade | RowDone] = [*self._refused]
+        self._refused.clear()
+        if not events and self._call is not None:
+            events = list(_taken(self.rows, self._call, self._call.step()))
+        for event in events:
+            if isinstance(event, RowDone):
+                del self.rows[event.row]
+        return events
+
+    def step(self) -> list[tuple[int, Slot[Raw]]]:
+        """The rows that have ended, after a step where none has."""
+        return [(event.row, event.slot) for event in self.events() if isinstance(event, RowDone)]
+
+    def close(self) -> None:
+        """End the rows that still run."""
+        if self._call is not None:
+            self._call.leave()
+
+
+def _taken(rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM hears of those that end by stop strings and plugins, of which it does not know."""
     ended: list[int] = []
     for position, output in outputs:
-        row = rows[position]
-        if row.done:
+        row = rows.get(position)
+        if row is None or row.done:
             continue
         event = row.take_output(output)
         if event is not None:
