@@ -122,7 +122,7 @@ class Flow(Generic[K]):
         self._feeds: dict[int, _Feed] = {}
         self._more = True
         self._input_error: Exception | None = None
-        self._preparing: dict[Future[Slot[GenerationRequest]], _Unit[K]] = {}
+        self._preparing: dict[Future[Started], _Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._woken = threading.Event()
         self.closed = False
@@ -131,6 +131,11 @@ class Flow(Generic[K]):
     def wake(self) -> None:
         """Let a thread that waits within `round` look again: a row has ended, there is a request, or the flow is to be closed."""
         self._woken.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._units)
 
     @property
     def exhausted(self) -> bool:

@@ -185,8 +185,8 @@ def job_keyed(
     """The rows that were taken and not given out, in order."""
 
     def take() -> tuple[_Turn[K], Slot[GenerationRequest]] | NoRequest:
-        """The next row that is to be asked for; none now where many finished ones wait to be given out."""
-        while len(turns) < _WAITING:
+        """The next row that is to be asked for; none now where finished ones are to be given out first."""
+        while len(turns) < (_WAITING if flow.busy else 1):
             row = next(rows, None)
             if row is None:
                 return NoRequest.MORE

@@ -77,7 +77,12 @@ class Box:
         """Wait until it is ready."""
         loop = asyncio.get_running_loop()
         came: asyncio.Future[None] = loop.create_future()
-        self._wake = lambda: loop.call_soon_threadsafe(lambda: came.done() or came.set_result(None))
+
+        def ended() -> None:
+            if not came.done():
+                came.set_result(None)
+
+        self._wake = lambda: loop.call_soon_threadsafe(ended)
         try:
             if not self.ready:
                 await came
