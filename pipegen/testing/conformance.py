@@ -23,6 +23,7 @@ from typing import Any
 from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import arun, run
+from pipegen.drivers.mapping import imap
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
@@ -71,6 +72,15 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
         expect(same(row, answers(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
+
+
+def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
+    """Whether rows are added while the engine works on others, or all at once, and in whatever order they end."""
+    requests = [chat(text, greedy(max_new_tokens=limit)) for limit in (3, LENGTH, 7, 1) for text in PROMPTS]
+    whole = answers(run(route, requests))
+    for in_flight in (1, 3, None):
+        fed = answers(list(imap(route, requests, in_flight=in_flight)))
+        expect(len(fed) == len(whole) and all(map(same, fed, whole)), f"imap with in_flight={in_flight}: a row gives another answer than in one batch")
 
 
 def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
@@ -228,6 +238,7 @@ CHECKS: tuple[Check, ...] = (
     results_report_what_was_done,
     effective_options_sent_again_give_the_same,
     rows_do_not_depend_on_their_batch,
+    what_is_fed_gives_what_one_batch_gives,
     order_is_kept_and_bad_rows_fail_alone,
     seeds_make_rows_repeatable,
     logprobs_are_the_models_own,
