@@ -146,6 +146,9 @@ class HFSettings(WeightSettings):
     image_memory_bytes: Annotated[
         int | None, integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
     ] = None
+    prefix_memory_bytes: Annotated[
+        int | None, integer(low=0), "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole. Default: 1 GiB."
+    ] = None
 
 
 @record

@@ -21,6 +21,7 @@ from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
+from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.shared import HFCall, SharedSchedule
@@ -42,6 +43,8 @@ ROWS = 32
 """Rows that run side by side where nothing is said."""
 IMAGES = 256 * 2**20
 """Bytes of images that are kept where nothing is said."""
+PREFIXES = 2**30
+"""Bytes of prefixes that are kept where nothing is said."""
 
 
 class HFEngine(CheckpointEngine):
@@ -65,6 +68,7 @@ class HFEngine(CheckpointEngine):
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
+        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint)
         self._shared = SharedSchedule(self._start, self._step)
 
     @property
@@ -86,12 +90,13 @@ class HFEngine(CheckpointEngine):
     @property
     def work(self) -> Work:
         """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
-        return dataclasses.replace(self._traits.work)
+        return dataclasses.replace(self._traits.work, shares_nothing=self._prefixes.off)
 
     def close(self) -> None:
         self._weights.close()
         self._pixels.close()
         self._prepared.clear()
+        self._prefixes.clear()
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
@@ -150,7 +155,7 @@ class HFEngine(CheckpointEngine):
         """A schedule on the model, which loads where needed."""
         check_process()
         model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
-        return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._weights.compiled)
+        return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:
         try:

@@ -99,7 +99,12 @@ class HFRow(EngineRow):
     @property
     def source(self) -> Hashable:
         """What the row's next token hangs on, sampling apart: rows of one source are read once."""
-        return self.sequence, tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
+        return self.sequence, self.images
+
+    @property
+    def images(self) -> Hashable:
+        """The prompt's images, by their content and size."""
+        return tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
 
     @property
     def must_go_on(self) -> bool:

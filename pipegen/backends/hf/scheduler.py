@@ -37,11 +37,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.hf.cache import max_cached_tokens
+from pipegen.backends.hf.cache import can_shift, max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
 from pipegen.backends.hf.rows import HFRow, group_size
-from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill
+from pipegen.backends.hf.running_batch import Made, RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.backends.hf.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
@@ -63,6 +64,10 @@ class Work:
     """Tokens that these read."""
     padded_tokens: int = 0
     """The same with the padding between prompts of different lengths."""
+    shared_tokens: int = 0
+    """Tokens of prompts that were not read, since prompts before them begin alike."""
+    shares_nothing: str = ""
+    """Why prompts that begin alike are read whole; empty where they are not."""
     steps: int = 0
     """Passes that brought rows one token further."""
     row_steps: int = 0
@@ -95,8 +100,11 @@ class _PrefilledRows(NamedTuple):
 class Schedule:
     """Rows of any number of calls, at most `size` of them running at a time. Its steps must be run without gradients."""
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, size: int, pixels: Pixels, traits: ModelTraits, compiled: Compiled | None = None) -> None:
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, size: int, pixels: Pixels, traits: ModelTraits, prefixes: Prefixes, compiled: Compiled | None = None
+    ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
+        self._prefixes = prefixes
         self._waiting = Waiting(overdue=16 * size)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
@@ -142,21 +150,24 @@ class Schedule:
     def _prefill(self, active: int) -> bool:
         """Read the sequences that come next, as many as fit; whether to try again, since the model turns out not to take these together."""
         width = self._batch.width if active and self._batch is not None else 0
-        candidates = self._waiting.next(self._size)
-        if not candidates:
+        near = self._waiting.next(2 * self._size)
+        if not near:
             return False
-        lengths = [source[0].length for source in candidates]
+        share = None if self._traits.even or self._traits.fixed else self._prefixes.share(near)
+        places, begun = ([*range(len(near))], 0) if share is None else (share.places, share.lengths[-1])
+        lengths = [near[place][0].length for place in places[: self._size]]
         if self._traits.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))
-        size = group_size(lengths, len(lengths), PASS)
+        size = group_size([length - begun for length in lengths], len(lengths), PASS)
         while size > 1 and not self._fits(active + size, max(width, *lengths[:size])):
             size -= 1
         if active and not self._fits(active + size, max(width, *lengths[:size])):
             return False
-        lengths, chosen = lengths[:size], candidates[:size]
+        places, lengths = places[:size], lengths[:size]
+        chosen = [near[place] for place in places]
         self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
-        self._pixels.ahead(image for source in self._waiting.next(size + self._size) for image in source[0].encoded.prompt.images)
-        result = prefill(self._model, [source[0] for source in chosen], self._checkpoint, self._pixels)
+        self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
+        result = self._read([source[0] for source in chosen], () if share is None else share.lengths)
         if result is None:
             self._traits.even = True
             return True
@@ -167,14 +178,45 @@ class Schedule:
             self._traits.fixed = True
             self.requeue()
             return True
-        self._waiting.take(size)
+        self._waiting.take(places)
         self._prefilled = _PrefilledRows(batch, logits, deque((row, index) for index, source in enumerate(chosen) for row in source))
         self._measure(batch)
+        return False
+
+    def _read(self, rows: Sequence[HFRow], begun: Sequence[int]) -> Made | None:
+        """Read the rows' sequences: whole, or what stands behind the prefix that they share, whose lengths `begun` says. As `prefill`."""
+        prefix = self._prefix(rows[0], begun) if begun else None
+        if prefix is not None and not can_shift(prefix.cache, max(row.length for row in rows)):
+            prefix, self._prefixes.off = None, "a prompt is longer than the model's sliding window"
+        if prefix is None:
+            made = prefill(self._model, rows, self._checkpoint, self._pixels)
+            if made is not None:
+                self._count([row.length for row in rows])
+            return made
+        own = [row.sequence[begun[-1] :] for row in rows]
+        self._traits.work.shared_tokens += begun[-1] * len(rows)
+        self._count([*map(len, own)])
+        return prefix.extended(self._model, own, self._checkpoint.pad_token_id)
+
+    def _prefix(self, row: HFRow, lengths: Sequence[int]) -> RunningBatch | None:
+        """The cache of the longest of these prefixes of the row; None where the model's cache, or the memory for prefixes, does not take it."""
+
+        def begin(prefix: PrefixRow) -> RunningBatch | None:
+            made = prefill(self._model, [prefix], self._checkpoint, self._pixels)
+            self._count([prefix.length])
+            return made[0] if made is not None and isinstance(made[0], RunningBatch) else None
+
+        def go_on(batch: RunningBatch, ids: tuple[int, ...]) -> RunningBatch:
+            self._count([len(ids)])
+            return batch.extended(self._model, [ids], self._checkpoint.pad_token_id)[0]
+
+        return self._prefixes.read(row, lengths, begin, go_on)
+
+    def _count(self, lengths: Sequence[int]) -> None:
         work = self._traits.work
         work.passes += 1
         work.prompt_tokens += sum(lengths)
-        work.padded_tokens += max(lengths) * size
-        return False
+        work.padded_tokens += max(lengths) * len(lengths)
 
     def _fits(self, sequences: int, width: int) -> bool:
         return self._max_tokens is None or sequences * width <= self._max_tokens
@@ -288,6 +330,7 @@ class Schedule:
     def requeue_after_oom(self) -> Sequence[HFRow]:
         """After a pass that ran out of memory: all rows wait again, and fewer may run at a time. Returns the rows that did not fit even alone."""
         sequences, width, rows = self._load
+        self._prefixes.clear()
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
         self.requeue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import islice
 
 from pipegen.backends.hf.rows import HFRow, order_key
@@ -72,19 +72,19 @@ class Waiting:
         """The rows of the sources that are next, at most so many sources."""
         return [tuple(source.rows) for source in self._next(count)]
 
-    def take(self, count: int) -> None:
-        """Let so many of the sources that are next go."""
-        start = self._start
-        for source in self._next(count):
+    def take(self, places: Collection[int]) -> None:
+        """Let sources go, by their places among those that are next."""
+        if not places:
+            return
+        start, before = self._start, len(self._first)
+        for source in [source for place, source in enumerate(self._next(max(places) + 1)) if place in places]:
             source.waits = False
             if self._named.get(source.name) is source:
                 del self._named[source.name]
-        for _ in range(min(count, len(self._first))):
-            self._first.popleft()
-            count -= 1
-        wrapped = max(0, start + count - len(self._sorted))
-        del self._sorted[start : start + count]
-        del self._sorted[: min(wrapped, start)]
+        if self._first:
+            self._first = deque(source for place, source in enumerate(self._first) if place not in places)
+        for index in sorted(((start + place - before) % len(self._sorted) for place in places if place >= before), reverse=True):
+            del self._sorted[index]
 
     def prune(self) -> None:
         """Drop the rows that are done: their calls have left them."""
