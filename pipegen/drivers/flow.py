@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from returns.result import Failure
 
 from pipegen.core.backend import BatchCall, FedBackend, OpenCall
-from pipegen.core.border import Raised, guard
+from pipegen.core.border import Raised, attempt, guard
 from pipegen.core.calls import Call
 from pipegen.core.drive import Returned, Started, advance, begin, drive
 from pipegen.core.errors import CallFailed, InternalError
@@ -183,11 +183,11 @@ class Flow(Generic[K]):
 
     def _fill(self) -> None:
         while self._more and self.room > 0:
-            try:
-                taken = self._take()
-            except Exception as error:  # noqa: BLE001 - the input is the caller's own: what it raises comes through when its turn comes
-                self._more, self._input_error = False, error
+            given = attempt(self._take)
+            if not is_ok(given):
+                self._more, self._input_error = False, given.failure()
                 return
+            taken = given.unwrap()
             if isinstance(taken, NoRequest):
                 self._more = taken is NoRequest.NOW
                 return
@@ -229,22 +229,24 @@ class Flow(Generic[K]):
 
     def _step(self, backend: int, feed: _Feed) -> bool:
         """Add what is new, and take what has ended; whether something has."""
-        try:
+
+        def stepped() -> Sequence[tuple[int, Slot[Any]]]:
             new, feed.new = feed.new, []
             if new:
                 feed.call.add(new)
-            ended = feed.call.step()
-        except CallFailed as failure:
-            ended = [(row, Failure(failure.error)) for row in feed.rows]
+            return feed.call.step()
+
+        made = attempt(stepped)
+        if is_ok(made):
+            ended = made.unwrap()
+        else:
             del self._feeds[backend]
             feed.call.close()
-        except MissingExtra:
-            raise
-        except Exception as bug:
-            if not self._isolates:
-                raise
-            self._isolate(backend, feed, bug)
-            return True
+            raised = made.failure()
+            if not isinstance(raised, CallFailed):
+                self._isolate(feed, raised)
+                return True
+            ended = [(row, Failure(raised.error)) for row in feed.rows]
         for row, answer in ended:
             unit, place = feed.rows.pop(row)
             unit.answers[place] = answer
@@ -256,15 +258,16 @@ class Flow(Generic[K]):
 
     def _advance(self, unit: _Unit[K], go: Callable[[], Started]) -> None:
         """Let a unit go on to its next call or to its end. A bug in its stages is its own."""
-        try:
-            unit.at_work = go()
-        except Exception as bug:  # noqa: BLE001 - a bug of one unit, which raises when its turn comes, or fails it
+        gone = attempt(go)
+        if not is_ok(gone):
+            bug = gone.failure()
             if self._isolates and not isinstance(bug, MissingExtra):
                 self._end(unit, _isolated(self._pipe, [unit.asked], bug)[0])
                 return
             unit.bug, self._more = bug, False
             self._end(unit, None)
             return
+        unit.at_work = gone.unwrap()
         step = unit.at_work.step
         if isinstance(step, Returned):
             self._end(unit, step.batch[0])
@@ -299,10 +302,10 @@ class Flow(Generic[K]):
         if slot is not None:
             self._finished(unit.key, slot)
 
-    def _isolate(self, backend: int, feed: _Feed, bug: Exception) -> None:
-        """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise."""
-        del self._feeds[backend]
-        feed.call.close()
+    def _isolate(self, feed: _Feed, bug: Exception) -> None:
+        """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
+        if not self._isolates or isinstance(bug, MissingExtra):
+            raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
         for unit, slot in zip(units, _isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
             if unit.at_work is not None:
@@ -332,12 +335,12 @@ def _isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) 
 
 
 def _again(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> Batch[Any]:
-    try:
-        return drive(pipe, tuple(batch))
-    except MissingExtra:
-        raise
-    except Exception as bug:  # noqa: BLE001 - a bug of pipegen's, which fails its request
-        return _isolated(pipe, batch, bug)
+    done = attempt(lambda: drive(pipe, tuple(batch)))
+    if is_ok(done):
+        return done.unwrap()
+    if isinstance(done.failure(), MissingExtra):
+        raise done.failure()
+    return _isolated(pipe, batch, done.failure())
 
 
 def _internal(raised: Raised) -> InternalError:

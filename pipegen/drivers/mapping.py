@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
 from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.records.plain import Request
@@ -156,7 +157,7 @@ async def aimap_keyed(
         item = arrived.popleft()
         if not arrived:
             loop.call_soon_threadsafe(wanted.set)
-        if isinstance(item, Exception):
+        if isinstance(item, BaseException):
             raise item
         return item if item is NoRequest.MORE else pair(item)
 
@@ -164,30 +165,32 @@ async def aimap_keyed(
 
     async def fetch() -> None:
         """Take requests while there is room for them."""
-        ends: Any = NoRequest.MORE
-        try:
-            async for item in _asynchronous(requests):
-                arrived.append(item)
-                flow.wake()
-                while len(arrived) >= flow.room:
-                    wanted.clear()
-                    await wanted.wait()
-        except Exception as error:  # noqa: BLE001 - the caller's own input: it raises once all before it is given out
-            ends = error
-        arrived.append(ends)
+        async for item in _asynchronous(requests):
+            arrived.append(item)
+            flow.wake()
+            while len(arrived) >= flow.room:
+                wanted.clear()
+                await wanted.wait()
+
+    def fetched(done: asyncio.Task[None]) -> None:
+        """The input has ended; what it raised is raised once all before it is given out."""
+        raised = None if done.cancelled() else done.exception()
+        arrived.append(raised or NoRequest.MORE)
         flow.wake()
 
     def work() -> tuple[list[tuple[K, Slot[Any]]], Exception | None]:
         """The next slots; or those before a bug, and the bug."""
         slots: list[tuple[K, Slot[Any]]] = []
-        try:
+
+        def go_on() -> None:
             while not slots and not flow.closed and not flow.exhausted:
                 slots.extend(flow.round())
-        except Exception as error:  # noqa: BLE001 - it is raised where the caller waits
-            return slots, error
-        return slots, None
+
+        done = attempt(go_on)
+        return slots, None if is_ok(done) else done.failure()
 
     fetching = asyncio.create_task(fetch())
+    fetching.add_done_callback(fetched)
     working: asyncio.Future[Any] | None = None
     try:
         while True:

@@ -22,7 +22,8 @@ from typing import Any
 
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import Schedule
-from pipegen.core.slots import Slot
+from pipegen.core.border import attempt
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.results import Encoded
 
@@ -166,16 +167,16 @@ class SharedSchedule:
         if schedule is None:
             return
         try:
-            advanced = self._step(schedule)
-        except Exception as error:  # noqa: BLE001 - each call raises it
-            self._schedule = None
-            for box in {row.box for row in schedule.rows if row.box is not None}:
-                box.fail(error)
-            return
-        except BaseException:
+            advanced = attempt(lambda: self._step(schedule))
+        except BaseException:  # Ctrl-C
             schedule.requeue()
             raise
-        _tell(advanced)
+        if not is_ok(advanced):
+            self._schedule = None
+            for box in {row.box for row in schedule.rows if row.box is not None}:
+                box.fail(advanced.failure())
+            return
+        _tell(advanced.unwrap())
         if schedule.finished:
             self._schedule = None
 
