@@ -120,7 +120,7 @@ class Flow(Generic[K]):
         self._bytes = 0
         self._rows = 0
         self._feeds: dict[int, _Feed] = {}
-        self._more = True
+        self._more, self._nothing_now = True, False
         self._input_error: Exception | None = None
         self._preparing: dict[Future[Started], _Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -188,6 +188,7 @@ class Flow(Generic[K]):
                 self._more, self._input_error = False, given.failure()
                 return
             taken = given.unwrap()
+            self._nothing_now = taken is NoRequest.NOW
             if isinstance(taken, NoRequest):
                 self._more = taken is NoRequest.NOW
                 return
@@ -216,16 +217,23 @@ class Flow(Generic[K]):
 
     def _work(self) -> None:
         """Let prepared units go on, and each engine of this process work for one step; wait where nothing else is to be done."""
-        for future in [future for future in self._preparing if future.done()]:
+        prepared = [future for future in self._preparing if future.done()]
+        for future in prepared:
             self._advance(self._preparing.pop(future), future.result)
-        worked = False
+        worked = bool(prepared)
         for backend, feed in list(self._feeds.items()):
-            begins = feed.call.computes and len(feed.new) == len(feed.rows)
-            if feed.rows and not (begins and self._preparing):  # an engine that begins does so with all that is being prepared
+            if feed.rows and not self._awaits_more(feed):
                 worked |= self._step(backend, feed) or feed.call.computes
         idle = not worked and not any(unit.ended for unit in self._turns)
         if idle and (self._units or self._more) and not self.closed:
             self._woken.wait()
+
+    def _awaits_more(self, feed: _Feed) -> bool:
+        """Whether an engine with nothing to work on yet is to begin with more rows: those that are being prepared, or, where it takes none later, all others."""
+        if not feed.call.computes or len(feed.new) < len(feed.rows):
+            return False
+        more = self._more and self.room > 0 and not self._nothing_now
+        return bool(self._preparing) or (more and isinstance(feed.call, BatchCall))
 
     def _step(self, backend: int, feed: _Feed) -> bool:
         """Add what is new, and take what has ended; whether something has."""
