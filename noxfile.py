@@ -129,7 +129,7 @@ def shared(*, default: bool = True) -> Callable[[Callable[[nox.Session], None]],
 def engine(session: nox.Session) -> None:
     """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face engine on the CPU and the clients of servers."""
     install_torch(session)
-    install(session, ".[hf,online,peft]")
+    install(session, ".[hf,online,peft,structured]")
     present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
     if "nvidia-" in present:
         session.error("a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try again")

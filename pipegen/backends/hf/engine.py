@@ -17,6 +17,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
+from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.rows import HFRow
@@ -60,6 +61,7 @@ class HFEngine(CheckpointEngine):
         super().__init__(load, checkpoint)
         check_settings(load)
         self._weights = Weights(self._checkpoint)
+        self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
@@ -90,6 +92,7 @@ class HFEngine(CheckpointEngine):
         self._weights.close()
         self._pixels.close()
         self._prepared.clear()
+        self._grammars.clear()
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
@@ -109,6 +112,7 @@ class HFEngine(CheckpointEngine):
         rows = [HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text) for position, encoded in enumerate(inputs)]
         for row in rows:
             row.fail(check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt))
+            row.follow(self._grammars.of(row.options))
         yield from newly_done(rows)
         live = [row for row in rows if not row.done]
         if not live:

@@ -14,11 +14,13 @@ from typing import Any
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.grammar import grammar_of, unsupported_with_form
+from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
-from pipegen.backends.vllm.start import check_arguments, image_limit
+from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -99,10 +101,12 @@ class VLLMEngine(CheckpointEngine):
         return self._run(inputs, text=True)
 
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
-        if not inputs:
+        rows = self._rows(inputs, text=text)
+        yield from newly_done(rows)
+        if all(row.done for row in rows):
             return
         running = self._core.running()
-        rows, call = self._rows(inputs, text=text), Call(running)
+        call = Call(running)
         try:
             yield from self._begin(rows, call, running)
             while not all(row.done for row in rows):
@@ -120,10 +124,13 @@ class VLLMEngine(CheckpointEngine):
         return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
-        if not inputs:
+        rows = await asyncio.to_thread(self._rows, inputs, text=text)
+        for done in newly_done(rows):
+            yield done
+        if all(row.done for row in rows):
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = self._rows(inputs, text=text), Call(running, waits=False)
+        call = Call(running, waits=False)
         try:
             for refused in await asyncio.to_thread(self._begin, rows, call, running):
                 yield refused
@@ -135,7 +142,12 @@ class VLLMEngine(CheckpointEngine):
 
     def _rows(self, inputs: Sequence[Encoded], *, text: bool) -> list[VLLMRow]:
         said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        rows = [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        for row in rows:
+            row.fail(unsupported_with_form(row.options, self.name))
+            if takes_grammars(self._checkpoint.load):
+                row.follow(grammar_of(row.options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size, self.name))
+        return rows
 
     @property
     def _most_logprobs(self) -> int:
@@ -147,8 +159,9 @@ class VLLMEngine(CheckpointEngine):
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         capabilities = self.capabilities
         for row in rows:
-            self._queue(row, call, running, capabilities)
-        return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
+            if not row.done:
+                self._queue(row, call, running, capabilities)
+        return list(newly_done(rows))
 
     def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
@@ -160,7 +173,7 @@ class VLLMEngine(CheckpointEngine):
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs, grammar=row.grammar)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return
