@@ -217,7 +217,7 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "images", "stops", "alone", "plugins", "vllm", "servers", "profile_passes", "compiled")
+BENCHES = ("text", "images", "stops", "alone", "plugins", "forms", "vllm", "servers", "profile_passes", "compiled")
 # What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),
@@ -265,7 +265,7 @@ def bench(session: nox.Session) -> None:
     """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    beside = set(chosen) - {"profile_passes", "compiled"}
+    beside = set(chosen) - {"profile_passes", "compiled", "forms"}
     for name in PEERS if beside - {"servers"} else ("online",) if beside else ():
         install_peer(session, name)
     for name in chosen:

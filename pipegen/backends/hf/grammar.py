@@ -32,6 +32,8 @@ __all__ = ["Grammars", "RowGrammar", "constrain"]
 
 KEPT = 256
 """Compiled grammars that are kept for one model."""
+MANY = 16
+"""So many masks are filled by several threads; to wake them costs more than to fill a few."""
 
 
 class RowGrammar:
@@ -109,26 +111,27 @@ class Grammars:
 
 def constrain(rows: Mapping[int, HFRow], scores: torch.Tensor) -> None:
     """Leave to these rows of a batch, each at its index, only the tokens that its grammar allows next. A row whose grammar fails is done."""
-    going = {index: row.grammar for index, row in rows.items() if row.grammar is not None}
-    for index, grammar in list(going.items()):
-        rows[index].fail(grammar.advance(rows[index].token_ids))
-        if rows[index].error is not None:
-            del going[index]
-    if not going:
-        return
-    allowed = torch.from_numpy(_masks(list(going.values()), scores.shape[-1])).to(scores.device)
-    places = torch.tensor(list(going), device=scores.device)
-    scores[places] = scores[places].masked_fill(~allowed, -torch.inf)
+    for row in rows.values():
+        row.fail(row.grammar.advance(row.token_ids))
+    going = [index for index, row in rows.items() if row.error is None]
+    if going:
+        forbidden = torch.from_numpy(_masks([rows[index].grammar for index in going], scores.shape[-1])).to(scores.device)
+        places = torch.tensor(going, device=scores.device)
+        scores[places] = scores[places].masked_fill_(forbidden, -torch.inf)
 
 
 def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which ids each grammar allows next, shape (grammars, width). Ids that the tokenizer does not have are not allowed."""
-    from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
-
-    packed = allocate_token_bitmask(len(grammars), grammars[0].vocabulary)
-    fill_next_token_bitmask_par(_threads(os.getpid()), [(grammar.matcher, place) for place, grammar in enumerate(grammars)], packed)
-    bits = np.unpackbits(packed.view(np.uint8), axis=1, count=min(width, grammars[0].vocabulary), bitorder="little")
-    return np.pad(bits, ((0, 0), (0, width - bits.shape[1]))).view(np.bool_)
+    """Which ids each grammar forbids next, shape (grammars, width), those among them that the tokenizer does not have."""
+    count = min(width, grammars[0].vocabulary)
+    packed = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
+    if len(grammars) < MANY:
+        for grammar, words in zip(grammars, packed, strict=True):
+            grammar.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    else:
+        matchers = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
+        _threads(os.getpid()).unsafe_compute_mask_ptr(matchers, packed.ctypes.data, packed.shape[1] * 4, len(grammars))
+    forbidden = np.unpackbits(~packed.view(np.uint8), axis=1, count=count, bitorder="little").view(np.bool_)
+    return forbidden if count == width else np.pad(forbidden, ((0, 0), (0, width - count)), constant_values=True)
 
 
 @functools.cache
