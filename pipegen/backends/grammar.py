@@ -71,8 +71,7 @@ def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_her
 
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propertyNames", "allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
@@ -88,10 +87,12 @@ def _wrong_with(form: StructuredOptions) -> str:
         for kind in kinds if isinstance(kinds, (list, tuple)) else (kinds,):
             if not isinstance(kind, str) or kind not in TYPES:
                 return f"Invalid type: {kind if isinstance(kind, str) else json.dumps(kind)}"
-        parts += [schema.get(key) for key in _ONE]
-        for key in (*_LISTS, *_MAPS):
+        for key in _SCHEMAS:
             inner = schema.get(key)
-            parts += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+            parts += inner if isinstance(inner, list) else [inner]
+        for key in _MAPS:
+            inner = schema.get(key)
+            parts += inner.values() if isinstance(inner, dict) else ()
     return ""
 
 
