@@ -283,6 +283,17 @@ def bench(session: nox.Session) -> None:
     run(session, "python", "tests/bench/report.py")
 
 
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Measure on a GPU, in an environment of its own with the CUDA build of torch: at most 8 minutes. `-- parity memory` takes some parts only.
+
+    Without a GPU it runs with small sizes. Nothing is fetched but packages; PIP_FIND_LINKS and PIP_NO_INDEX say where wheels are. vLLM is measured where it
+    is in the environment, or in that of PIPEGEN_VLLM_PYTHON.
+    """
+    install(session, ".[hf,structured]")
+    run(session, "python", "tests/gpu/everything.py", *session.posargs)
+
+
 def install_frozen(session: nox.Session, requirements: str) -> None:
     """Install an engine for CPUs, at the very versions at which it is known to run, and make it usable without a GPU."""
     session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
