@@ -187,8 +187,9 @@ class Sampler:
         precise = _precise(self._device)
         for row, values in zip(self._rows, torch.cat([column.to(precise) for column in columns], dim=-1).tolist(), strict=True):
             if not math.isfinite(values[1]) and not row.done:
-                stuck = row.grammar is not None and values[1] == -math.inf
-                row.error = row.grammar.stuck() if stuck else BackendFailed(NO_NUMBERS, backend="hf", scope="row", hint="try dtype='float32' or 'bfloat16'")
+                grammar = row.grammar if values[1] == -math.inf else None  # with a form, no token may be left
+                hint = "try dtype='float32' or 'bfloat16'"
+                row.error = BackendFailed(NO_NUMBERS, backend="hf", scope="row", hint=hint) if grammar is None else grammar.stuck()
             choices.append((int(values[0]), _logprob(row.options, values) if row.options.logprobs else None))
         return choices
 
