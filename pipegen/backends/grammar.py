@@ -30,7 +30,7 @@ from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StructuredOptions
 from pipegen.stages.stopping import ending_ids
 
-__all__ = ["cannot_compile", "form_of", "grammar_of", "text_of", "unsupported_with_form"]
+__all__ = ["cannot_compile", "form_of", "grammar_of", "has_form", "text_of", "unsupported_with_form"]
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
@@ -127,8 +127,25 @@ def _checked(form: StructuredOptions, ends: tuple[int, ...]) -> tuple[str, str]:
     return text, LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text))
 
 
+@functools.lru_cache(maxsize=256)
+def _by_bytes(form: StructuredOptions) -> Any:
+    """The grammar of a form alone, over bytes instead of a model's tokens."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(text_of(form, ())), log_level=0)
+
+
+def has_form(form: StructuredOptions, text: str) -> bool:
+    """Whether a whole text has the form. A space that the tokenizer does not show at the very start may be missing."""
+    for answer in (text.encode(), b" " + text.encode()):
+        matcher = _by_bytes(form).deep_copy()
+        if matcher.try_consume_tokens(list(answer)) == len(answer) and matcher.is_accepting():
+            return True
+    return False
+
+
 def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
-    """The grammar of a form, ended by one of these tokens. Of a regular expression, llguidance says how it is written in a grammar."""
+    """The grammar of a form, ended by one of these tokens where there are some. Of a regular expression, llguidance says how it is written in a grammar."""
     if form.choice is not None:
         body = "TEXT\nTEXT: " + " | ".join(map(json.dumps, form.choice))  # a name in capitals is one lexeme, however many texts there are
     elif form.regex is not None:
@@ -140,7 +157,8 @@ def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
         own = schema.get("x-guidance")
         settings = {"whitespace_flexible": False, **(own if isinstance(own, dict) else {})}
         body = "%json " + json.dumps({**schema, "x-guidance": settings})
-    return f"start: form ({' | '.join(f'<[{number}]>' for number in ends)})\nform: {body}\n"
+    end = f" ({' | '.join(f'<[{number}]>' for number in ends)})" if ends else ""
+    return f"start: form{end}\nform: {body}\n"
 
 
 def cannot_compile(option: str, wrong: str) -> UnsupportedOption:

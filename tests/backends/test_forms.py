@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.backends.grammar import unsupported_with_form
+from pipegen.backends.grammar import has_form, unsupported_with_form
 from pipegen.backends.servers import openai, sglang, vllm
 from pipegen.backends.servers.wire import Facts, ServerRequest
 from pipegen.records.options import resolve
@@ -69,3 +69,20 @@ def test_a_schema_that_may_be_right_is_left_to_the_engine(schema: dict[str, Any]
 def test_hf_keeps_a_least_length_and_the_models_own_logprobs_beside_a_form() -> None:
     options = resolve(pg.GenerationOptions(structured=FORM, min_new_tokens=3, logprobs=True))
     assert unsupported_with_form(options, "hf", masked_here=True) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "has"),
+    [
+        ({"choice": ("yes", "né🎈")}, "né🎈", True),
+        ({"choice": ("yes", "né🎈")}, "né", False),
+        ({"regex": " [0-9]+"}, "12", True),  # a tokenizer may hide a space at the very start
+        ({"regex": "[0-9]+"}, "12a", False),
+        ({"json_schema": {"type": "object"}}, '{"a":[1,2]}', True),
+        ({"json_schema": {"type": "object"}}, '{"a":[1,2', False),
+        ({"regex": "((a{1000}){1000}){1000}"}, "aa", False),
+    ],
+)
+def test_a_text_has_a_form_or_not(form: dict[str, Any], text: str, has: bool) -> None:
+    pytest.importorskip("llguidance")
+    assert has_form(pg.StructuredOptions(**form), text) is has

@@ -214,6 +214,19 @@ def test_what_would_break_the_form_of_the_answer_is_refused(option: str, more: d
     assert pg.is_ok(slots[1])
 
 
+@pytest.mark.parametrize(("text", "fine"), [("yes", True), ("ye", False), ("", False)])
+def test_an_answer_that_vllm_ends_before_it_has_its_form_fails(text: str, fine: bool, started: list[Any]) -> None:
+    pytest.importorskip("llguidance")
+    running = engine()
+    (row,) = running._rows([encoded([10], max_new_tokens=20, structured={"choice": ("yes", "no")})], text=False)
+    row.take([*running.tokenizer.encode(text), running.eos_token_ids[0]])
+    slot = row.slot()
+    assert pg.is_ok(slot) is fine
+    if not fine:
+        assert slot.failure().option == "choice"
+        assert "ended the answer before it had its form" in slot.failure().message
+
+
 def test_what_does_not_fit_the_running_engine_is_too_long(started: list[Any]) -> None:  # T7
     error = engine().generate([encoded([10], max_new_tokens=64)])[0].failure()
     assert error == pg.PromptTooLong(1, 64, message=error.message)
