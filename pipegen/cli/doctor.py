@@ -36,7 +36,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
         "engines": engines,
-        "extras": {name: _missing(name) for name in ("hf", "peft", "online") if _missing(name)},
+        "extras": {name: _missing(name) for name in ("hf", "peft", "online", "structured") if _missing(name)},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
     } | ({} if model is None else {"model": _model(model)})

@@ -223,14 +223,31 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
         ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
         ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
+    free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
     for name, form, holds in forms:
         structured: dict[str, Any] = {name: form}
         options = greedy(structured=StructuredOptions(**structured))
         if not honours(route, name):
             refuses(route, options, name)
             continue
-        for result in answers(run(route, [chat(text) for text in PROMPTS], options)):
+        formed, beside = [chat(text, options) for text in PROMPTS], [chat(text) for text in PROMPTS]
+        results = answers(run(route, [*formed, *beside], greedy()))
+        for result in results[: len(PROMPTS)]:
             expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
+        unchanged = not honours(route, "repeatable") or all(map(same, results[len(PROMPTS) :], free))
+        expect(unchanged, f"rows that are free are not changed by rows beside them with {name}")
+
+
+def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
+    """They are taken over the whole vocabulary: of an answer that had no choice, they are not all 0. An engine that has others refuses."""
+    if not (honours(route, "choice") and honours(route, "logprobs")):
+        return
+    (slot,) = run(route, [chat("Hi")], greedy(logprobs=True, structured=StructuredOptions(choice=("no way",))))
+    if not is_ok(slot):
+        expect(getattr(slot.failure(), "option", "") == "logprobs", f"only logprobs can be refused beside a choice, not {slot.failure()}")
+        return
+    logprobs = slot.unwrap().logprobs or ()
+    expect(sum(entry.logprob for entry in logprobs) < -1e-3, "logprobs beside a form are the model's own, taken before its mask")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -247,6 +264,7 @@ CHECKS: tuple[Check, ...] = (
     control_tokens_of_users_stay_text,
     images_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
+    logprobs_beside_a_form_are_the_models_own,
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,
     *conformance_sampling.CHECKS,

@@ -19,6 +19,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
+from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
@@ -64,6 +65,7 @@ class HFEngine(CheckpointEngine):
         super().__init__(load, checkpoint)
         check_settings(load)
         self._weights = Weights(self._checkpoint)
+        self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
@@ -97,6 +99,7 @@ class HFEngine(CheckpointEngine):
         self._pixels.close()
         self._prepared.clear()
         self._prefixes.clear()
+        self._grammars.clear()
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
@@ -147,6 +150,7 @@ class HFEngine(CheckpointEngine):
         def made(position: int, encoded: Encoded) -> HFRow:
             row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text)
             row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+            row.follow(self._grammars.of(row.options))
             return row
 
         return HFCall(self._shared, made, least=least)

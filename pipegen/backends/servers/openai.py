@@ -12,12 +12,13 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -59,6 +60,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
         "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
+        **_form(options, dialect),
     }
     more: dict[str, Any] = {}
     if dialect != "plain" and chat is not None:
@@ -76,7 +78,6 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
                 **(chat.template_kwargs or {}),
                 **({} if thinking is None else {"enable_thinking": thinking}),
             },
-            **_form(options, dialect),
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
             "no_stop_trim": True if dialect == "sglang" and stops else None,
@@ -166,7 +167,8 @@ def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
-    return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
+    own = {"vllm": vllm.unsupported, "sglang": sglang.unsupported}.get(dialect)
+    return unsupported_with_form(ask.options, "openai_chat") if own is None else own(ask)
 
 
 def _lacking(reply: WireReply, request: WireRequest) -> str:

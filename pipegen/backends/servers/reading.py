@@ -17,9 +17,8 @@ from pipegen.backends.servers.wire import Completion, WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.fields import NESTING
-from pipegen.records.options import GenerationOptions
 
-__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
+__all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,20 +33,6 @@ def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = list(value) if isinstance(value, tuple) else value
     return out
-
-
-def form_of(options: GenerationOptions) -> dict[str, Any]:
-    """What form the answer must have, under the option's name; empty where it is free.
-
-    >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
-    {'choice': ['a', 'b']}
-    """
-    asked = options.structured
-    if asked is None:
-        return {}
-    choice = None if asked.choice is None else list(asked.choice)
-    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
-    return {name: value for name, value in said.items() if value is not None}
 
 
 def malformed(words: str) -> Failure[Any]:

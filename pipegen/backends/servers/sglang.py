@@ -11,8 +11,8 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.servers import reading
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of
@@ -61,7 +61,7 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
-    form = reading.form_of(options)
+    form = grammar.form_of(options)
     return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
 
 
@@ -85,6 +85,9 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
         words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    refused = grammar.unsupported_with_form(options, "sglang_server")
+    if refused is not None:
+        return refused
     changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
     if options.logprobs and changed:
         words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"

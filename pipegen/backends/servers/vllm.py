@@ -11,11 +11,12 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -86,7 +87,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
         words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
-    return None
+    return unsupported_with_form(options, "vllm_server")
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.grammar import grammar_of, unsupported_with_form
+from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
-from pipegen.backends.vllm.start import check_arguments, image_limit
+from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -127,12 +129,16 @@ class VLLMEngine(CheckpointEngine):
         return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
-        if not inputs:
+        made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
+        for done in newly_done(made):
+            yield done
+        rows = {row.position: row for row in made if not row.done}
+        if not rows:
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = dict(enumerate(self._rows([*enumerate(inputs)], text=text))), Call(running, waits=False)
+        call = Call(running, waits=False)
         try:
-            for refused in await asyncio.to_thread(self._begin, rows.values(), call, running):
+            for refused in await asyncio.to_thread(self._begin, list(rows.values()), call, running):
                 yield refused
             while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
@@ -142,7 +148,12 @@ class VLLMEngine(CheckpointEngine):
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for number, encoded in inputs]
+        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for number, encoded in inputs]
+        for row in rows:
+            row.fail(unsupported_with_form(row.options, self.name))
+            if takes_grammars(self._checkpoint.load):
+                row.follow(grammar_of(row.options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size, self.name))
+        return rows
 
     @property
     def _most_logprobs(self) -> int:
@@ -150,12 +161,12 @@ class VLLMEngine(CheckpointEngine):
         said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return said if isinstance(said, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Iterable[VLLMRow], call: Call, running: Running) -> list[RowDone]:
+    def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         capabilities = self.capabilities
         for row in rows:
             self._queue(row, call, running, capabilities)
-        return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
+        return list(newly_done(rows))
 
     def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
@@ -167,7 +178,7 @@ class VLLMEngine(CheckpointEngine):
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs, grammar=row.grammar)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return
@@ -196,13 +207,14 @@ class VLLMCall:
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
         """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
-        if not inputs:
-            return
-        running = self._engine._core.running()
-        self._call = self._call or Call(running)
         rows = self._engine._rows(inputs, text=self._text)
         self.rows.update((row.position, row) for row in rows)
-        self._refused += self._engine._begin(rows, self._call, running)
+        self._refused += newly_done(rows)
+        live = [row for row in rows if not row.done]
+        if live:
+            running = self._engine._core.running()
+            self._call = self._call or Call(running)
+            self._refused += self._engine._begin(live, self._call, running)
 
     def events(self) -> list[TokensMade | RowDone]:
         """What has come, after a step where nothing has. Raises as `generate` does."""
