@@ -67,7 +67,7 @@ class HFTokenizer:
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
         """Ids of the text by a copy that has no added tokens; a prefix space that is for the start of a prompt comes only with `first`."""
         at_start, further_on = self._plain
-        return tuple((at_start if first else further_on).encode(text, add_special_tokens=False).ids)
+        return tuple((at_start if first else further_on).encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included, nothing cleaned up."""
