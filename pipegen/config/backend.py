@@ -86,9 +86,9 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     others = {name: value for name, value in said.items() if name not in known and name not in beside}
     if "base_url" in known:
         _settle_access(settings, said, place)
+        settings.setdefault("server_limit", True)
     if backend == "openai_server":
         _settle_dialect(kind, settings, place)
-        settings.setdefault("server_limit", True)
     for name in others:
         if name not in fields_of(settings.get("dialect")):
             raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}")

@@ -73,7 +73,7 @@ class HFEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        limits = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
+        limits: dict[str, Any] = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
         return Capabilities(engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits)
 
     @property

@@ -55,6 +55,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         super().__init__(wire, access, settings, model)
         self._checkpoint: ModelMetadata = checkpoint
         self._ends = LastCallCache(self._ends_of)
+        self._room = LastCallCache(self._room_by)
 
     @property
     def identity(self) -> str:
@@ -69,8 +70,15 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
-        limits = {"context_length": self.limit_of(facts), "vocab_size": self._checkpoint.vocab_size}
-        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, reason=reason, **limits)
+        room = self._room(facts)
+        return dataclasses.replace(room, honours=honours - {"images"} if reason else honours, reason=reason)
+
+    def _room_by(self, facts: Facts) -> Capabilities:
+        """The limits of a row, which is all that `check_fit` asks for."""
+        fills = self.sender.settings.server_limit
+        return Capabilities(
+            engine=self.name, honours=frozenset(), context_length=self.limit_of(facts), vocab_size=self._checkpoint.vocab_size, fills_context=fills
+        )
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
@@ -124,7 +132,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
             refused = refused or self._checkpoint.check_server_resize(prompt)
         if refused is not None:
             return Failure(refused)
-        room = _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size)
+        room = self._room(facts)
         other = other_factors(self._checkpoint.positions, encoded, room)
         return check_fit(encoded, room) if other is None else Failure(other)
 
@@ -195,12 +203,6 @@ class _Resized(_Whole):
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         return Success(completions[0].features)
-
-
-@functools.lru_cache(maxsize=64)
-def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
-    """What `check_fit` asks of an engine: its name and its limits."""
-    return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)
 
 
 @functools.lru_cache(maxsize=4096)
