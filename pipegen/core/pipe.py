@@ -24,11 +24,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend
-from pipegen.core.border import EXHAUSTED, Raised, guard
+from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.joining import Joined, counted, row_by_row
-from pipegen.core.slots import Batch, Slot, is_ok, live, live_rows, refill
+from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
 __all__ = ["Closes", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
 
@@ -159,14 +159,14 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
     if not isinstance(catch, tuple) or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in catch):
         raise TypeError(f"catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), not {catch!r:.200}")
 
-    def failed(raised: Raised) -> StageFailed:
-        return StageFailed(raised.words, stage=name, incident=raised.incident)
+    caught = (*catch, *EXHAUSTED)
 
     def lifted(value: Taken) -> Slot[B]:
-        done = guard(lambda: stage(value), failed, known=catch, only=EXHAUSTED)
-        if not is_ok(done):
-            return Failure(done.failure())
-        slot = done.unwrap()
+        try:
+            slot = stage(value)
+        except caught as raised:
+            seen = report(raised, traced=not isinstance(raised, catch))
+            return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
         if not isinstance(slot, (Success, Failure)):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
         if isinstance(slot, Failure) and not isinstance(slot.failure(), GenerationError):

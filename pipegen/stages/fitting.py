@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Iterator
 
 from returns.result import Failure, Success
 
@@ -12,7 +12,8 @@ from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.protocol import TokenEngine
-from pipegen.records.options import DEFAULTS, GenerationOptions, flat_values
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import DEFAULTS, GenerationOptions
 from pipegen.records.results import Encoded
 
 __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
@@ -52,10 +53,16 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _option_ids(options: GenerationOptions) -> tuple[tuple[str, tuple[int, ...]], ...]:
+_OPTIONS_OF_IDS = tuple((entry.group, name) for name, entry in OPTIONS.items() if name.endswith("token_ids"))
+
+
+def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The options that hold token ids."""
-    return tuple((f"{name} holds", value) for name, value in flat_values(options).items() if name.endswith("token_ids") and value)
+    for group, name in _OPTIONS_OF_IDS:
+        holder = getattr(options, group) if group else options
+        ids = None if holder is None else getattr(holder, name)
+        if ids:
+            yield f"{name} holds", ids
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:

@@ -26,7 +26,6 @@ from pipegen.records.fields import InvalidField, freeze, record
 from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
-from pipegen.records.secret import revealed
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
@@ -333,7 +332,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=revealed(self.sender.settings.extra_body),
+                extra_body=self.sender.extra_body,
             )
         )
 

@@ -31,7 +31,6 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
-from pipegen.records.secret import revealed
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
@@ -168,7 +167,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=revealed(self.sender.settings.extra_body),
+                extra_body=self.sender.extra_body,
             )
         )
 
