@@ -190,7 +190,7 @@ def _ahead(files: Files, load: Load) -> int:
 
 
 def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-    """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
+    """Requests by their places, which are noted: those that were handed out and not answered yet are running."""
     for slot, origin in items:
         under_way.append(origin)
         yield origin, slot

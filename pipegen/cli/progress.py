@@ -40,7 +40,7 @@ def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
 def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
     """Moves the bar while a window of requests is computed, as if those that are done were the first ones.
 
-    The first `window` requests under way are at the engine; others are being prepared.
+    The first `window` running requests are at the engine; others are being prepared.
     """
 
     def tell(now: Progress) -> None:

@@ -157,10 +157,8 @@ def render_row(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
     """Whether control tokens in the request's words are to be kept from counting; those of a plain prompt are where the request itself says so."""
-    said = request.options.chat if request.options is not None else None
-    return chat.control_tokens == "reject" or (
-        chat.control_tokens == "text" and (request.prompt is None or (said is not None and said.control_tokens == "text"))
-    )
+    own = request.options.chat if request.options is not None else None
+    return chat.control_tokens == "reject" or (chat.control_tokens == "text" and (request.prompt is None or (own is not None and own.control_tokens == "text")))
 
 
 def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
@@ -236,7 +234,7 @@ _FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parame
 
 
 def _marker(
-    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
 ) -> Rewrite:
     """What marks the foreign text: all of it, but of words that the template looks for only what can begin or end a control token.
 
@@ -253,11 +251,11 @@ def _marker(
         return mark
 
     def is_joined(word: str) -> bool:
-        text = write(rewrite_foreign(said, trust, marker(known - {word})))
+        text = write(rewrite_foreign(shaped, trust, marker(known - {word})))
         if not is_ok(text):
             return True
         hidden = text.unwrap()
-        spellings = {text.strip() for _, text in foreign_strings(said, trust) if text.lower() == word}
+        spellings = {text.strip() for _, text in foreign_strings(shaped, trust) if text.lower() == word}
         shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
         return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
 
@@ -267,33 +265,33 @@ def _marker(
 
     if not known or not within(control.ids):
         return marker(known)
-    first = write(rewrite_foreign(said, trust, marker(known)))
+    first = write(rewrite_foreign(shaped, trust, marker(known)))
     doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
     return marker(known.difference(word for word in doubtful if is_joined(word)))
 
 
 def _chosen(
-    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
 ) -> Slot[tuple[str, Marks]]:
     """The render whose control tokens count, with its marks: the first of three whose control tokens are those of the marked conversation."""
 
-    marked = rewrite_foreign(said, trust, mark)
+    marked = rewrite_foreign(shaped, trust, mark)
     full = write(marked)
     if not is_ok(full):
         words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
-        plain = write(said)
+        plain = write(shaped)
         refused = InvalidRequest(words, hint='change the content, or set control_tokens="allow"')
         return Failure(refused if is_ok(plain) else plain.failure())
     chosen = full.unwrap()
     clean = hides_nothing(chosen, marks, control)
-    own_answers = marked if clean else rewrite_foreign(said, trust | {"assistant"}, mark)
+    own_answers = marked if clean else rewrite_foreign(shaped, trust | {"assistant"}, mark)
     if own_answers != marked:  # templates take the thoughts out of earlier answers
         text = write(own_answers)
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
             chosen = text.unwrap()
             clean = hides_nothing(chosen, marks, control)
     if clean:
-        plain = write(said)
+        plain = write(shaped)
         if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
             return Success((plain.unwrap(), Marks()))
     return Success((chosen, marks))

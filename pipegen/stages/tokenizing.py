@@ -102,8 +102,8 @@ def count_tokens(
 
     `options` count where the request says nothing, as in a run; `images` are the request's images as the engine prepared them, in order.
     """
-    said = merge(request.options, options)
-    job = ResolvedRequest(request=dataclasses.replace(request, options=said), options=resolve(said))
+    merged = merge(request.options, options)
+    job = ResolvedRequest(request=dataclasses.replace(request, options=merged), options=resolve(merged))
     rendered = render_row(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
     return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 

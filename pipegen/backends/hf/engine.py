@@ -38,9 +38,9 @@ __all__ = ["HFEngine"]
 
 _log = logging.getLogger("pipegen")
 ROWS = 32
-"""Rows that run side by side where nothing is said."""
+"""Rows that run side by side by default."""
 IMAGES = 256 * 2**20
-"""Bytes of images that are kept where nothing is said."""
+"""Bytes of images that are kept by default."""
 
 
 class HFEngine(CheckpointEngine):

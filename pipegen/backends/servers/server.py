@@ -144,8 +144,8 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         plan, server_side_stops = plan_stops(options, self.tokenizer), self.wire.server_side_stops(options) - facts.lacks
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
-        told = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
-        stops = plan.text if told else ()
+        at_server = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        stops = plan.text if at_server else ()
         return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in server_side_stops))
 
     def heavy(self, asked: Encoded) -> bool:

@@ -134,14 +134,14 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[Encoded], *, text: bool) -> list[VLLMRow]:
-        said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+        shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for position, encoded in enumerate(inputs)]
 
     @property
     def _most_logprobs(self) -> int:
         """How many logprobs of a position vLLM may be asked for."""
-        said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
-        return said if isinstance(said, int) else MOST_LOGPROBS
+        limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
+        return limit if isinstance(limit, int) else MOST_LOGPROBS
 
     def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
