@@ -36,6 +36,7 @@ CORE = (
     "core/fallback",
     "core/functional",
     "core/joining",
+    "core/names",
     "core/pipe",
     "core/slots",
     "drivers/batch",

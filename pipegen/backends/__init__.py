@@ -163,7 +163,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
-    pipegen.records.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
+    pipegen.core.names.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
     first = _route_of(config)
     _ = first.engine.capabilities

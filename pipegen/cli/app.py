@@ -249,7 +249,7 @@ CHAT = """Ask the models of a chat file at the same time, and see their answers 
           api_key: ${MY_KEY}                  # else that of VLLM_API_KEY
           enable_thinking: true
 
-Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers what was said.
+Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers the conversation.
 
 --json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
 request, {"agent", "method", "url", "body"}, and sends nothing.

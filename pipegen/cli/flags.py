@@ -101,7 +101,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        command(**values, **{group: {name: value for name, value in said.items() if value not in (None, [], ())} for group, said in given.items()})
+        command(**values, **{group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in groups]
     parameters += [parameter for flags in groups.values() for parameter in flags.values()]

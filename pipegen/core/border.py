@@ -55,10 +55,10 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
     import logging  # seldom needed, and `import pipegen` stays light
 
     try:
-        said = str(raised)[:500]
+        message = str(raised)[:500]
     except Exception:  # noqa: BLE001 - a foreign exception may fail even to say what it is
-        said = "(its message cannot be read)"
-    words = f"{type(raised).__name__}: {said}" if said else type(raised).__name__
+        message = "(its message cannot be read)"
+    words = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
     if not traced:
         return Raised(words, "")
     seen = Raised(words, os.urandom(6).hex())

@@ -229,7 +229,7 @@ class Flow(Generic[K]):
             self._woken.wait()
 
     def _awaits_more(self, feed: _Feed) -> bool:
-        """Whether an engine with nothing to work on yet is to begin with more rows: those that are being prepared, or, where it takes none later, all others."""
+        """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
         if not feed.call.computes or len(feed.new) < len(feed.rows):
             return False
         more = self._more and self.room > 0 and not self._nothing_now

@@ -74,7 +74,7 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
 
 
 class _Count:
-    """What a call has made so far, told now and then."""
+    """What a call has made so far, reported now and then."""
 
     def __init__(self, engine: str, rows: int, tell: Callable[[Progress], object], every: float) -> None:
         self._now, self._tell, self._every = Progress(engine, rows, 0, 0), tell, every

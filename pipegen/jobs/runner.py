@@ -1,7 +1,7 @@
 """A job: any number of requests, whose finished rows outlive the process.
 
 A row is written to the journal before it is given out. The same job again, in the same folder, gives out what is finished and asks for the rest. So a kill
-costs what was under way and nothing else.
+costs the running rows and nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAITING = 4096
 
 
 class _Run:
-    """A job under way: its journal, what its keys are made of, and the counts."""
+    """A running job: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
         self.again = retry_of(retry)

@@ -6,7 +6,7 @@
 >>> message_from({"role": "user", "content": [{"type": "smell"}]}, "messages[0]")
 Traceback (most recent call last):
 ...
-pipegen.records.fields.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
+pipegen.core.names.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
 """
 
 from __future__ import annotations

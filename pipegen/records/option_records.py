@@ -204,9 +204,9 @@ class StructuredOptions:
     ] = None
 
     def check_all(self) -> None:
-        said = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
-        if len(said) > 1:
-            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(said)}")
+        given = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(given)}")
 
 
 GROUPS: Mapping[str, type[Any]] = {
@@ -239,7 +239,7 @@ def _stops(value: Any) -> Any:
 
 @record
 class GenerationOptions:
-    """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
+    """Everything that one generation can be asked for. `None` means "not set"; see `resolve`."""
 
     max_new_tokens: Annotated[
         int | None,

@@ -6,7 +6,7 @@
 >>> TextGenerationRequest()
 Traceback (most recent call last):
 ...
-pipegen.records.fields.InvalidField: TextGenerationRequest takes exactly one of messages, prompt and prompt_token_ids
+pipegen.core.names.InvalidField: TextGenerationRequest takes exactly one of messages, prompt and prompt_token_ids
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ __all__ = ["HFEngine"]
 
 _log = logging.getLogger("pipegen")
 ROWS = 32
-"""Rows that run side by side where nothing is said."""
+"""Rows that run side by side by default."""
 IMAGES = 256 * 2**20
-"""Bytes of images that are kept where nothing is said."""
+"""Bytes of images that are kept by default."""
 PREFIXES = 2**30
-"""Bytes of prefixes that are kept where nothing is said."""
+"""Bytes of prefixes that are kept by default."""
 
 
 class HFEngine(CheckpointEngine):
@@ -81,7 +81,7 @@ class HFEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        limits = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
+        limits: dict[str, Any] = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
         return Capabilities(engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits)
 
     @property

@@ -98,7 +98,7 @@ class HFRow(EngineRow):
 
     @property
     def source(self) -> Hashable:
-        """What the row's next token hangs on, sampling apart: rows of one source are read once."""
+        """What the row's next token depends on, besides sampling: rows of one source are read once."""
         return self.sequence, self.images
 
     @property
@@ -200,10 +200,10 @@ def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, Pl
 def _truth(answer: object) -> bool | None:
     """What a stopping criterion answered for one row; None where it is neither yes nor no."""
     try:
-        said = torch.as_tensor(answer)
+        verdict = torch.as_tensor(answer)
     except (RuntimeError, TypeError, ValueError):
         return None
-    return bool(said.all()) if said.numel() else None
+    return bool(verdict.all()) if verdict.numel() else None
 
 
 def order(costs: Sequence[Cost]) -> Group:

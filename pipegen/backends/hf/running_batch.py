@@ -205,7 +205,7 @@ def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: tor
 def batch_inputs(rows: Sequence[Any], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
     """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the images of all rows in order.
 
-    `pixels` gives the inputs of images, the checkpoint where nothing is said.
+    `pixels` gives the inputs of images, the checkpoint by default.
     Position ids are left to the model's own preparation, which makes them from the mask (and, for models with several rotary axes, from the images).
     """
     sequences = [row.sequence for row in rows]

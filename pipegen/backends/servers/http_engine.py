@@ -88,8 +88,8 @@ class HttpEngine(ABC, Generic[A, R]):
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""
         model = self.sender.model(facts)
-        said = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
-        return min((limit for limit in said if limit is not None), default=None)
+        limits = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def close(self) -> None:
         """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""

@@ -111,8 +111,8 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
-    said = answer.get("usage")
-    return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
+    usage = answer.get("usage")
+    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
@@ -121,12 +121,12 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
 
 
 def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str) -> Slot[Completion]:
-    said = choice.get(holder)
-    if not isinstance(said, Mapping):
-        return malformed(f"{place}.{holder} is {type(said).__name__}, not an object")
-    reasoning = said.get("reasoning_content") if said.get("reasoning_content") is not None else said.get("reasoning")
-    calls, finish, index = said.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
-    for name, value in (("content", said.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
+    message = choice.get(holder)
+    if not isinstance(message, Mapping):
+        return malformed(f"{place}.{holder} is {type(message).__name__}, not an object")
+    reasoning = message.get("reasoning_content") if message.get("reasoning_content") is not None else message.get("reasoning")
+    calls, finish, index = message.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
+    for name, value in (("content", message.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
         if value is not None and not isinstance(value, str):
             return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
@@ -145,7 +145,7 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
             prompt_token_ids=None if known is None else known.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
-            text=said.get("content"),
+            text=message.get("content"),
             reasoning=reasoning,
             tool_calls=tuple([freeze(call) for call in calls]),
             usage=_usage(answer),

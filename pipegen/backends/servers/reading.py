@@ -64,7 +64,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
 
 
 def _deeper(value: Any, data: bytes) -> bool:
-    """Whether a value is nested too deeply for whoever reads it by recursion."""
+    """Whether a value is nested too deeply to be read by recursion."""
     if data.count(b"[") + data.count(b"{") <= NESTING:
         return False
     level = [value]
@@ -105,9 +105,9 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
             if isinstance(holder, str):
                 return holder[:2000], value
             if isinstance(holder, Mapping):
-                said = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
-                if said is not None:
-                    return (said if isinstance(said, str) else json.dumps(said))[:2000], holder
+                words = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
+                if words is not None:
+                    return (words if isinstance(words, str) else json.dumps(words))[:2000], holder
     return text[:2000], {}
 
 

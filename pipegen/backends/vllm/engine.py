@@ -58,7 +58,7 @@ class VLLMEngine(CheckpointEngine):
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        limits = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
+        limits: dict[str, Any] = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
     @cached_property
@@ -147,8 +147,8 @@ class VLLMEngine(CheckpointEngine):
             call.leave()
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
-        said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for number, encoded in inputs]
+        shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for number, encoded in inputs]
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
             if takes_grammars(self._checkpoint.load):
@@ -158,8 +158,8 @@ class VLLMEngine(CheckpointEngine):
     @property
     def _most_logprobs(self) -> int:
         """How many logprobs of a position vLLM may be asked for."""
-        said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
-        return said if isinstance(said, int) else MOST_LOGPROBS
+        limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
+        return limit if isinstance(limit, int) else MOST_LOGPROBS
 
     def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""

@@ -1,4 +1,4 @@
-"""Options as vLLM's `SamplingParams`, one fresh one for each row, with everything said."""
+"""Options as vLLM's `SamplingParams`, one fresh one for each row, with everything set."""
 
 # vLLM need not be installed where types are checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -58,9 +58,9 @@ def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, An
     from vllm import sampling_params as module
 
     ((name, value),) = form.items()
-    said = {"json" if name == "json_schema" else name: value}
+    current_form = {"json" if name == "json_schema" else name: value}
     current = getattr(module, "StructuredOutputsParams", None)
-    return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
+    return {"structured_outputs": current(**current_form)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**current_form)}
 
 
 def sampling_params(

@@ -168,7 +168,7 @@ def image_limit(checkpoint: Checkpoint) -> int | None:
 
 
 def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The arguments of `EngineArgs`, everything that decides about the output said explicitly. Raises as `check_arguments` does."""
+    """The arguments of `EngineArgs`, everything that decides about the output set explicitly. Raises as `check_arguments` does."""
     check_arguments(checkpoint)
     load = checkpoint.load
     arguments: dict[str, Any] = {
