@@ -39,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images"
+FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -54,10 +54,12 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
 A prompt is completed as it stands, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
 of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
 
-IN may also be a folder of images, searched with its subfolders in natural order, with one --prompt for all of them.
+IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or messages, and images, id, tools, options if they are
+there; --map says which columns have other names. All other columns are carried to OUT. Or a .txt file with one prompt on each line. Or a folder of
+images, searched with its subfolders in natural order, with one --prompt for all of them. Without IN, --prompt is one question (a user's turn).
 
-Each line of OUT is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}. A line that cannot
-be read is a failed line; the others go on.
+OUT is JSON Lines, Parquet or CSV, by its suffix. Each line is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type",
+"message", "hint", ...}}; a table has the columns of IN and such columns. A line that cannot be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
 
@@ -69,6 +71,8 @@ EXAMPLES = """\b
 Examples:
   pipegen generate requests.jsonl -o results.jsonl --model embedded --stop "\\n\\n"
   pipegen generate photos/ --prompt "Describe it." --sidecar txt --model Qwen/Qwen3-VL-4B-Instruct
+  pipegen generate data.parquet -o answers.parquet --map prompt=question --model Qwen/Qwen3-4B
+  pipegen generate --prompt "What is in it?" --image cat.png --model Qwen/Qwen3-VL-4B-Instruct
   cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
   pipegen generate in.jsonl -o out.jsonl --backend vllm_server --base-url http://localhost:8000 --model Qwen/Qwen3-4B
   pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent qwen
@@ -93,15 +97,23 @@ def _root(
 @app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
 @with_flags
 def generate(
-    source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of images.")],
     options: dict[str, Any],
     settings: dict[str, Any],
+    source: Annotated[
+        str | None, typer.Argument(metavar="IN", help="A .jsonl, .parquet, .csv, .arrow or .txt file, or - for stdin, or a folder of images or tables.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags.", rich_help_panel=MODEL)
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).", rich_help_panel=FILES)
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="FIELD=COLUMN,...", help="Columns that have other names, such as prompt=question,id=uid.", rich_help_panel=FILES),
+    ] = None,
     options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
@@ -126,7 +138,10 @@ def generate(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image.", rich_help_panel=FOLDER)] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image; without IN, the one question.", rich_help_panel=FOLDER)] = None,
+    image: Annotated[
+        list[str] | None, typer.Option("--image", help="An image of the one question; may be given several times.", rich_help_panel=FOLDER)
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
     sidecar: Annotated[
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its image: a.png, a.txt.", rich_help_panel=FOLDER)
@@ -154,6 +169,7 @@ def generate(
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.plugins import plugins_of
+    from pipegen.cli.sources import columns_of
     from pipegen.cli.usage import images_of, load_of, policy_of, run_options
 
     files = Files(
@@ -171,6 +187,8 @@ def generate(
         quiet=quiet,
         plugins=plugins_of(plugin or ()),
         window=window,
+        columns=columns_of(columns or ()),
+        images=tuple(image or ()),
     )
     policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
@@ -180,7 +198,7 @@ def generate(
 @app.command(short_help="Write what a job has finished, at any time.")
 def export(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).")] = None,
 ) -> None:
     """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
 
