@@ -6,27 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from pipegen.cli.flags import with_flags
+from pipegen.cli.app_results import FILES, FOLDER, MODEL, add_commands
+from pipegen.cli.flags import InSections, with_flags
 from pipegen.config.keys import TYPES
 
 __all__ = ["app"]
-
-
-class _InSections(TyperCommand):
-    """A command whose help shows its flags in sections, each with its whole name."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section for each `rich_help_panel`, in the order of the flags."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            shown = parameter.get_help_record(ctx)
-            if shown is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
-        for name, rows in sections.items():
-            with formatter.section(name):
-                formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -38,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -94,7 +77,7 @@ def _root(
     """Options of the whole program."""
 
 
-@app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
+@app.command(cls=InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
 @with_flags
 def generate(
     options: dict[str, Any],
@@ -237,21 +220,6 @@ def doctor(
     raise typer.Exit(run_doctor(model, as_json=as_json))
 
 
-@app.command(short_help="Where two files of results part.")
-def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Results, as generate writes them.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Results of the same requests, from another engine or version.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each difference.")] = False,
-) -> None:
-    """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
-
-    Requests are paired by their ids; equal ones are only counted, on stderr. Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.
-    """
-    from pipegen.cli.diff import run_diff
-
-    raise typer.Exit(run_diff(first, second, as_json=as_json))
-
-
 CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat file is YAML or JSON:
 
 \b
@@ -304,3 +272,6 @@ def schema() -> None:
     from pipegen.config import schema as chat_schema
 
     typer.echo(json.dumps(chat_schema(), ensure_ascii=False, indent=1))
+
+
+add_commands(app)

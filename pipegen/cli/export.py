@@ -17,7 +17,7 @@ from pipegen.jobs.journal import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy
 
-__all__ = ["Command", "note_command", "run_export"]
+__all__ = ["Command", "command_in", "note_command", "run_export"]
 
 COMMAND = "command.json"
 
@@ -47,7 +47,7 @@ def note_command(folder: Path, command: Command) -> None:
         stream.write(strict_json.dump(command._asdict()).encode() + b"\n")
 
 
-def _command_in(folder: Path) -> Command:
+def command_in(folder: Path) -> Command:
     try:
         return Command(**strict_json.load((folder / COMMAND).read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
@@ -56,7 +56,7 @@ def _command_in(folder: Path) -> Command:
 
 def run_export(folder: Path, out: str | None) -> int:
     """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1."""
-    command = _command_in(folder)
+    command = command_in(folder)
     form = form_of(out)
     images = ImagePolicy(root=command.image_root)
     written = missing = 0
