@@ -105,6 +105,9 @@ def generate(
     ] = "retryable",
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Write counts, times and rates of the run to FILE, as JSON.", rich_help_panel=FILES)
+    ] = None,
     window: Annotated[
         int | None, typer.Option("--window", min=1, help="Requests that go to the engine at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
     ] = None,
@@ -172,6 +175,7 @@ def generate(
         window=window,
         columns=columns_of(columns or ()),
         images=tuple(image or ()),
+        summary=summary,
     )
     policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)

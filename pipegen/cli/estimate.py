@@ -8,6 +8,7 @@ from typing import Any
 
 from pipegen.cli.outputs import printable
 from pipegen.cli.plugins import attached
+from pipegen.cli.progress import shown_time
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import Load, open_routes, refuse
 from pipegen.core.slots import is_ok
@@ -102,14 +103,3 @@ def in_words(plain: dict[str, Any]) -> str:
         listed = ", ".join(f"{one['id']} ({one['tokens']:,})" for one in plain["too_long"][:_SHOWN])
         lines.append(f"  too long: {listed}" + (", ..." if len(plain["too_long"]) > _SHOWN else ""))
     return "\n".join(lines)
-
-
-def shown_time(seconds: float) -> str:
-    """A duration.
-
-    >>> shown_time(59.2), shown_time(61), shown_time(90_000)
-    ('0:59', '1:01', '25:00:00')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

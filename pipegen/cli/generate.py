@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Item, Origin
 from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
 from pipegen.cli.plugins import attached
-from pipegen.cli.progress import is_shown, progress, tells
+from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import Load, open_routes, refuse, runs_here, window_of
 from pipegen.core.border import guard
@@ -33,6 +32,7 @@ from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import job_keyed
 from pipegen.plugins import Plugin
+from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -73,6 +73,8 @@ class Files:
     """The columns that fields of requests are read from, where their names differ."""
     images: tuple[str, ...] = ()
     """The images of one question."""
+    summary: Path | None = None
+    """Where counts, times and rates of the run are written, as JSON."""
 
     @property
     def job(self) -> Path | None:
@@ -96,11 +98,10 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     _check(files, options)
-    began = time.monotonic()
-    tally = Tally()
+    meter = Meter(Tally())
     try:
         with _terminable():
-            code = _generate(files, load, options, images, policy, tally)
+            code = _generate(files, load, options, images, policy, meter)
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
         say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
@@ -109,7 +110,20 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
         say(str(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
-        say(tally.summary(time.monotonic() - began))
+        left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
+        say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
+    if files.summary is not None:
+        code = _write_summary(files.summary, meter, code)
+    return code
+
+
+def _write_summary(file: Path, meter: Meter, code: int) -> int:
+    try:
+        with new_file(file) as stream:
+            stream.write(strict_json.dump({**meter.plain(), "exit_code": code}).encode() + b"\n")
+    except JournalError as refusal:
+        say(f"--summary: {refusal}")
+        return code or 1
     return code
 
 
@@ -124,18 +138,20 @@ def _terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
+def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, meter: Meter) -> int:
+    tally = meter.tally
     with contextlib.ExitStack() as stack:
         system = load.system if files.system is None else files.system
         asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite)
         source = open_source(files.source, asked_of, images, files.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
+        meter.total = None if files.quiet and files.summary is None else source.rows()
         route = stack.enter_context(attached(open_routes(load), files.plugins))
-        moved = stack.enter_context(progress(total, shown=not files.quiet))
+        moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
         under_way = deque[Origin]()
         window = files.window or window_of(load)
-        if is_shown(not files.quiet):
-            route = watched(route, tells(moved, tally, under_way, window))
+        if not files.quiet or files.summary is not None:
+            route = watched(route, tells(moved, meter, under_way, window))
         asked = _noted(source.items, under_way)
         settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "image_policy": images, "policy": policy}
         try:
@@ -158,7 +174,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
                         return _unwritable(stream, refusal, files)
-                moved(origin.read, tally.words())
+                moved(origin.read, meter.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
@@ -247,6 +263,8 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)
+    if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
+        refuse(f"{files.summary} is a folder, or in none that is there; give a file", "--summary")
 
 
 def _check_out(out: Path, files: Files) -> None:

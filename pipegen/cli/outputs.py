@@ -133,6 +133,10 @@ class Tally:
     succeeded: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    made_prompt_tokens: int = 0
+    """Prompt tokens of requests that were not finished before."""
+    made_tokens: int = 0
+    """Generated tokens of requests that were not finished before."""
     reused: int = 0
     """How many were finished before."""
     fell_back: int = 0
@@ -164,37 +168,36 @@ class Tally:
             self.fell_back += bool(result.tried)
             self.lost_samples += len(result.failed_samples)
             self.unanswered += sum(sample.thinking_unfinished for sample in result.samples or (result,))
+            generated = sum(sample.completion_tokens for sample in result.samples or (result,))
             self.prompt_tokens += result.prompt_tokens
-            self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
+            self.completion_tokens += generated
+            if not reused:
+                self.made_prompt_tokens += result.prompt_tokens
+                self.made_tokens += generated
             return
         error = slot.failure()
         kind = type(error).__name__
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
-    def words(self, more_tokens: int = 0) -> str:
-        """A short status; `more_tokens` are those of unfinished requests.
+    def summary(self, seconds: float, loading: float = 0.0, left: int = 0) -> str:
+        """A summary of the run, so many seconds of which were spent on loading; `left` requests were not answered.
 
-        >>> Tally(succeeded=2, completion_tokens=9).words(3)
-        '2 done, 0 failed, 12 tokens'
-        """
-        return f"{self.succeeded} done, {self.failed} failed, {self.completion_tokens + more_tokens} tokens"
-
-    def summary(self, seconds: float) -> str:
-        """A summary of the run.
-
-        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9).summary(1.5)
-        '2 requests in 1.5 s: 2 succeeded, 0 failed; 30 prompt tokens, 9 generated'
+        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(1.5, loading=1.0)
+        '2 requests in 1.5 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (18.0/s)'
         """
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
+        outcome += f" ({self.made_tokens / (seconds - loading):,.1f}/s)" if self.made_tokens and seconds - loading > 0.05 else ""
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
         outcome += f"; {self.reused} finished before" if self.reused else ""
         if self.lost_samples:
             outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that succeeded"
         if self.unanswered:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
-        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
+        outcome += f"; {left} more were not answered" if left else ""
+        loaded = f" (loading {loading:.1f} s)" if loading >= 0.1 else ""
+        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
         if self.bugs:
             lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipegen.cli.inputs import Item, from_csv, from_folder, from_lines, from_table, from_text, one_question, with_system
 from pipegen.cli.usage import refuse
 from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, Columns, Table, TableError, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, line_values, schema_of_kinds
 from pipegen.media.folder import SUFFIXES, images_in
@@ -45,6 +46,8 @@ class Source(NamedTuple):
     """Where relative paths of images start."""
     total: Callable[[], int | None]
     """How much there is to read, in the units of `Origin.read`: None where unknown."""
+    rows: Callable[[], int | None]
+    """How many requests there are: None where unknown. The input may be read once for it."""
     kinds: Callable[[], dict[str, str]]
     """The columns of the input and what they hold, where a file does not say it: the input is read once for it."""
     table: Table | None = None
@@ -90,29 +93,50 @@ def open_source(source: str | None, asked: Question, images: ImagePolicy, column
 def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack) -> Source:
     if source is None:
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
-        return Source(one_question(asked.prompt or "", asked.system, asked.images), columns, None, lambda: 1, lambda: kinds)
+        return Source(one_question(asked.prompt or "", asked.system, asked.images), columns, None, lambda: 1, lambda: 1, lambda: kinds)
     if source == "-":
-        return Source(from_lines(sys.stdin.buffer, None, columns), columns, None, lambda: None, partial(refuse, "a table as OUT takes a file as IN", "--out"))
+        return Source(
+            from_lines(sys.stdin.buffer, None, columns),
+            columns,
+            None,
+            lambda: None,
+            lambda: None,
+            partial(refuse, "a table as OUT takes a file as IN", "--out"),
+        )
     path = Path(source)
     if path.is_dir() and (asked.prompt is not None or not is_table(path)):
         if next(images_in(path), None) is None:
             raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}) and no tables (.parquet, .arrow)")
         items = from_folder(path, asked.prompt or "", asked.system, asked.sidecar, asked.overwrite)
-        return Source(items, columns, None, lambda: sum(1 for _ in images_in(path)), lambda: {"image": "string"})
+        count = partial(_count, images_in(path))
+        return Source(items, columns, None, count, count, lambda: {"image": "string"})
     folder = None if images.root is not None else path.absolute() if path.is_dir() else path.absolute().parent
     shown = folder or Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        return Source(with_system(from_table(table, folder, columns), asked.system), columns, shown, lambda: table.count, dict, table)
+        return Source(with_system(from_table(table, folder, columns), asked.system), columns, shown, lambda: table.count, lambda: table.count, dict, table)
     if path.suffix.lower() == ".csv":
         names = csv_header(path)
         columns.check(names, path)
         items = with_system(from_csv(source, folder, columns), asked.system)
-        return Source(items, columns, shown, lambda: sum(1 for _ in csv_rows(source)), lambda: dict.fromkeys(names, "string"))
+        count = partial(_count, csv_rows(source))
+        return Source(items, columns, shown, count, count, lambda: dict.fromkeys(names, "string"))
     stream = stack.enter_context(path.open("rb"))
     size = os.fstat(stream.fileno()).st_size or None
     if path.suffix.lower() == ".txt":
-        return Source(with_system(from_text(stream), asked.system), columns, shown, lambda: size, lambda: {"prompt": "string"})
+        return Source(with_system(from_text(stream), asked.system), columns, shown, lambda: size, partial(_lines, path), lambda: {"prompt": "string"})
     items = with_system(from_lines(stream, folder, columns), asked.system)
-    return Source(items, columns, shown, lambda: size, lambda: column_kinds(line_values(path)))
+    return Source(items, columns, shown, lambda: size, partial(_lines, path), lambda: column_kinds(line_values(path)))
+
+
+def _lines(path: Path) -> int | None:
+    """How many lines of a regular file are not blank."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as stream:
+        return _count(lines_of(stream))
+
+
+def _count(things: Iterable[object]) -> int:
+    return sum(1 for _ in things)

@@ -161,19 +161,18 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
     Raises `TableError` where it is no such file, and `MissingExtra` without pyarrow.
 
-    >>> import tempfile, pyarrow as pa, pyarrow.parquet
-    >>> file = tempfile.NamedTemporaryFile(suffix=".parquet")
-    >>> pyarrow.parquet.write_table(pa.table({"prompt": ["Hi"], "label": [1]}), file.name)
-    >>> list(read_table(file.name))
-    [{'prompt': 'Hi', 'label': 1}]
+    >>> read_table("requests.jsonl")
+    Traceback (most recent call last):
+    ...
+    pipegen.io.tables.TableError: requests.jsonl is no Parquet or Arrow file, and no folder of them
     """
-    need("pyarrow", "data", "reading tables")
-    import pyarrow as pa
-
     path = Path(path)
     paths = tables_in(path) if path.is_dir() else [path]
     if not paths or not is_table(path):
         raise TableError(f"{path} is no Parquet or Arrow file, and no folder of them")
+    need("pyarrow", "data", "reading tables")
+    import pyarrow as pa
+
     try:
         facts = [_facts(one) for one in paths]
         schema = pa.unify_schemas([schema for schema, _ in facts])

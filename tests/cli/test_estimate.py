@@ -91,6 +91,7 @@ def test_a_table_and_a_chat_file_s_system_message_count_too(estimated: Command, 
 
 
 def test_a_chat_server_tells_no_tokens(command: Command, jsonl: Any) -> None:
+    pytest.importorskip("aiohttp")
     ran = command("estimate", jsonl({"prompt": "Hi"}), "--model", "m", "--backend", "openai", "--base-url", "http://127.0.0.1:9/v1")
     assert ran.code == 2
     assert "does not tell how many tokens a prompt has: take --backend hf" in " ".join(ran.err.split())

@@ -202,12 +202,13 @@ def test_wrong_flags_are_bad_usage(command: Command, tmp_path: Path) -> None:
     source = results(tmp_path / "r.jsonl", a=answer("x"))
     assert "takes one of auto, thousandths" in " ".join(command("view", source, "--boxes", "inches").err.split())
     assert "is a folder; give a file in it" in " ".join(command("view", source, "-o", tmp_path).err.split())
-    if pytest.importorskip("pyarrow"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "in.parquet")
-        assert "it has no columns ok, text and finish_reason" in " ".join(command("view", tmp_path / "in.parquet").err.split())
+
+def test_a_table_that_holds_no_results_is_bad_usage(command: Command, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "in.parquet")
+    assert "it has no columns ok, text and finish_reason" in " ".join(command("view", tmp_path / "in.parquet").err.split())
 
 
 def test_batch_answers_are_shown_too(command: Command, tmp_path: Path) -> None:

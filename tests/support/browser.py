@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib.util
 import itertools
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ from typing import Any
 
 __all__ = ["CHROMIUM", "look"]
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+_FOUND = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = _FOUND if importlib.util.find_spec("aiohttp") is not None else None
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-first-run")
 
 
