@@ -6,7 +6,7 @@
 >>> options = resolve(GenerationOptions())
 >>> one, other = (GenerationResult(text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options) for text, last in (("a", 2), ("b", 3)))
 >>> first_difference(Success(one), Success(other))
-Difference(stage='ids', first='2 tokens, at 1: 2', second='2 tokens, at 1: 3')
+Difference(stage='ids', first="2 tokens, at 1: 2; text at 0: 'a'", second="2 tokens, at 1: 3; text at 0: 'b'")
 """
 
 from __future__ import annotations

@@ -75,6 +75,19 @@ def test_datasets_shows_its_images(table: Path, tmp_path: Path, monkeypatch: pyt
     assert made[2]["image"].getpixel((0, 0)) == (0, 0, 255)
 
 
+def test_a_sample_that_failed_and_metadata_of_another_form(tmp_path: Path) -> None:
+    one = answer("one").unwrap()
+    lost = answer("one", samples=(one,), failed_samples=((1, pg.Timeout("slow")),))
+    schema = pa.schema([("prompt", pa.string())], metadata={"huggingface": "no JSON"})
+    pg.write_table(tmp_path / "out.parquet", [({"prompt": "a"}, lost)] * 2001, schema=schema, brief=True)
+    rows = list(pg.read_table(tmp_path / "out.parquet"))
+    assert len(rows) == 2001
+    assert rows[0]["samples"] == [
+        {"text": "one", "finish_reason": "eos", "completion_tokens": 2},
+        {"text": None, "finish_reason": "Timeout", "completion_tokens": 0},
+    ]
+
+
 # The other way
 
 

@@ -272,7 +272,7 @@ def test_a_row_of_a_data_set_is_a_request() -> None:
     by_path = request_from({"prompt": "What?", "images": [{"bytes": None, "path": "a.png"}, "b.png"]}).unwrap()
     assert [source.path for source in by_path.sources] == ["a.png", "b.png"]
     assert [source.path for source in request_from({"prompt": "a", "images": '["a.png", "b.png"]'}).unwrap().sources] == ["a.png", "b.png"]
-    assert [source.path for source in request_from({"prompt": "a", "images": "[1].png"}).unwrap().sources] == ["[1].png"]
+    assert [source.path for source in request_from({"prompt": "a", "images": "[1.png]"}).unwrap().sources] == ["[1.png]"]
     filled = request_from({"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}).unwrap()
     assert filled.messages == (Message(role="user", content="Hi"),)
 
