@@ -130,7 +130,7 @@ def shared(*, default: bool = True) -> Callable[[Callable[[nox.Session], None]],
 def engine(session: nox.Session) -> None:
     """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face engine on the CPU and the clients of servers."""
     install_torch(session)
-    install(session, ".[hf,online,peft,structured]")
+    install(session, ".[data,hf,online,peft,structured]")
     present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
     if "nvidia-" in present:
         session.error("a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try again")
@@ -180,7 +180,7 @@ def property_tests(session: nox.Session) -> None:
 @shared()
 def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel; every branch of the core is covered."""
-    install(session, groups=("tests", "contrib"))
+    install(session, groups=("tests", "contrib", "tables"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return

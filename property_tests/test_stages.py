@@ -229,11 +229,13 @@ def test_stages_of_a_pipe_joined_by_hand_are_edited_by_name_as_those_of_a_route(
     asking = pg.stages.resolve(own) >> pg.stages.render(own) >> pg.stages.tokenize(own) >> pg.stages.fit(own)
     by_hand = asking >> dataclasses.replace(pg.call(own), name="call") >> pg.stages.decode(own) >> pg.stages.stop(own) >> pg.stages.trim(own)
     names = [part.name for part in closed.parts]
-    look, again = pg.pure("look", lambda value: value, keeps_text=True), pg.pure("look", lambda value: value, keeps_text=True)
+    look: Any = pg.pure("look", lambda value: value, keeps_text=True)
+    again: Any = pg.pure("look", lambda value: value, keeps_text=True)
     for pipe in (by_hand.insert(look, after=names[place]), by_hand.insert(look, before=names[place]).replace("look", again).remove("look")):
         assert pg.run(pipe, asked) == pg.run(closed, asked)
         assert list(pg.stream(pipe, asked)) == list(pg.stream(closed, asked))
-    assert pg.run(pg.pure("first", lambda value: value).insert(closed, after="first"), asked) == pg.run(closed, asked)
+    first: Any = pg.pure("first", lambda value: value)
+    assert pg.run(first.insert(closed, after="first"), asked) == pg.run(closed, asked)
 
 
 def upper(decoded: Decoded) -> pg.Slot[pg.GenerationResult]:
