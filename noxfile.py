@@ -42,6 +42,7 @@ CORE = (
     "drivers/events",
     "drivers/route",
     "drivers/samples",
+    "drivers/scoring",
     "drivers/streaming",
     "engines/capabilities",
     "jobs/journal",
@@ -60,6 +61,7 @@ CORE = (
     "records/plain",
     "records/requests",
     "records/results",
+    "records/scores",
     "stages/*",
 )
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"

@@ -13,7 +13,7 @@ from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
 from pipegen.records.fields import InvalidField, printed
 from pipegen.records.options import options_from
-from pipegen.records.requests import FIELDS, GenerationRequest, TextGenerationRequest, VlmGenerationRequest, field_hint
+from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint
 
 __all__ = ["Request", "request_from", "unreadable"]
 
@@ -22,7 +22,7 @@ Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequ
 
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
-    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`.
+    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`; with a `continuation`, one to score.
 
     Anything wrong with it is an `InvalidRequest` whose message begins with `where`.
 
@@ -50,12 +50,12 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             fields["options"] = options_from(fields["options"])
         none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
         images = not none or _holds_images(fields.get("messages"))
-        kind = VlmGenerationRequest if images else TextGenerationRequest
+        kind = ScoringRequest if "continuation" in fields else VlmGenerationRequest if images else TextGenerationRequest
         if not images:
             fields.pop("images", None)
         return Success(kind(**fields))
     except InvalidField as refusal:
-        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
+        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.").removeprefix("ScoringRequest.")
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
+from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
+from pipegen.backends.hf.scoring import Scoring, Sharing
 from pipegen.backends.rows import newly_done
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.parallel import read_in_thread
@@ -31,6 +33,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
 
 __all__ = ["HFEngine"]
@@ -64,6 +67,7 @@ class HFEngine(CheckpointEngine):
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
+        self._sharing = Sharing()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -120,6 +124,25 @@ class HFEngine(CheckpointEngine):
             advanced = self._step(schedule)
             yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
             yield from newly_done(live if advanced is None else advanced)
+
+    @property
+    def longest_scored(self) -> int | None:
+        """One token more than the model has positions: the last one is predicted, and not read."""
+        return None if self._checkpoint.context_length is None else self._checkpoint.context_length + 1
+
+    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as `generate` does."""
+        slots: dict[int, Slot[TokenScores]] = {}
+        for position, asked in enumerate(inputs):
+            wrong = check_ids(asked.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(asked.encoded.prompt)
+            if wrong is not None:
+                slots[position] = Failure(wrong)
+        rows = [(position, asked) for position, asked in enumerate(inputs) if position not in slots]
+        if rows:
+            check_process()
+            self._loaded()
+            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._sharing, self._checkpoint.load.batch_size or ROWS).run(rows)
+        return [slots[position] for position in range(len(inputs))]
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, in a thread. A call that is cancelled computes no further step."""

@@ -147,6 +147,11 @@ class RunningBatch:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
 
+    @property
+    def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
+        """The positions of each row's coming column, and the model's other inputs."""
+        return self._positions, dict(self._shared)
+
     def copies(self, rows: Sequence[int]) -> RunningBatch:
         """A new batch with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)
