@@ -213,6 +213,15 @@ def kills(session: nox.Session) -> None:
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 
+@nox.session(requires=["engine"], default=False)
+def evals(session: nox.Session) -> None:
+    """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model. Some minutes."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "tests/evals/evals-requirements.txt", env=ENVIRONMENT)
+    (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
+    (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+    session.run("python", "-m", "pytest", "tests/evals", *session.posargs, env=ENVIRONMENT)
+
+
 @shared(default=False)
 def demo(session: nox.Session) -> None:
     """Let the embedded model describe images and answer questions."""
