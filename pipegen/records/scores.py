@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from pipegen.core.errors import GenerationError
-from pipegen.records.fields import record
+from pipegen.records.fields import altered, record
 from pipegen.records.results import Encoded, Grid, Thinking
 
 __all__ = ["Chosen", "Continued", "Perplexity", "Scored", "TokenScores"]
@@ -33,6 +33,14 @@ class Continued:
     def token_ids(self) -> tuple[int, ...]:
         """Context and continuation, each image expanded to all of its tokens."""
         return self.encoded.prompt.token_ids + self.continuation
+
+    @property
+    def whole(self) -> Encoded:
+        """Both together as a prompt, of which one token more is generated: as servers and vLLM are asked."""
+        prompt = self.encoded.prompt
+        ids = {"token_ids": self.token_ids, "compact_token_ids": prompt.compact_token_ids + self.continuation}
+        options = altered(self.encoded.options, max_new_tokens=1, max_prompt_tokens=None)
+        return altered(self.encoded, prompt=altered(prompt, **ids), options=options)
 
 
 @record

@@ -134,7 +134,8 @@ class HFEngine(CheckpointEngine):
         """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as `generate` does."""
         slots: dict[int, Slot[TokenScores]] = {}
         for position, asked in enumerate(inputs):
-            wrong = check_ids(asked.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(asked.encoded.prompt)
+            whole = asked.whole
+            wrong = check_ids(whole, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(whole.prompt)
             if wrong is not None:
                 slots[position] = Failure(wrong)
         rows = [(position, asked) for position, asked in enumerate(inputs) if position not in slots]
