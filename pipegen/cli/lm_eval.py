@@ -1,11 +1,15 @@
 """`pipegen lm-eval`: lm-eval's own command, with pipegen as its model."""
 
+# lm-eval need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from pipegen.engines.extras import need
+from pipegen.cli.usage import refuse
+from pipegen.engines.extras import MissingExtra, need
 
 __all__ = ["arguments", "run_lm_eval"]
 
@@ -29,8 +33,11 @@ def arguments(given: Sequence[str]) -> list[str]:
 
 
 def run_lm_eval(given: Sequence[str]) -> None:
-    """Run it; it ends the program where lm-eval does. Raises `MissingExtra` where lm-eval is not installed."""
-    need("lm_eval", "evals", "lm-eval")
+    """Run it; it ends the program where lm-eval does. Where lm-eval is not installed, the message says how to install it."""
+    try:
+        need("lm_eval", "evals", "lm-eval")
+    except MissingExtra as missing:
+        refuse(str(missing))
     from lm_eval.__main__ import cli_evaluate
 
     import pipegen.evals.lm_eval  # noqa: F401 - it registers the model

@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import pipegen as pg
 from pipegen.core.functional import partition_all, without_none
@@ -217,8 +217,8 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         room = self.max_length
         if self.engine.longest_scored is not None:
             room = min(room, self.engine.longest_scored - 1)
-        rolling: Iterable[Any] = utils.get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, room, 1)
-        return map(utils.make_disjoint_window, rolling)
+        rolling: Iterable[Any] = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, room, 1)
+        return map(make_disjoint_window, rolling)
 
 
 def _because(error: pg.GenerationError, what: str) -> pg.GenerationError:
