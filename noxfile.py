@@ -43,6 +43,7 @@ CORE = (
     "drivers/events",
     "drivers/route",
     "drivers/samples",
+    "drivers/scoring",
     "drivers/streaming",
     "engines/capabilities",
     "jobs/journal",
@@ -61,6 +62,7 @@ CORE = (
     "records/plain",
     "records/requests",
     "records/results",
+    "records/scores",
     "stages/*",
 )
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
@@ -210,6 +212,15 @@ def kills(session: nox.Session) -> None:
     """Kill a job again and again, on a server and on the embedded model, and count what was lost, doubled and repeated: some minutes."""
     install(session, groups=("tests",))
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
+
+
+@nox.session(requires=["engine"], default=False)
+def evals(session: nox.Session) -> None:
+    """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model. Some minutes."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "tests/evals/evals-requirements.txt", env=ENVIRONMENT)
+    (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
+    (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+    session.run("python", "-m", "pytest", "tests/evals", *session.posargs, env=ENVIRONMENT)
 
 
 @shared(default=False)

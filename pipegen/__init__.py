@@ -39,6 +39,7 @@ if typing.TYPE_CHECKING:
     from pipegen.drivers.progress import Progress, watched
     from pipegen.drivers.route import Route, attach, count_tokens, route
     from pipegen.drivers.samples import grid, samples
+    from pipegen.drivers.scoring import choose, perplexity, score, scoring
     from pipegen.drivers.streaming import Delta, Done, astream, stream
     from pipegen.engines.capabilities import ENGINES, Capabilities
     from pipegen.engines.plugin import Plugin
@@ -54,8 +55,9 @@ if typing.TYPE_CHECKING:
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
     from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions
     from pipegen.records.plain import request_from
-    from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, TextGenerationRequest, VlmGenerationRequest
+    from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest, TextGenerationRequest, VlmGenerationRequest
     from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+    from pipegen.records.scores import Chosen, Perplexity, Scored
 
 __all__ = [
     "BackendFailed",
@@ -64,6 +66,7 @@ __all__ = [
     "CallFailed",
     "Capabilities",
     "ChatTemplateOptions",
+    "Chosen",
     "ContractError",
     "DecodeOptions",
     "Delta",
@@ -87,6 +90,7 @@ __all__ = [
     "MalformedResponse",
     "Message",
     "ModelLoadConfig",
+    "Perplexity",
     "Pipe",
     "Plugin",
     "PluginFailed",
@@ -95,6 +99,8 @@ __all__ = [
     "RateLimited",
     "RequestPolicy",
     "Route",
+    "Scored",
+    "ScoringRequest",
     "Slot",
     "StageFailed",
     "StopOptions",
@@ -120,6 +126,7 @@ __all__ = [
     "attach",
     "backends",
     "call",
+    "choose",
     "count_tokens",
     "each",
     "error_to_plain",
@@ -133,6 +140,7 @@ __all__ = [
     "is_ok",
     "job",
     "job_keyed",
+    "perplexity",
     "plugins",
     "pure",
     "read_table",
@@ -140,6 +148,8 @@ __all__ = [
     "route",
     "run",
     "samples",
+    "score",
+    "scoring",
     "stages",
     "stream",
     "to_plain",
@@ -174,9 +184,11 @@ _HOMES = {
         "pipegen.engines.plugin": "Plugin",
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",
-        "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy TextGenerationRequest VlmGenerationRequest",
+        "pipegen.records.scores": "Chosen Perplexity Scored",
+        "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy ScoringRequest TextGenerationRequest VlmGenerationRequest",
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",
+        "pipegen.drivers.scoring": "choose perplexity score scoring",
         "pipegen.core.slots": "Batch Slot is_ok",
         "pipegen.drivers.streaming": "Delta Done astream stream",
         "pipegen.drivers.progress": "Progress watched",

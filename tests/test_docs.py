@@ -23,7 +23,7 @@ import pipegen
 from pipegen.cli import main
 from pipegen.core.errors import GenerationError
 from pipegen.engines.settings import fields_of
-from pipegen.records import results
+from pipegen.records import results, scores
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import SERVER_NAMES
@@ -163,6 +163,9 @@ SHOWN_FIELDS = [
     results.Encoded,
     results.Raw,
     results.Decoded,
+    scores.Continued,
+    scores.TokenScores,
+    scores.Scored,
 ]
 
 

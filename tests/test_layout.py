@@ -21,7 +21,7 @@ PACKAGE = Path(str(resources.files(pipegen)))
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 ROOMS = (
     *("core", "records", "media", "embedded", "engines", "stages", "plugins", "drivers"),
-    *("backends", "io", "jobs", "report", "config", "cli", "testing", "contrib"),
+    *("backends", "io", "jobs", "evals", "report", "config", "cli", "testing", "contrib"),
 )
 """Each imports only itself and those before it."""
 HEAVY = ("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson", "tenacity", "pyarrow")

@@ -278,4 +278,22 @@ def schema() -> None:
     typer.echo(json.dumps(chat_schema(), ensure_ascii=False, indent=1))
 
 
+@app.command(
+    "lm-eval",
+    short_help="lm-eval's own command, on any engine of pipegen.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def lm_eval(context: typer.Context) -> None:
+    """lm-eval's own command (`run`, `ls`, `validate`) with its own arguments; a run takes pipegen for its model unless it says another.
+
+    \b
+    pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --tasks gsm8k
+    pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B,backend=vllm_server,base_url=http://localhost:8000 --tasks gsm8k
+    """
+    from pipegen.cli.lm_eval import run_lm_eval
+
+    run_lm_eval(context.args)
+
+
 add_commands(app)

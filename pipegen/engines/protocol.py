@@ -23,15 +23,18 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded, GenerationResult, PreparedImage, Raw, ResolvedRequest
+from pipegen.records.scores import Continued, TokenScores
 
 __all__ = [
     "Answers",
     "AsyncBackend",
+    "AsyncScoresTokens",
     "AsyncStreamBackend",
     "Backend",
     "Engine",
     "GeneratesByStream",
     "RowDone",
+    "ScoresTokens",
     "StreamBackend",
     "TextEngine",
     "TextMade",
@@ -141,6 +144,29 @@ class TokenEngine(Backend[Encoded, Raw], Protocol):
 
     def close(self) -> None:
         """Release weights and memory; the engine loads again when it is needed again."""
+        ...
+
+
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """A `TokenEngine` that also gives the log probabilities of given continuations."""
+
+    @property
+    def longest_scored(self) -> int | None:
+        """The most tokens that context and continuation may have together; None where the engine names no limit."""
+        ...
+
+    def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
+        """One slot for each input, in order, whatever rows it shares a call with. Raises as `generate` does."""
+        ...
+
+
+@runtime_checkable
+class AsyncScoresTokens(Protocol):
+    """A `ScoresTokens` that awaits its answers on the caller's own loop."""
+
+    async def ascore(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
+        """As `score`."""
         ...
 
 

@@ -13,7 +13,7 @@ from pipegen.core.slots import Slot
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, printed
 from pipegen.records.options import options_from
-from pipegen.records.requests import FIELDS, GenerationRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
+from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
 
@@ -23,6 +23,8 @@ Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequ
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
     """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" | "image", "tools", "options", "metadata"}`.
+
+    With a `continuation`, it is a request to score.
 
     So a row of a table or of a data set is a request: `id` may be a whole number, `messages`, `tools` and `options` may be JSON text, and other columns,
     such as a label, become entries of `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything wrong is an
@@ -51,12 +53,12 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
             fields["options"] = options_from(fields["options"])
         none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
         images = not none or _holds_images(fields.get("messages"))
-        kind = VlmGenerationRequest if images else TextGenerationRequest
+        kind = ScoringRequest if "continuation" in fields else VlmGenerationRequest if images else TextGenerationRequest
         if not images:
             fields.pop("images", None)
         return Success(kind(**fields))
     except InvalidField as refusal:
-        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.")
+        message = str(refusal).removeprefix("TextGenerationRequest.").removeprefix("VlmGenerationRequest.").removeprefix("ScoringRequest.")
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 

@@ -38,7 +38,17 @@ from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, 
 from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names
 
-__all__ = ["FIELDS", "GenerationRequest", "ImagePolicy", "RequestPolicy", "TextGenerationRequest", "VlmGenerationRequest", "field_hint", "misplaced"]
+__all__ = [
+    "FIELDS",
+    "GenerationRequest",
+    "ImagePolicy",
+    "RequestPolicy",
+    "ScoringRequest",
+    "TextGenerationRequest",
+    "VlmGenerationRequest",
+    "field_hint",
+    "misplaced",
+]
 
 
 def _messages(value: Any) -> Any:
@@ -77,7 +87,7 @@ def _metadata(value: Any) -> Any:
 
 with_schema(_metadata, {"type": "object"})
 
-FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "metadata")
+FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "metadata", "continuation")
 """The fields of a request."""
 
 
@@ -233,6 +243,47 @@ class VlmGenerationRequest(GenerationRequest):
         if self.messages is not None:
             object.__setattr__(self, "messages", _place(self.messages, self.images))
             object.__setattr__(self, "images", ())
+
+
+def _continuation(value: Any) -> Any:
+    if isinstance(value, str):
+        return non_empty_string(value)
+    if isinstance(value, (list, tuple)) and value:
+        return _token_ids(value)
+    raise ValueError("a text or token ids, at least one")
+
+
+with_schema(_continuation, {"anyOf": [schema_of(non_empty_string), {**schema_of(_ids), "minItems": 1}]})
+
+
+@record
+class ScoringRequest(VlmGenerationRequest):
+    """A context, as a request has it, and the continuation whose log probability after it is asked: see `pg.score`.
+
+    >>> ScoringRequest(prompt="The capital of France is", continuation=" Paris").continuation
+    ' Paris'
+    >>> ScoringRequest(prompt="a", continuation="")
+    Traceback (most recent call last):
+    ...
+    pipegen.records.fields.InvalidField: ScoringRequest.continuation takes a string that is not empty, not ''
+    """
+
+    continuation: Annotated[str | tuple[int, ...], _continuation]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            continuation: str | Sequence[int],
+            id: str | None = None,
+            messages: Sequence[Message | Mapping[str, Any]] | None = None,
+            prompt: str | None = None,
+            prompt_token_ids: Sequence[int] | None = None,
+            images: Sequence[Any] = (),
+            tools: Sequence[Mapping[str, Any]] = (),
+            options: GenerationOptions | None = None,
+        ) -> None: ...
 
 
 def _place(messages: tuple[Message, ...], images: tuple[ImageSource, ...]) -> tuple[Message, ...]:

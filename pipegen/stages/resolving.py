@@ -28,13 +28,13 @@ from pipegen.engines.protocol import Engine, TokenEngine, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, flat_values, resolve as resolve_options
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import ResolvedRequest
 from pipegen.stages.parts.samples import SAMPLING
 from pipegen.stages.parts.watching import ask_plugin
 from pipegen.stages.rendering import is_guarded
 
-__all__ = ["check_support", "resolve", "resolve_row"]
+__all__ = ["check_support", "resolve", "resolve_row", "unreadable_facts"]
 
 
 def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
@@ -48,6 +48,8 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     own, reads = (functools.partial(resolve_row, engine=engine), engine) if takes_tokens(engine) else (engine.resolve, None)
 
     def resolved(request: GenerationRequest) -> Slot[ResolvedRequest]:
+        if isinstance(request, ScoringRequest):
+            return Failure(InvalidRequest("a request with a continuation is scored, not answered", hint="hand it to pg.score, or leave the continuation out"))
         job = own(request)
         if not is_ok(job):
             return job
@@ -60,7 +62,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     rows = each("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
-        error = _unreadable(reads) if reads is not None and any(map(is_ok, batch)) else None
+        error = unreadable_facts(reads) if reads is not None and any(map(is_ok, batch)) else None
         if error is not None:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
@@ -68,7 +70,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     return Pipe("resolve", steps, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine)))
 
 
-def _unreadable(engine: TokenEngine) -> GenerationError | None:
+def unreadable_facts(engine: TokenEngine) -> GenerationError | None:
     """Why the facts of the model cannot be read; needs no weights."""
     try:
         for name in ("capabilities", "tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config"):

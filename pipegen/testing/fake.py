@@ -25,6 +25,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.parts.row_decoder import RowDecoder
 from pipegen.testing.toy import ToyTokenizer
 
@@ -70,7 +71,7 @@ class FakeEngine:
     fault: raised by every call.
     answers: the number of outputs of a call, to break the contract.
 
-    `calls` logs the inputs of each call, `closed` counts releases.
+    `calls` logs the inputs of each call, `scored` those of each call that scores, `closed` counts releases.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class FakeEngine:
         self.image_placeholder: str | None = "<|image_pad|>"
         self.plugins: tuple[Plugin, ...] = ()
         self.calls: list[tuple[Encoded, ...]] = []
+        self.scored: list[tuple[Continued, ...]] = []
         self.closed = 0
 
     def _made(self, encoded: Encoded) -> Slot[Raw]:
@@ -138,6 +140,22 @@ class FakeEngine:
                 raise self.fault
         for row, slot in enumerate(slots):
             yield RowDone(row=row, slot=slot)
+
+    @property
+    def longest_scored(self) -> int | None:
+        return self.capabilities.context_length
+
+    def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even; logs the call in `scored`, and fails as `generate` does."""
+        self.scored.append(tuple(inputs))
+        if self.fault is not None:
+            raise self.fault
+        rows = [(row, row.continuation) for row in inputs]
+        made = [
+            Success(TokenScores(continued=row, logprobs=tuple([-1 - number / 1000 for number in ids]), greedy=tuple([not number % 2 for number in ids])))
+            for row, ids in rows
+        ]
+        return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """Any bytes are an image of one black pixel and three tokens, unless they begin with `broken`."""

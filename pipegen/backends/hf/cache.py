@@ -22,7 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-__all__ = ["GrowingLayer", "growing", "has_states", "can_shift", "is_known", "max_cached_tokens", "put", "selected", "shift", "size_of"]
+__all__ = ["GrowingLayer", "can_shift", "growing", "has_states", "is_known", "max_cached_tokens", "put", "sees_all", "selected", "shift", "size_of"]
 
 
 _KNOWN = (
@@ -42,6 +42,11 @@ def is_known(cache: Any) -> bool:
 def has_states(cache: Any) -> bool:
     """Whether some layer holds states without columns: its rows must be read without padding."""
     return any(isinstance(layer, LinearAttentionLayer) for layer in getattr(cache, "layers", ()))
+
+
+def sees_all(cache: Any) -> bool:
+    """Whether every layer sees all columns that the mask shows, wherever they lie; a sliding window counts columns."""
+    return all(type(layer) in (DynamicLayer, GrowingLayer) for layer in cache.layers)
 
 
 def growing(cache: Any) -> Any:

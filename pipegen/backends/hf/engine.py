@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 import torch
+from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
+from pipegen.backends.hf.scoring import Scoring, Sharing
 from pipegen.backends.hf.shared import HFCall, SharedSchedule
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot
@@ -34,6 +36,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
 
 __all__ = ["HFEngine"]
@@ -72,6 +75,7 @@ class HFEngine(CheckpointEngine):
         self._traits = ModelTraits()
         self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint)
         self._shared = SharedSchedule(self._start, self._step)
+        self._sharing = Sharing()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -129,6 +133,26 @@ class HFEngine(CheckpointEngine):
             call.add([*enumerate(inputs)])
             while call.open:
                 yield from call.events()
+
+    @property
+    def longest_scored(self) -> int | None:
+        """One token more than the model has positions: the last one is predicted, and not read."""
+        return None if self._checkpoint.context_length is None else self._checkpoint.context_length + 1
+
+    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """The log probabilities of continuations; see `pipegen.backends.hf.scoring`. Raises as `generate` does."""
+        slots: dict[int, Slot[TokenScores]] = {}
+        for position, asked in enumerate(inputs):
+            whole = asked.whole
+            wrong = check_ids(whole, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(whole.prompt)
+            if wrong is not None:
+                slots[position] = Failure(wrong)
+        rows = [(position, asked) for position, asked in enumerate(inputs) if position not in slots]
+        if rows:
+            check_process()
+            self._loaded()
+            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._sharing, self._checkpoint.load.batch_size or ROWS).run(rows)
+        return [slots[position] for position in range(len(inputs))]
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, beside the event loop; calls that run at the same time share the model's steps. A cancelled one takes part in no further step."""

@@ -167,6 +167,11 @@ class RunningBatch:
         batch.lengths, batch._pads, batch._whole = [begun + len(ids) for ids in own], None, None
         return batch, _last(outputs, tokens)
 
+    @property
+    def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
+        """The positions of each row's coming column, and the model's other inputs."""
+        return self._positions, dict(self._shared)
+
     def copies(self, rows: Sequence[int]) -> RunningBatch:
         """A new batch with copies of these rows; a row may be named more than once."""
         other = copy.copy(self)

@@ -44,7 +44,7 @@ def _each(ask: ServerRequest) -> int:
 
 
 def _prompt(ask: ServerRequest) -> int:
-    return ask.prompt_tokens * (2**4 + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
+    return ask.prompt_tokens * (2**4 + (2 * LIKELIEST if ask.scored else 0) + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
 
 
 def _pixels(ask: ServerRequest) -> int:

@@ -13,10 +13,11 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.backends.servers.reading import malformed
+from pipegen.backends.servers.wire import ServerRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["MARGIN", "entries_in", "entries_of_meta", "logprob", "logprobs_of"]
+__all__ = ["MARGIN", "entries_in", "entries_of_meta", "logprob", "logprobs_of", "scores_of_meta", "scores_of_tables"]
 
 MARGIN = 2
 """How many of the likeliest tokens are asked for at least: the margin between them tells near ties."""
@@ -118,3 +119,52 @@ def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Se
     likeliest = sorted(numbers, key=lambda entry: -entry[1])
     margin = margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
     return Success(TokenLogprob(token_id=token_id, logprob=float(reported[1]), top=tuple(likeliest[:wanted]), margin=margin))
+
+
+Scores = tuple[tuple[float, bool], ...]
+
+
+def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
+    """The scores of a prompt's last tokens from vLLM's `prompt_logprobs`: for each token of the prompt a table of ids, or null for the first.
+
+    >>> from pipegen.records.options import GenerationOptions, resolve
+    >>> ask = ServerRequest(options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1)
+    >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], ask).unwrap()
+    ((-0.5, True),)
+    """
+    if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
+        seen = len(tables) if isinstance(tables, list) else "no"
+        return malformed(f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens")
+    pairs: list[tuple[Any, list[Any]]] = []
+    for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
+        values = {key: _listed_logprob(entry) for key, entry in table.items()} if isinstance(table, Mapping) else {}
+        pairs.append((values.get(str(token)), [*values.values()]))
+    return _scores(pairs, ask)
+
+
+def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores | None]:
+    """The same from SGLang's `meta_info`, which begins with the token before them: rows of [logprob, id, text]."""
+    own, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
+    if len(own) != ask.scored + 1 or len(tops) != len(own):
+        return malformed(f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest ones; {ask.scored + 1} were asked")
+    pairs: list[tuple[Any, list[Any]]] = []
+    for token, entry, top in zip(ask.token_ids[-ask.scored :], own[1:], tops[1:], strict=True):
+        row, others = _row(entry), [_row(other) for other in top] if isinstance(top, list) else []
+        pairs.append((row[1] if row is not None and row[0] == token else None, [other[1] for other in others if other is not None]))
+    return _scores(pairs, ask)
+
+
+def _listed_logprob(entry: Any) -> Any:
+    return entry.get("logprob") if isinstance(entry, Mapping) else None
+
+
+def _scores(pairs: Sequence[tuple[Any, list[Any]]], ask: ServerRequest) -> Slot[Scores | None]:
+    """Each token's own log probability and whether it is the highest; what stands for minus infinity is that."""
+    out: list[tuple[float, bool]] = []
+    for place, (own, others) in enumerate(pairs):
+        values = [value for value in (own, *others) if type(value) in (int, float) and not math.isnan(value)]
+        if len(values) != len(others) + 1 or not others:
+            token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
+            return malformed(f"the log probability of token {place} of the continuation (id {token}) is {own!r:.40}, the highest there {others!r:.80}")
+        out.append((float(own) if own > SENTINEL else -math.inf, own >= max(values)))
+    return Success(tuple(out))

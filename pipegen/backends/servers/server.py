@@ -21,7 +21,7 @@ from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import places
 from pipegen.backends.servers.reading import refused_ids
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
-from pipegen.core.errors import GenerationError, MalformedResponse
+from pipegen.core.errors import GenerationError, MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
@@ -31,6 +31,7 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
@@ -135,6 +136,32 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         other = other_factors(self._checkpoint.positions, encoded, room)
         return check_fit(encoded, room) if other is None else Failure(other)
 
+    @property
+    def longest_scored(self) -> int | None:
+        """One token less than the server's limit: it generates one behind them. Unknown before it was asked."""
+        limit = self.limit_of(self.sender.directory.known)
+        return None if limit is None else limit - 1
+
+    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """The log probabilities of continuations, a request for each; a row that fails fails alone."""
+        return self._loop.run(self.ascore(inputs)) if inputs else []
+
+    async def ascore(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """As `score`, on the caller's own loop."""
+        call_ends, ends = self.sender.transport.call_ends(), self.sender.transport.ends
+        return await self.sender.each(inputs, lambda _, asked: self._score(asked, ends(call_ends)))
+
+    async def _score(self, asked: Continued, deadline: float) -> Slot[TokenScores]:
+        if not self.wire.scores:
+            words = f"{self.name} does not give the log probabilities of given continuations"
+            return Failure(UnsupportedOption(words, option="continuation", hint="score with hf, vllm, vllm_server or sglang_server"))
+        ready = await self._ready(asked.whole, deadline)
+        if not is_ok(ready):
+            return Failure(ready.failure())
+        row: Any = _Scored(self, *ready.unwrap(), asked)
+        scored: Slot[TokenScores] = await self.sender.whole(row, deadline)
+        return scored
+
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
         return any(plugin.feed is not None for plugin in self.plugins) or self._ends(options, self.sender.directory.known).followed
@@ -202,6 +229,26 @@ class _Resized(_Whole):
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         return Success(completions[0].features)
+
+
+@dataclass(slots=True)
+class _Scored(_Whole):
+    """A row of which the log probabilities of its prompt's last tokens are asked."""
+
+    continued: Continued | None = None
+
+    def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
+        scored = 0 if self.continued is None else len(self.continued.continuation)
+        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=scored))
+
+    def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
+        (completion,), engine = completions, self.engine
+        hint = "see that the server runs the same checkpoint, with the same limits on images"
+        wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, hint)
+        if wrong is not None or self.continued is None or completion.scores is None:
+            return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
+        logprobs, greedy = zip(*completion.scores, strict=True)
+        return Success(TokenScores(continued=self.continued, logprobs=logprobs, greedy=greedy))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
-from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of
+from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
 from pipegen.backends.servers.reading import ids_of, malformed, merged
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedOption
@@ -119,6 +119,8 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         body |= {"image_data": [data_url(image) for image in ask.images], "return_prompt_token_ids": True}
     if ask.options.logprobs:
         body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": max(ask.options.top_logprobs or 0, MARGIN)}
+    if ask.scored:  # from the token before them on: an earlier start would switch SGLang's prefix cache off
+        body |= {"return_logprob": True, "logprob_start_len": ask.prompt_tokens - ask.scored - 1, "top_logprobs_num": 1}
     return Success(WireRequest(path="/generate", body=merged(body, ask.extra_body) if ask.extra_body else body, stream=ask.stream, rid=ask.rid))
 
 
@@ -169,6 +171,9 @@ def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Co
             first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
             noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
         known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+        scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
+        if not is_ok(scores):
+            return Failure(scores.failure())
         return noted.bind(
             lambda logprobs: known.map(
                 lambda prompt_ids: Completion(
@@ -179,6 +184,7 @@ def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Co
                     prompt_token_ids=prompt_ids,
                     index=index,
                     routed_experts=routed,
+                    scores=scores.unwrap(),
                 )
             )
         )
@@ -236,6 +242,7 @@ SGLANG = Wire(
     classify=classify,
     server_side_stops=server_side_stops,
     raw_stops=True,
+    scores=True,
     abort=abort,
     about="/server_info",
     limit=limit,

@@ -15,7 +15,7 @@ from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
-from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of
+from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
@@ -105,6 +105,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         if ask.resized and ask.features is None:
             return Failure(unkept("this vLLM server does not keep the sizes of images")) if "render" in facts.lacks else Success(render_request(ask))
         body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
+        body["sampling_params"] = {**body["sampling_params"], "prompt_logprobs": 1} if ask.scored else body["sampling_params"]
         if ask.images:
             parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
             body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
@@ -112,9 +113,10 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     if ask.images:
         words = "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
-    reports = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
+    reports: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
     params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
     del params["detokenize"]
+    reports |= {"prompt_logprobs": 1} if ask.scored else {}
     return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **reports}, ask))
 
 
@@ -152,6 +154,9 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
         if read is not None and not is_ok(read):
             return Failure(read.failure())
     token_ids = made.unwrap()
+    scores = scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask) if ask.scored else Success(None)
+    if not is_ok(scores):
+        return Failure(scores.failure())
     wanted = ask.options.top_logprobs or 0
     noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=wanted, seen=seen) if ask.options.logprobs else None
     if noted is not None and not is_ok(noted):
@@ -165,6 +170,7 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
             prompt_token_ids=None if known is None else known.unwrap(),
             index=index,
             routed_experts=choice.get("routed_experts"),
+            scores=scores.unwrap(),
         )
     )
 
@@ -214,6 +220,7 @@ VLLM = Wire(
     lacking=lacking,
     server_side_stops=server_side_stops,
     keeps_sizes=True,
+    scores=True,
     about="/version",
 )
 """vLLM's wire."""

@@ -53,6 +53,8 @@ class ServerRequest:
     stream: bool = False
     n: int = 1
     """How many completions to ask for in this one request."""
+    scored: int = 0
+    """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation is."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Merged into the body last, deeply."""
 
@@ -103,6 +105,8 @@ class Completion:
     """What the server made of the images, where that was all that it was asked."""
     routed_experts: Any = None
     """As the server wrote them."""
+    scores: tuple[tuple[float, bool], ...] | None = None
+    """Of each scored token its log probability, and whether none is likelier there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,8 @@ class Wire:
     keeps_sizes: bool = False
     """Whether the server can be asked to keep images at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
     then makes the request for them, and `from_wire` reads its answer."""
+    scores: bool = False
+    """Whether the server can be asked for the log probabilities of a prompt's tokens (`ServerRequest.scored`)."""
     raw_stops: bool = False
     """Whether the server looks for stop strings where special tokens show, which to pipegen are invisible in the text."""
     abort: Callable[[str], WireRequest] | None = None

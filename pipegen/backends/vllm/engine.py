@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from functools import cached_property
 from typing import Any
 
+from returns.result import Failure
+
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
@@ -20,6 +22,7 @@ from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
+from pipegen.backends.vllm.scoring import queue_scores, scores_of
 from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -30,6 +33,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 
 __all__ = ["VLLMEngine"]
@@ -146,6 +150,49 @@ class VLLMEngine(CheckpointEngine):
         finally:
             call.leave()
 
+    @property
+    def longest_scored(self) -> int | None:
+        """One token less than vLLM's limit: it generates one behind them."""
+        limit = self.capabilities.context_length
+        return None if limit is None else limit - 1
+
+    def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """The log probabilities of continuations; see `pipegen.backends.vllm.scoring`. Raises as `generate` does."""
+        if not inputs:
+            return []
+        running = self._core.running()
+        call = Call(running)
+        try:
+            slots = self._begin_scores(inputs, call, running)
+            while len(slots) < len(inputs):
+                _score(inputs, call.step(), slots)
+        finally:
+            call.leave()
+        return [slots[position] for position in range(len(inputs))]
+
+    async def ascore(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
+        """As `score`, for asynchronous code."""
+        if not inputs:
+            return []
+        running = await asyncio.to_thread(self._core.running)
+        call = Call(running, waits=False)
+        try:
+            slots = await asyncio.to_thread(self._begin_scores, inputs, call, running)
+            while len(slots) < len(inputs):
+                _score(inputs, await call.astep(), slots)
+        finally:
+            call.leave()
+        return [slots[position] for position in range(len(inputs))]
+
+    def _begin_scores(self, inputs: Sequence[Continued], call: Call, running: Running) -> dict[int, Slot[TokenScores]]:
+        """Hand the rows to vLLM; the slots of those that are refused."""
+        capabilities, slots = self.capabilities, dict[int, Slot[TokenScores]]()
+        for position, asked in enumerate(inputs):
+            refused = queue_scores(position, asked, call, running, self._checkpoint, capabilities)
+            if refused is not None:
+                slots[position] = Failure(refused)
+        return slots
+
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
         rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for number, encoded in inputs]
@@ -191,6 +238,13 @@ class VLLMEngine(CheckpointEngine):
                 row.fail(wrong)
         except refusals() as error:
             row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))
+
+
+def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slots: dict[int, Slot[TokenScores]]) -> None:
+    """Take the scores of the rows that are done."""
+    for position, output in outputs:
+        if output.finished:
+            slots[position] = scores_of(inputs[position], output.prompt_logprobs)
 
 
 class VLLMCall:

@@ -15,7 +15,7 @@ from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 from pipegen.records.results import TokenLogprob, margin_of
 
-__all__ = ["logprob_of", "sampling_params", "unsupported"]
+__all__ = ["logprob_of", "sampling_params", "scoring_params", "unsupported"]
 
 MOST_LOGPROBS = 20
 """How many logprobs of a position vLLM gives unless `max_logprobs` says otherwise; -1 is all."""
@@ -87,6 +87,13 @@ def sampling_params(
         output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
         **_structured(options, grammar),
     )
+
+
+def scoring_params() -> Any:
+    """The parameters of a row of which only the log probabilities of its prompt are wanted; vLLM makes one token at least."""
+    from vllm.sampling_params import RequestOutputKind
+
+    return _params()(n=1, temperature=0.0, max_tokens=1, prompt_logprobs=1, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def _candidates(options: GenerationOptions, most: int) -> int:

@@ -1,0 +1,49 @@
+"""`pipegen lm-eval`: lm-eval's own command, with pipegen as its model."""
+
+# lm-eval need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pipegen.cli.usage import refuse
+from pipegen.engines.extras import MissingExtra, need
+
+__all__ = ["arguments", "run_lm_eval"]
+
+
+def arguments(given: Sequence[str]) -> list[str]:
+    """lm-eval's arguments: of a run, with `--model pipegen` and `--batch_size auto` where neither they nor a `--config` say another.
+
+    >>> arguments(["--tasks", "gsm8k"])
+    ['run', '--tasks', 'gsm8k', '--model', 'pipegen', '--batch_size', 'auto']
+    >>> arguments(["ls", "tasks"])
+    ['ls', 'tasks']
+    """
+    command = given[0] if given and not given[0].startswith("-") else "run"
+    if command != "run" or {"-h", "--help"} & {*given}:
+        return [*given]
+    kept = [*given] if given and given[0] == "run" else ["run", *given]
+    for names, value in ((("--model", "-M"), "pipegen"), (("--batch_size", "-b"), "auto")):
+        if not any(one in ("--config", "-C") for one in kept) and not any(one in names or one.partition("=")[0] in names for one in kept):
+            kept += [names[0], value]
+    return kept
+
+
+def run_lm_eval(given: Sequence[str]) -> None:
+    """Run it; it ends the program where lm-eval does. Where lm-eval is not installed, the message says how to install it."""
+    try:
+        need("lm_eval", "evals", "lm-eval")
+    except MissingExtra as missing:
+        refuse(str(missing))
+    from lm_eval.__main__ import cli_evaluate
+
+    import pipegen.evals.lm_eval  # noqa: F401 - it registers the model
+
+    before, sys.argv = sys.argv, ["lm-eval", *arguments(given)]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

@@ -1,0 +1,1 @@
+"""Evaluation harnesses on any engine of pipegen: lm-eval and inspect."""

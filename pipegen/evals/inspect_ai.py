@@ -1,0 +1,271 @@
+"""inspect on any engine: a `ModelAPI`, registered by an entry point.
+
+    inspect eval task.py --model pipegen/Qwen/Qwen3-4B
+    inspect eval task.py --model pipegen/Qwen/Qwen3-4B -M backend=vllm_server --model-base-url http://localhost:8000
+
+Samples that run at the same time share the engine's batches. Messages, images and tools go into the request as they are; what inspect asks that an engine
+cannot give is an error that names it, never ignored. Tool calls are read from `<tool_call>{"name", "arguments"}</tool_call>`, as Qwen and Hermes models
+write them, or are those that a chat server found; reasoning is what stands in `<think>`, or what a server returned apart.
+"""
+
+# inspect need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessageAssistant,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+    GenerateConfig,
+    Logprob,
+    Logprobs,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    TopLogprob,
+    modelapi,
+)
+from inspect_ai.tool import ToolCall, ToolFunction
+
+import pipegen as pg
+from pipegen.core.functional import without_none
+from pipegen.core.slots import Slot
+from pipegen.plugins.reasoning import reasoning_of
+from pipegen.records.plain import Request
+
+__all__ = ["PipegenAPI"]
+
+MAX_TOKENS = 2048
+"""What inspect's own local providers generate at most where nothing is said."""
+_SENT = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "seed",
+    "stop_seqs": "stop",
+    "num_choices": "samples",
+    "logprobs": "logprobs",
+    "top_logprobs": "top_logprobs",
+}
+"""The settings of a generation, each with the option that it is."""
+_REFUSED = (
+    "best_of",
+    "logit_bias",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "reasoning_tokens",
+    "effort",
+    "verbosity",
+    "modalities",
+    "extra_body",
+    "extra_headers",
+)
+_STOPS = {pg.Finish.LENGTH: "max_tokens", pg.Finish.ABORTED: "unknown"}
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+
+
+class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not there where types are checked
+    """A route as inspect's model.
+
+    backend: an engine of `pg.backends`; `enable_thinking`: the template's switch; other model arguments (`-M`) are the engine's settings.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 - as inspect has it
+        *,
+        backend: str = "hf",
+        enable_thinking: bool | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config)
+        given = {**settings, **without_none({"base_url": base_url, "api_key": api_key if base_url is not None else None})}
+        self.route: pg.Route = getattr(pg.backends, backend)(model_name, **given)
+        self.engine: Any = self.route.engine
+        self.thinking = enable_thinking
+        self._rows = int(settings.get("batch_size") or settings.get("max_in_flight") or 32)
+        self._batches = _Batches(self.route) if backend == "hf" else None
+
+    def max_connections(self) -> int:
+        """A few times the engine's batch, so that it never waits for the next sample."""
+        return 4 * self._rows
+
+    def max_tokens(self) -> int:
+        return MAX_TOKENS
+
+    def connection_key(self) -> str:
+        return f"pipegen {self.engine.name} {self.model_name}"
+
+    def should_retry(self, ex: BaseException) -> bool:
+        return isinstance(ex, pg.GenerationError) and ex.retryable
+
+    def close(self) -> None:
+        self.engine.close()
+
+    async def generate(self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> ModelOutput:
+        """One answer, or as many as `num_choices`. Raises the request's `GenerationError`."""
+        request = self._request(input, tools, tool_choice, config)
+        if self._batches is None:
+            slot = (await pg.arun(self.route, [request], image_policy=_IMAGES))[0]
+        else:
+            slot = await self._batches.answer(request)
+        if not pg.is_ok(slot):
+            raise slot.failure()
+        return self._output(slot.unwrap(), wants_tools=bool(tools) and tool_choice != "none")
+
+    def _request(self, messages: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> dict[str, Any]:
+        for name in _REFUSED:
+            if getattr(config, name, None) not in (None, [], {}):
+                raise pg.UnsupportedOption(f"pipegen does not honour inspect's {name}={getattr(config, name)!r:.80}", option=name, hint="leave it out")
+        if tool_choice == "any" or isinstance(tool_choice, ToolFunction):
+            raise pg.UnsupportedOption(f"pipegen does not force a tool call: tool_choice={tool_choice!r:.80}", option="tool_choice", hint="use auto or none")
+        options: dict[str, Any] = {ours: getattr(config, theirs) for theirs, ours in _SENT.items()}
+        options |= {"max_new_tokens": config.max_tokens, "enable_thinking": self.thinking}
+        if self._clips:
+            options["on_overflow"] = "clip"
+        if config.response_schema is not None:
+            options["json_schema"] = json.dumps(config.response_schema.json_schema.model_dump(exclude_none=True))
+        asked = [_tool(tool) for tool in tools] if tool_choice != "none" else []
+        return {"messages": [_message(message) for message in messages], "options": without_none(options), **({"tools": asked} if asked else {})}
+
+    @property
+    def _clips(self) -> bool:
+        """Whether pipegen knows the prompt's length: then an answer may have what is left of the model's, as inspect expects."""
+        return "on_overflow" in self.engine.capabilities.honours
+
+    def _output(self, result: pg.GenerationResult, *, wants_tools: bool) -> ModelOutput:
+        done = [slot.unwrap() for slot in result.completions if pg.is_ok(slot)]
+        made = sum(one.completion_tokens for one in done)
+        usage = ModelUsage(input_tokens=result.prompt_tokens, output_tokens=made, total_tokens=result.prompt_tokens + made)
+        return ModelOutput(model=self.model_name, choices=[self._choice(one, wants_tools=wants_tools) for one in done], usage=usage)
+
+    def _choice(self, result: pg.GenerationResult, *, wants_tools: bool) -> ChatCompletionChoice:
+        opened = (result.prompt_text or "").rstrip().endswith("<think>")
+        split = reasoning_of(result.text, opened=opened)
+        reasoning, text = (split.reasoning, split.answer) if result.reasoning is None else (result.reasoning, result.text)
+        calls = [_served_call(call) for call in result.tool_calls] or ([_call(found) for found in _CALL.findall(text)] if wants_tools else [])
+        if calls and not result.tool_calls:
+            text = _CALL.sub("", text).strip()
+        content: Any = text if not reasoning else [ContentReasoning(reasoning=reasoning), ContentText(text=text)]
+        stop = "model_length" if result.finish is pg.Finish.LENGTH and result.clipped_from is not None else _STOPS.get(result.finish, "stop")
+        message = ChatMessageAssistant(content=content, tool_calls=calls or None, model=self.model_name, source="generate")
+        return ChatCompletionChoice(message=message, stop_reason="tool_calls" if calls and stop == "stop" else stop, logprobs=self._logprobs(result))
+
+    def _logprobs(self, result: pg.GenerationResult) -> Logprobs | None:
+        """Those of the tokens that were drawn."""
+        if result.logprobs is None:
+            return None
+
+        def named(token_id: int, logprob: float) -> dict[str, Any]:
+            text = self.engine.tokenizer.decode((token_id,)) if hasattr(self.engine, "tokenizer") else str(token_id)
+            return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
+
+        def entry(one: pg.TokenLogprob) -> Logprob:
+            top = [TopLogprob(**named(*pair)) for pair in one.top]
+            return Logprob(**named(one.token_id, one.logprob), top_logprobs=top or None)
+
+        return Logprobs(content=[entry(one) for one in result.logprobs])
+
+
+@modelapi(name="pipegen")  # type: ignore[untyped-decorator]  # as above
+def pipegen() -> type[PipegenAPI]:
+    """What inspect finds under `pipegen/...`."""
+    return PipegenAPI
+
+
+_IMAGES = pg.ImagePolicy(allow_http=True)
+
+
+class _Batches:
+    """Requests that wait together go to the engine together; those that come meanwhile are the next batch. No clock decides."""
+
+    def __init__(self, route: pg.Route) -> None:
+        self._route = route
+        self._waiting: list[tuple[Request, asyncio.Future[Slot[pg.GenerationResult]]]] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def answer(self, request: Request) -> Slot[pg.GenerationResult]:
+        """The request's slot."""
+        future: asyncio.Future[Slot[pg.GenerationResult]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._work is None or self._work.done():
+            self._work = asyncio.ensure_future(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # those of the same turn of the loop join
+        while self._waiting:
+            batch, self._waiting = [pair for pair in self._waiting if not pair[1].cancelled()], []
+            try:
+                slots = await pg.arun(self._route, [request for request, _ in batch], image_policy=_IMAGES)
+            except BaseException as raised:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(raised if isinstance(raised, Exception) else asyncio.CancelledError())
+                raise
+            for (_, future), slot in zip(batch, slots, strict=True):
+                if not future.done():
+                    future.set_result(slot)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """One turn in the OpenAI form."""
+    if message.role == "tool":
+        failed = f"Error: {message.error.message}\n" if message.error is not None else ""
+        return {"role": "tool", "content": failed + message.text, **without_none({"tool_call_id": message.tool_call_id, "name": message.function})}
+    if message.role != "assistant":
+        return {"role": message.role, "content": message.content if isinstance(message.content, str) else [_part(part) for part in message.content]}
+    parts = [] if isinstance(message.content, str) else message.content
+    thought = "\n".join(part.reasoning for part in parts if isinstance(part, ContentReasoning) and not part.redacted)
+    calls = [{"id": call.id, "type": "function", "function": {"name": call.function, "arguments": dict(call.arguments)}} for call in message.tool_calls or ()]
+    return {"role": "assistant", "content": message.text, **({"reasoning_content": thought} if thought else {}), **({"tool_calls": calls} if calls else {})}
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, ContentText):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, ContentImage):
+        return {"type": "image", "image": part.image}
+    raise pg.UnsupportedMultimodal(f"pipegen takes text and images, not inspect's content of type {part.type!r}")
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    parameters = tool.parameters.model_dump(exclude_none=True)
+    return {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": parameters}}
+
+
+def _call(written: str) -> ToolCall:
+    """A tool call from its JSON; one that cannot be read carries why, which inspect tells the model."""
+    name, arguments, error = "unknown", {}, None
+    try:
+        held = json.loads(written)
+        name, arguments = str(held["name"]), held.get("arguments", held.get("parameters", {}))
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(arguments, dict):
+            raise TypeError(f"arguments take an object, not {type(arguments).__name__}")
+    except (ValueError, KeyError, TypeError, RecursionError) as refusal:
+        arguments, error = {}, f"the tool call {written.strip()!r:.200} cannot be read: {refusal!r:.200}"
+    return ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", function=name, arguments=arguments, parse_error=error)
+
+
+def _served_call(call: Mapping[str, Any]) -> ToolCall:
+    """A tool call that a server found, in the OpenAI form."""
+    function = call.get("function") or {}
+    made = _call(json.dumps({"name": function.get("name"), "arguments": function.get("arguments") or {}}))
+    made.id = str(call.get("id") or made.id)
+    return made

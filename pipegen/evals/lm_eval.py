@@ -1,0 +1,227 @@
+"""lm-eval on any engine: an `LM` that generates with `pg.imap` and scores with `pg.score`.
+
+Prompts are made as lm-eval's own `hf` model makes them (its tokenizer calls, its truncation from the left, its cut at stop strings), so that its tasks give
+the same numbers; each prompt then goes to the engine as token ids. Answers go to lm-eval's cache as they come (`--use_cache`), under the very arguments that
+it looks for.
+
+    from lm_eval import simple_evaluate
+    from pipegen.evals.lm_eval import PipegenLM
+
+    simple_evaluate(model=PipegenLM("Qwen/Qwen3-4B"), tasks=["gsm8k"])
+    simple_evaluate(model=PipegenLM("Qwen/Qwen3-4B", backend="vllm_server", base_url="http://localhost:8000"), tasks=["gsm8k"])
+
+On the command line: `pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --tasks gsm8k`.
+"""
+
+# lm-eval need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+import pipegen as pg
+from pipegen.core.functional import partition_all, without_none
+from pipegen.engines.protocol import ScoresTokens
+from pipegen.records.plain import Request
+
+__all__ = ["PipegenLM"]
+
+BATCH = {"hf": "batch_size", "vllm": "max_num_seqs", "vllm_server": "max_in_flight", "sglang_server": "max_in_flight"}
+"""The setting of each engine for how many rows run side by side."""
+MAX_LENGTH = 2048
+"""Where neither the caller nor the engine says how long a sequence may be, as lm-eval has it."""
+WINDOW = 1024
+"""Rows of one call that scores: after each, the answers are in the cache."""
+_log = logging.getLogger("pipegen")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "no_repeat_ngram_size")
+
+
+@register_model("pipegen")
+class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+    """A route as lm-eval's model.
+
+    pretrained: the model, a folder or a hub name or `embedded`; or a route through one engine that takes token ids.
+    backend: `hf`, `vllm`, `vllm_server` or `sglang_server`; other arguments that are not named here are its settings (`dtype`, `base_url`, ...).
+    batch_size: how many rows run side by side; `auto` leaves it to the engine.
+    max_length, max_gen_toks, add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as lm-eval's `hf` has them.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        *,
+        backend: str = "hf",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        think_end_token: str | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        size = batch_size if isinstance(batch_size, int) else int(batch_size) if batch_size and batch_size.isdecimal() else max_batch_size
+        if isinstance(pretrained, pg.Route):
+            if settings or size is not None:
+                raise TypeError(f"a route has its settings already: leave out {', '.join(settings) or 'batch_size'}")
+            self.route = pretrained
+        else:
+            if backend not in BATCH:
+                raise ValueError(f"backend takes one of {', '.join(BATCH)}, which take token ids, not {backend!r}")
+            asked = device if backend == "hf" and device != "cuda:0" else None  # what lm-eval's command says where nobody does: the first GPU, if there is one
+            named = {BATCH[backend]: size, "device": asked}
+            self.route = getattr(pg.backends, backend)(pretrained, **without_none(named), **settings)
+        engine: Any = self.route.engine
+        raw = getattr(getattr(engine, "tokenizer", None), "raw", None)
+        if raw is None:
+            raise TypeError(f"the engine {engine.name!r} has no tokenizer of transformers, which lm-eval makes its prompts with")
+        self.engine, self.tokenizer = engine, raw
+        self.max_gen_toks, self.add_bos_token, self.think_end_token = max_gen_toks, add_bos_token, think_end_token
+        self._max_length, self._prefix_token_id = max_length, prefix_token_id
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self.chat_template_args = {**(chat_template_args or {}), **thinking}
+        self.batch_size = size
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        known = (self._prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        return int(next(one for one in known if one is not None))
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens prompt and answer may have together."""
+        return int(self._max_length or self.engine.capabilities.context_length or MAX_LENGTH)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes beside its results."""
+        return {"model_identity": self.engine.identity, "model_engine": self.engine.name, "pipegen": pg.__version__}
+
+    def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """The few-shot turns and the question as text; without the system turn where the template takes none, as lm-eval's `hf` does."""
+        from jinja2.exceptions import TemplateError
+
+        def rendered(turns: Sequence[Mapping[str, str]]) -> str:
+            ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+            return str(self.tokenizer.apply_chat_template([*turns], tokenize=False, **ends, **self.chat_template_args))
+
+        try:
+            return rendered(chat_history)
+        except TemplateError as refusal:
+            _log.warning("the chat template refused the conversation (%s): it is rendered without its system turn", refusal)
+            return rendered([turn for turn in chat_history if turn["role"] != "system"])
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """As lm-eval's `hf`: with the tokenizer's own BOS, unless the text begins with it."""
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
+            add_special_tokens = False
+        elif add_special_tokens is None:
+            add_special_tokens = self.add_bos_token
+        return [*self.tokenizer.encode(string, **({} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}))]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, cut at their stop strings by lm-eval's own function."""
+        eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
+        given = [request.args for request in requests]
+        asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
+        answers = pg.imap(self.route, [request for request, _ in asked]
+        out: list[str] = []
+        for number, (arguments, (_, until), slot) in enumerate(zip(given, asked, answers, strict=True)):
+            if not pg.is_ok(slot):
+                raise _because(slot.failure(), f"request {number}: {arguments[0]!r:.200}")
+            text = self.tokenizer.decode([*slot.unwrap().token_ids], skip_special_tokens=True)
+            cut = postprocess_generated_text(text, until, self.think_end_token)
+            self.cache_hook.add_partial("generate_until", arguments, cut)
+            out.append(cut)
+        return out
+
+    def _generation(self, context: str, gen_kwargs: Mapping[str, Any], eos: str) -> tuple[Request, list[str]]:
+        """The request, and the stop strings at which lm-eval cuts its text."""
+        if not isinstance(gen_kwargs, dict):
+            raise TypeError(f"generation arguments are a dict, not {type(gen_kwargs).__name__}")
+        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
+        until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
+        room, sampled = kwargs.pop("max_gen_toks"), kwargs.pop("do_sample", False)
+        unknown = {*kwargs} - {*_SAMPLING}
+        if unknown:
+            raise ValueError(f"generation arguments {sorted(unknown)} have no meaning here; known are {', '.join(_SAMPLING)}")
+        if room >= self.max_length:
+            raise ValueError(f"max_gen_toks is {room}, and the model takes {self.max_length} tokens in all")
+        chosen = kwargs if sampled else {name: value for name, value in kwargs.items() if name not in ("temperature", "top_p", "top_k", "min_p")}
+        ids = self._prompt_ids(context)[-(self.max_length - room) :]
+        stops = [stop for stop in until if stop and stop != eos]
+        options = {"max_new_tokens": room, "stop": stops, "stop_token_ids": [self.eot_token_id], **without_none(chosen)}
+        return {"prompt_token_ids": ids, "options": options}, until
+
+    def _prompt_ids(self, context: str) -> list[int]:
+        """As lm-eval's `tok_batch_encode`: a BOS in the text is not doubled."""
+        if has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None)):
+            return [*self.tokenizer.encode(context, add_special_tokens=False)]
+        return [*self.tokenizer.encode(context, **({} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}))]
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any) -> list[tuple[float, bool]]:
+        """The sums and whether they are greedy, of contexts and continuations as ids; what is too long loses its beginning."""
+        longest = self.max_length + 1
+        if isinstance(self.engine, ScoresTokens) and self.engine.longest_scored is not None:
+            longest = min(longest, self.engine.longest_scored)
+
+        def row(context: Sequence[int], continuation: Sequence[int]) -> Request:
+            if not continuation or len(continuation) >= longest:
+                raise ValueError(f"a continuation of {len(continuation)} tokens cannot be scored: 1 to {longest - 1} can")
+            return {"prompt_token_ids": [*context][-(longest - len(continuation)) :], "continuation": [*continuation]}
+
+        out: list[tuple[float, bool]] = []
+        for window in partition_all(WINDOW, requests):
+            slots = pg.score(self.route, [row(context, continuation) for _, context, continuation in window])
+            for (arguments, _, _), slot in zip(window, slots, strict=True):
+                if not pg.is_ok(slot):
+                    raise _because(slot.failure(), f"request {len(out)}: {arguments!r:.200}")
+                answer = (slot.unwrap().logprob, slot.unwrap().greedy)
+                if arguments is not None:
+                    self.cache_hook.add_partial("loglikelihood", arguments, answer)
+                out.append(answer)
+        return out
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log likelihood of whole texts, in windows as lm-eval cuts them."""
+        texts = [request.args for request in requests]
+        windows = [[*self._windows(text)] for (text,) in texts]
+        values = iter(self._loglikelihood_tokens([(None, *window) for window in chain.from_iterable(windows)]))
+        sums: list[float] = []
+        for given, own in zip(texts, windows, strict=True):
+            sums.append(sum(next(values)[0] for _ in own))
+            self.cache_hook.add_partial("loglikelihood_rolling", given, sums[-1])
+        return sums
+
+    def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
+        room = self.max_length
+        if self.engine.longest_scored is not None:
+            room = min(room, self.engine.longest_scored - 1)
+        rolling: Iterable[Any] = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, room, 1)
+        return map(make_disjoint_window, rolling)
+
+
+def _because(error: pg.GenerationError, what: str) -> pg.GenerationError:
+    """The error of a request, which ends the evaluation: a score over the rest would be another score."""
+    error.add_note(f"lm-eval needs every answer; this one failed: {what}")
+    return error

@@ -1,0 +1,66 @@
+"""The laws of scores: where continuations begin, and that each token of a text is predicted once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, strategies as st
+from returns.result import Success
+
+pytest.importorskip("transformers")
+
+from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
+
+from pipegen.backends.checkpoint.tokenizers import HFTokenizer
+from pipegen.core.slots import is_ok
+from pipegen.drivers.scoring import rolling
+from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.requests import ScoringRequest
+from pipegen.records.results import ResolvedRequest
+from pipegen.stages.joining import join_row
+from pipegen.stages.rendering import render_row
+from pipegen.testing.fake import FakeEngine, ToyRenderer
+from pipegen.testing.prompts import harmless_texts
+
+FAMILIES: dict[str, Callable[[], Any]] = {"chatml": chatml_tokenizer, "instruct": instruct_tokenizer, "turns": turns_tokenizer, "unigram": unigram_tokenizer}
+texts = st.one_of(harmless_texts(()), st.text("ab c\n.,'é", max_size=12))
+
+
+def as_lm_eval_splits(raw: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The rule of lm-eval (`TemplateLM._encode_pair`), in words of our own."""
+    kept = context.rstrip()
+    moved = context[len(kept) :] + continuation
+    whole, alone = raw(kept + moved)["input_ids"], raw(kept)["input_ids"]
+    return alone, whole[len(alone) :]
+
+
+@pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+@given(context=texts, continuation=texts.filter(bool))
+@example(context="The answer is ", continuation="yes")
+@example(context="a", continuation=" b")
+def test_a_continuation_begins_where_lm_eval_says(make: Callable[[], Any], context: str, continuation: str) -> None:
+    raw = make()
+    tokenizer: Any = HFTokenizer(raw)
+    engine = FakeEngine("", tokenizer=tokenizer, eos_tokens=())
+    engine.image_placeholder = None
+    first = raw("a")["input_ids"][:1] == [raw.bos_token_id]
+    job = ResolvedRequest(request=ScoringRequest(prompt=context, continuation=continuation), options=resolve(GenerationOptions()))
+    rendered = render_row(job, tokenizer, ToyRenderer(), bos_token=raw.bos_token if first else None).unwrap()
+    made = join_row(rendered, engine)
+    before, own = as_lm_eval_splits(raw, context, continuation)
+    if not before or not own:
+        assert not is_ok(made)
+    else:
+        assert made.map(lambda pair: (list(pair.encoded.prompt.token_ids), list(pair.continuation))) == Success((before, own))
+
+
+@given(count=st.integers(0, 40), size=st.integers(1, 12))
+def test_windows_predict_each_token_once_and_keep_to_their_size(count: int, size: int) -> None:
+    ids = tuple(range(1, count + 1))
+    windows = [*rolling(ids, 0, size)]
+    assert tuple(token for _, own in windows for token in own) == ids
+    assert all(len(before) + len(own) <= size + 1 and before for before, own in windows)
+    for before, own in windows:
+        assert before[-1] == own[0] - 1

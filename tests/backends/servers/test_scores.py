@@ -1,0 +1,158 @@
+"""Scores on the wire: what servers are asked, how their answers are read, and what of them is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from support.served import ToyModel
+
+import pipegen as pg
+from pipegen.backends.http.access import access_to
+from pipegen.backends.http.client import most_bytes
+from pipegen.backends.servers import sglang, vllm
+from pipegen.backends.servers.server import ServerEngine
+from pipegen.backends.servers.wire import Facts, ServerRequest
+from pipegen.core.slots import is_ok
+from pipegen.engines.settings import ServerSettings
+from pipegen.records.options import GenerationOptions, resolve
+from pipegen.testing.faulty import FaultyServer
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("tenacity")
+
+ASK = ServerRequest(options=resolve(GenerationOptions(max_new_tokens=1)), token_ids=(1, 2, 3, 4), prompt_tokens=4, scored=2)
+TABLES = [None, {"2": {"logprob": -9.0}}, {"3": {"logprob": -0.5}, "7": {"logprob": -0.25}}, {"4": {"logprob": -1.5}, "8": {"logprob": -1.5}}]
+META = {"input_token_logprobs": [[None, 2, None], [-0.5, 3, None], [-1.5, 4, None]], "input_top_logprobs": [None, [[-0.25, 7, None]], [[-1.5, 8, None]]]}
+SCORES = ((-0.5, False), (-1.5, True))
+
+
+def by_ids(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "length"}], "prompt_logprobs": TABLES, **more}
+
+
+def by_meta(**more: Any) -> dict[str, Any]:
+    return {"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}, "completion_tokens": 0, **META, **more}}
+
+
+def test_vllm_is_asked_for_the_prompt_s_log_probabilities() -> None:
+    body = vllm.to_wire(ASK, Facts()).unwrap().body or {}
+    assert (body["sampling_params"]["prompt_logprobs"], body["sampling_params"]["max_tokens"]) == (1, 1)
+    other = vllm.to_wire(ASK, Facts(lacks=frozenset({"generate"}))).unwrap().body or {}
+    assert (other["prompt_logprobs"], other["max_tokens"]) == (1, 1)
+    assert "prompt_logprobs" not in (vllm.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})["sampling_params"]
+
+
+def test_sglang_is_asked_from_the_last_token_of_the_context_on() -> None:
+    """An earlier start would switch its prefix cache off."""
+    body = sglang.to_wire(ASK, Facts()).unwrap().body or {}
+    assert (body["return_logprob"], body["logprob_start_len"], body["top_logprobs_num"]) == (True, 1, 1)
+    assert "return_logprob" not in (sglang.to_wire(dataclasses.replace(ASK, scored=0), Facts()).unwrap().body or {})
+
+
+def test_answers_are_read_and_a_tie_is_greedy() -> None:
+    assert vllm.from_wire(by_ids(), ASK).unwrap()[0].scores == SCORES
+    choice = {**by_ids()["choices"][0], "prompt_logprobs": TABLES}
+    assert vllm.from_wire({"choices": [choice]}, ASK).unwrap()[0].scores == SCORES
+    assert sglang.from_wire(by_meta(), ASK).unwrap()[0].scores == SCORES
+
+
+def test_what_stands_for_minus_infinity_is_that() -> None:
+    tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
+    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == ((-0.5, False), (-math.inf, False))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        None,
+        "none",
+        TABLES[:3],
+        [*TABLES[:3], None],
+        [*TABLES[:3], {"8": {"logprob": -1.5}}],
+        [*TABLES[:3], {"4": {"logprob": "-1.5"}}],
+        [*TABLES[:3], {"4": {"logprob": math.nan}}],
+        [*TABLES[:3], {"4": -1.5}],
+        [*TABLES[:3], {"4": {"logprob": True}}],
+    ],
+)
+def test_a_malformed_answer_of_vllm_is_refused(tables: Any) -> None:
+    assert isinstance(vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).failure(), pg.MalformedResponse)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"input_token_logprobs": None},
+        {"input_token_logprobs": META["input_token_logprobs"][:2]},
+        {"input_top_logprobs": []},
+        {"input_top_logprobs": [None, [[-0.25, 7, None]], None]},
+        {"input_token_logprobs": [[None, 2, None], [-0.5, 9, None], [-1.5, 4, None]]},
+        {"input_token_logprobs": [[None, 2, None], [None, 3, None], [-1.5, 4, None]]},
+        {"input_token_logprobs": [[None, 2, None], 7, [-1.5, 4, None]]},
+        {"input_top_logprobs": [None, [[None, 7, None]], [[-1.5, 8, None]]]},
+    ],
+)
+def test_a_malformed_answer_of_sglang_is_refused(meta: Any) -> None:
+    assert isinstance(sglang.from_wire(by_meta(**meta), ASK).failure(), pg.MalformedResponse)
+
+
+def test_a_long_prompt_may_have_a_long_answer() -> None:
+    long = dataclasses.replace(ASK, prompt_tokens=100_000)
+    assert most_bytes(long) - most_bytes(dataclasses.replace(long, scored=0)) >= 100_000 * 300
+
+
+def route_to(server: FaultyServer, wire: Any = vllm.VLLM, **settings: Any) -> pg.Route:
+    access = access_to(server.url, default="", variable="NO_SUCH_KEY")
+    return pg.route(ServerEngine(wire, ToyModel(), access, ServerSettings(**settings), "toy"))
+
+
+REQUESTS: list[dict[str, Any]] = [{"prompt_token_ids": [1, 2], "continuation": [3, 4]}, {"prompt_token_ids": [1], "continuation": [999]}]
+
+
+@pytest.mark.parametrize(("wire", "path", "answer"), [(vllm.VLLM, "/inference/v1/generate", by_ids()), (sglang.SGLANG, "/generate", by_meta())])
+def test_each_row_is_one_request(wire: Any, path: str, answer: Any) -> None:
+    with FaultyServer(answers={path: (200, answer)}) as server, route_to(server, wire) as route:
+        good, bad = pg.score(route, REQUESTS)
+        assert good.unwrap().token_logprobs == (-0.5, -1.5)
+        assert not good.unwrap().greedy
+        assert isinstance(bad.failure(), pg.InvalidRequest)
+        assert asyncio.run(pg.arun(pg.scoring(route), REQUESTS)) == (good, bad)
+        assert pg.score(route, []) == ()
+        assert server.paths[path] == 2
+
+
+def test_the_server_s_limit_counts_once_it_is_known() -> None:
+    with FaultyServer(limit=4, answers={"/inference/v1/generate": (200, by_ids())}) as server, route_to(server) as route:
+        assert route.engine.longest_scored is None
+        assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.PromptTooLong)
+        assert route.engine.longest_scored == 3
+        assert server.paths["/inference/v1/generate"] == 0
+
+
+def test_a_server_that_ran_another_prompt_is_not_believed() -> None:
+    answer = by_ids(prompt_token_ids=[1, 2, 3, 5])
+    with FaultyServer(answers={"/inference/v1/generate": (200, answer)}) as server, route_to(server) as route:
+        assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.MalformedResponse)
+
+
+def test_a_server_that_answers_without_scores_is_not_believed() -> None:
+    with FaultyServer() as server, route_to(server) as route:
+        slot = pg.score(route, REQUESTS[:1])[0]
+        assert not is_ok(slot)
+        assert isinstance(slot.failure(), pg.MalformedResponse)
+
+
+def test_a_wire_that_says_nothing_of_scores_gives_none() -> None:
+    with FaultyServer() as server, route_to(server, dataclasses.replace(vllm.VLLM, scores=False)) as route:
+        slot = pg.score(route, REQUESTS[:1])[0]
+        assert isinstance(slot.failure(), pg.UnsupportedOption)
+        assert slot.failure().option == "continuation"
+
+
+def test_a_refusal_of_the_server_fails_its_row() -> None:
+    with FaultyServer(answers={"/inference/v1/generate": (400, {"error": {"message": "no"}})}) as server, route_to(server) as route:
+        assert isinstance(pg.score(route, REQUESTS[:1])[0].failure(), pg.InvalidRequest)

@@ -1,0 +1,66 @@
+"""HF and vLLM score the same, within 1e-4 a token in float32: text, choices, images, long contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.models import FAMILIES
+
+import pipegen as pg
+from pipegen.testing.image_files import image_file
+
+NAMES = ("embedded", *FAMILIES)
+SEES = ("embedded", "qwen3_vl")
+
+
+def requests(*, images: bool) -> list[dict[str, Any]]:
+    """Questions with choices behind shared examples, single contexts, conversations, ids; with an image each fifth."""
+    draw = random.Random(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over", "green", "hills"]
+
+    def text(low: int, high: int) -> str:
+        return " ".join(draw.choice(words) for _ in range(draw.randrange(low, high)))
+
+    shots, made = text(30, 31), list[dict[str, Any]]()
+    for number in range(12):
+        question = f"{shots}\nQuestion: {text(2, 9)}\nAnswer:"
+        context: dict[str, Any] = {"prompt": question} if number % 3 else {"messages": [{"role": "user", "content": question}]}
+        if images and not number % 5:
+            context = {"messages": [{"role": "user", "content": question}], "images": [image_file(width=40 + number, height=64)]}
+        made += [{**context, "continuation": f" {text(1, 5)}"} for _ in range(3)]
+    return [*made, {"prompt_token_ids": [70, 71, 72], "continuation": [draw.randrange(10, 150) for _ in range(60)]}, {"prompt": "", "continuation": "a"}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_engines_score_the_same(name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
+    asked = requests(images=name in SEES)
+    with pg.backends.hf(model_of(name), dtype="float32") as safe:
+        wanted = pg.score(safe, asked, image_policy=pg.ImagePolicy())
+        texts = pg.perplexity(safe, ["the cat sat on a mat " * 30], window=40)
+    with vllm_of(name) as fast:
+        found = pg.score(fast, asked)
+        again = asyncio.run(pg.arun(pg.scoring(fast), asked))
+        read = pg.perplexity(fast, ["the cat sat on a mat " * 30], window=40)
+    assert [pg.is_ok(slot) for slot in wanted] == [pg.is_ok(slot) for slot in found] == [pg.is_ok(slot) for slot in again]
+    pairs = [(one.unwrap(), two.unwrap(), three.unwrap()) for one, two, three in zip(wanted, found, again, strict=True) if pg.is_ok(one)]
+    assert len(pairs) >= len(asked) - 1
+    assert all(one.token_ids == two.token_ids and one.prompt_token_ids == two.prompt_token_ids for one, two, _ in pairs)
+    worst = max(abs(a - b) for one, *others in pairs for two in others for a, b in zip(one.token_logprobs, two.token_logprobs, strict=True))
+    with capfd.disabled():
+        print(f"\n{name:10} {len(pairs)} scored, {sum(one.tokens for one, *_ in pairs)} tokens, largest difference {worst:.1e}")
+    assert worst < 1e-4
+    assert [one.greedy for one, *_ in pairs] == [two.greedy for _, two, _ in pairs]
+    assert read[0].unwrap().logprob == pytest.approx(texts[0].unwrap().logprob, rel=1e-5)
+
+
+def test_vllm_refuses_what_hf_refuses(vllm_of: Callable[..., Any]) -> None:
+    with vllm_of("qwen3") as fast:
+        limit = fast.engine.longest_scored
+        slots = pg.score(fast, [{"prompt_token_ids": [70] * limit, "continuation": [71]}, {"prompt_token_ids": [70] * (limit - 1), "continuation": [71]}])
+        assert isinstance(slots[0].failure(), pg.PromptTooLong)
+        assert slots[1].unwrap().tokens == 1
+        assert pg.score(fast, []) == ()

@@ -1,0 +1,53 @@
+"""HF and real servers score the same, within 1e-4 a token in float32: text, choices, images, whole texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.testing.image_files import image_file
+
+SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in ("embedded", "text")]
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over", "green", "hills")
+
+
+def requests(*, images: bool) -> list[dict[str, Any]]:
+    draw = random.Random(0)
+
+    def text(low: int, high: int) -> str:
+        return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(low, high)))
+
+    shots, made = text(30, 31), list[dict[str, Any]]()
+    for number in range(12):
+        question = f"{shots}\nQuestion: {text(2, 9)}\nAnswer:"
+        context: dict[str, Any] = {"prompt": question} if number % 3 else {"messages": [{"role": "user", "content": question}]}
+        if images and not number % 5:
+            context = {"messages": [{"role": "user", "content": question}], "images": [image_file(width=40 + number, height=64)]}
+        made += [{**context, "continuation": f" {text(1, 5)}"} for _ in range(3)]
+    return [*made, {"prompt_token_ids": [70, 71, 72], "continuation": [draw.randrange(10, 150) for _ in range(60)]}, {"prompt": "", "continuation": "a"}]
+
+
+@pytest.mark.parametrize("served", SERVERS, indirect=True)
+def test_servers_score_as_hf_does(served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = requests(images=served.model == "embedded")
+    wanted = pg.score(hf_of(served.model), asked)
+    with served.opened() as route:
+        found = pg.score(route, asked)
+        chosen = pg.choose(route, {"prompt": "The cat sat on a"}, [" mat", " hill", " red bird"]).unwrap()
+        read = pg.perplexity(route, ["the cat sat on a mat " * 20], window=40)[0].unwrap()
+    assert [pg.is_ok(slot) for slot in wanted] == [pg.is_ok(slot) for slot in found]
+    pairs = [(one.unwrap(), two.unwrap()) for one, two in zip(wanted, found, strict=True) if pg.is_ok(one)]
+    assert len(pairs) >= len(asked) - 1
+    assert all(one.token_ids == two.token_ids and one.prompt_token_ids == two.prompt_token_ids for one, two in pairs)
+    worst = max(abs(a - b) for one, two in pairs for a, b in zip(one.token_logprobs, two.token_logprobs, strict=True))
+    with capsys.disabled():
+        print(f"\n| {served.engine} | {served.model} | scores | {len(pairs)} | largest difference {worst:.1e} |")
+    assert worst < 1e-4
+    assert [one.greedy for one, _ in pairs] == [two.greedy for _, two in pairs]
+    own = hf_of(served.model)
+    assert chosen.best == pg.choose(own, {"prompt": "The cat sat on a"}, [" mat", " hill", " red bird"]).unwrap().best
+    assert read.logprob == pytest.approx(pg.perplexity(own, ["the cat sat on a mat " * 20], window=40)[0].unwrap().logprob, rel=1e-5)
