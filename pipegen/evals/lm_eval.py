@@ -39,6 +39,8 @@ BATCH = {"hf": "batch_size", "vllm": "max_num_seqs", "vllm_server": "max_in_flig
 """The setting of each engine for how many rows run side by side."""
 MAX_LENGTH = 2048
 """Where neither the caller nor the engine says how long a sequence may be, as lm-eval has it."""
+WINDOW = 1024
+"""Rows of one call that scores: after each, the answers are in the cache."""
 _log = logging.getLogger("pipegen")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "no_repeat_ngram_size")
 
@@ -142,7 +144,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
         given = [request.args for request in requests]
         asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
-        answers = pg.imap(self.route, [request for request, _ in asked])
+        answers = pg.imap(self.route, [request for request, _ in asked]
         out: list[str] = []
         for number, (arguments, (_, until), slot) in enumerate(zip(given, asked, answers, strict=True)):
             if not pg.is_ok(slot):
