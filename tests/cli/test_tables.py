@@ -34,6 +34,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return listed
 
 
+def asked_of(engine: FakeEngine) -> list[Any]:
+    """What the engine was asked, in the order of the requests' ids; it may be asked in another."""
+    return sorted((encoded for call in engine.calls for encoded in call), key=lambda encoded: encoded.request.id)
+
+
 # Parquet
 
 
@@ -82,7 +87,7 @@ def test_messages_are_structs_or_json_text(command: Command, engine: FakeEngine,
     column = [TURNS, turns] if form == "structs" else text if form == "text" else pa.ExtensionArray.from_storage(pa.json_(pa.utf8()), pa.array(text))
     source = parquet(tmp_path / "in.parquet", messages=column)
     command("generate", source, "-o", tmp_path / "out.parquet", *MODEL, "--quiet")
-    messages = [encoded.request.messages for call in engine.calls for encoded in call]
+    messages = [encoded.request.messages for encoded in asked_of(engine)]
     assert messages == [pg.TextGenerationRequest(messages=one).messages for one in (TURNS, turns)]
     assert pq.read_table(tmp_path / "out.parquet").column("messages").to_pylist() == pq.read_table(source).column("messages").to_pylist()
 
@@ -100,7 +105,7 @@ def test_images_go_in_in_every_form_and_come_out_stored(command: Command, engine
     (tmp_path / "good.png").write_bytes(b"good")
     source = parquet(tmp_path / "in.parquet", prompt=["a", "b", "c"], images=column)
     assert command("generate", source, "-o", tmp_path / "out.parquet", *MODEL).code == 0
-    assert [len(encoded.prompt.images) for call in engine.calls for encoded in call] == [1, 2, 0]
+    assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2, 0]
     made = pq.read_table(tmp_path / "out.parquet")
     assert made.schema.field("images").type == pa.list_(IMAGE)
     stored = [image for row in made.column("images").to_pylist() for image in row or ()]
@@ -205,7 +210,7 @@ def test_csv_in_and_out(command: Command, engine: FakeEngine, tmp_path: Path) ->
     assert lines[2].startswith(f'9,c,"[""{tmp_path}/good.png"", ""{tmp_path}/good.png""]",y,true,')
     assert lines[3].startswith("4,,,,false,")
     assert lines[3].endswith('InvalidRequest,"row 4: it has 5 cells, and the header has 4",correct the request at the place that the message names')
-    assert [len(encoded.prompt.images) for call in engine.calls for encoded in call] == [1, 2]
+    assert [len(encoded.prompt.images) for encoded in asked_of(engine)] == [1, 2]
 
 
 def test_csv_out_of_a_table_has_flat_cells(command: Command, tmp_path: Path) -> None:
@@ -219,7 +224,7 @@ def test_a_text_file_has_a_prompt_on_each_line(command: Command, engine: FakeEng
     source.write_bytes("Once upon a time\r\n\n  Two é \n".encode() + b"\xff\n")
     ran = command("generate", source, *MODEL)
     assert [(line["id"], line["ok"]) for line in ran.out] == [("1", True), ("3", True), ("4", False)]
-    assert [encoded.request.prompt for call in engine.calls for encoded in call] == ["Once upon a time", "  Two é "]
+    assert [encoded.request.prompt for encoded in asked_of(engine)] == ["Once upon a time", "  Two é "]
 
 
 def test_one_question_needs_no_file(command: Command, engine: FakeEngine, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_rows_of_datasets_are_requests(tmp_path: Path, streaming: bool, decoded:
     engine = FakeEngine("Hello")
     slots = list(pg.imap(pg.route(engine), rows))
     assert [slot.unwrap().id for slot in slots] == ["0", "1", "2"]
-    requests = [encoded.request for call in engine.calls for encoded in call]
+    requests = sorted((encoded.request for call in engine.calls for encoded in call), key=lambda request: str(request.id))
     assert [request.metadata for request in requests] == [{"label": 0}, {"label": 1}, {"label": 0}]
     assert all(request.sources[0].data is not None for request in requests)
 
