@@ -116,8 +116,8 @@ def constrain(rows: Mapping[int, HFRow], scores: torch.Tensor) -> None:
     going = [index for index, row in rows.items() if row.error is None]
     if going:
         forbidden = torch.from_numpy(_masks([rows[index].grammar for index in going], scores.shape[-1])).to(scores.device)
-        places = torch.tensor(going, device=scores.device)
-        scores[places] = scores[places].masked_fill_(forbidden, -torch.inf)
+        for index, row in zip(going, forbidden, strict=True):
+            scores[index].masked_fill_(row, -torch.inf)
 
 
 def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
