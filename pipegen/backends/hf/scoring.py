@@ -219,7 +219,8 @@ class Scoring:
             self._sharing.way = "none"
             return None
         if self._sharing.way is None:
-            self._sharing.way = "deep" if caches.sees_all(batch.cache) else "contexts"
+            by_mask = getattr(self._model, "_supports_attention_backend", False) and batch.next_inputs[0] is not None
+            self._sharing.way = "deep" if by_mask and caches.sees_all(batch.cache) else "contexts"
         if self._max_tokens is None:
             self._max_tokens = caches.max_cached_tokens(batch.cache, len(batch) * batch.width, self._model.device)
         return _Cached.of(batch, logits.device), logits
