@@ -6,6 +6,7 @@ the last; nowhere else are logits made.
 - Rows with equal contexts are one *context* with several *tails*: it is read once, and its cache is copied for each tail.
 - Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*: it is read once, and its cache is copied for each context. This takes a
   cache whose layers see columns by their mask alone, since the columns between prefix and own part may be padding.
+- A text row that shares its context with none is read in one pass, without a cache and without a mask, padded on the right, if its logits are few enough.
 - Tails are read in pieces, so many columns at a time as keep the logits of a pass below `LOGITS` bytes; of each row `logsumexp` is taken alone.
 
 **Ways.** What a model's cache can do is found out from its first pass and remembered in `Sharing`: `deep` (prefixes and contexts), `contexts` (a sliding
@@ -126,12 +127,60 @@ class Scoring:
             key = prompt.token_ids, tuple((image.digest, image.grid, image.width, image.height) for image in prompt.images)
             contexts.setdefault(key, _Context(asked.encoded)).tails.append(tail)
         groups = common_prefixes(contexts.values(), PREFIX) if self._sharing.way in (None, "deep") else [(0, [*contexts.values()])]
+        flat = [context.tails[0] for prefix, group in groups if not prefix for context in group if self._is_flat(context)]
+        for batch in self._flat_batches(flat):
+            yield from self._guarded(batch, self._read_flat)
+        groups = [(prefix, [context for context in group if prefix or not self._is_flat(context)]) for prefix, group in groups]
         for prefix, group in groups:
             for window in self._windows(group, prefix):
                 yield from self._window(window, prefix)
             self._prefix = None
         for tail in alone:
             yield from self._guarded([tail], lambda tails: self._by_itself(tails[0]))
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.get_output_embeddings().weight.shape[0])
+
+    def _is_flat(self, context: _Context) -> bool:
+        """Whether the context's row goes through `_read_flat`."""
+        plain = not self._checkpoint.is_vision_model and self._checkpoint.positions.long_after is None
+        return plain and len(context.tails) == 1 and 4 * self._vocabulary * self._logits_of(context.tails[0]) <= LOGITS
+
+    def _logits_of(self, tail: _Tail) -> int:
+        """At how many places a pass over the whole row makes logits."""
+        return len(tail.ids) if self._keeps else len(tail.asked.token_ids)
+
+    def _flat_batches(self, tails: Sequence[_Tail]) -> Iterator[list[_Tail]]:
+        """Rows that are read together, neighbours in length: their logits and their tokens are few enough."""
+        batch: list[_Tail] = []
+        columns: set[int] = set()
+        for tail in sorted(tails, key=lambda tail: (-len(tail.asked.token_ids), tail.position)):
+            width, own = len((batch or [tail])[0].asked.token_ids), _columns(tail)
+            together = len(columns.union(own)) if self._keeps else width
+            count = len(batch) + 1
+            if batch and (count > self._size or count * width > PASS or 4 * self._vocabulary * count * together > LOGITS):
+                yield batch
+                batch, columns = [], set()
+            batch.append(tail)
+            columns.update(own)
+        if batch:
+            yield batch
+
+    def _read_flat(self, tails: list[_Tail]) -> None:
+        """Read whole rows in one pass, padded on the right: what comes after a token changes nothing of it."""
+        columns = sorted({column for tail in tails for column in _columns(tail)})
+        place = {column: index for index, column in enumerate(columns)}
+        width, pad = max(len(tail.asked.token_ids) for tail in tails) - 1, self._checkpoint.pad_token_id
+        rows = [(*tail.asked.token_ids[:-1], *(pad,) * (width + 1 - len(tail.asked.token_ids))) for tail in tails]
+        with self._weights.lock, torch.no_grad():
+            ids = torch.tensor(rows, device=self._model.device)
+            more = {"logits_to_keep": torch.tensor(columns, device=ids.device)} if self._keeps else {}
+            logits = self._model(input_ids=ids, use_cache=False, return_dict=True, **more).logits
+        for index, tail in enumerate(tails):
+            own = _columns(tail)
+            begin = place[own[0]] if self._keeps else own[0]
+            note(logits[index, begin : begin + len(own)], [(tail, 0)])
 
     def _windows(self, contexts: Sequence[_Context], prefix: int) -> Iterator[list[_Context]]:
         """The contexts, the longest first, as many together as one pass reads."""
@@ -241,9 +290,9 @@ class Scoring:
 
     def _score_rows(self, held: _Cached, tails: list[_Tail]) -> None:
         """Read tails, each behind its row of the cache, a piece at a time."""
-        done, vocabulary = 0, self._model.get_output_embeddings().weight.shape[0]
+        done = 0
         while tails:
-            columns = max(1, LOGITS // (4 * vocabulary * len(tails)))
+            columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
             logits = self._extend(held, pieces, left=False, columns=None)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
@@ -269,8 +318,7 @@ class Scoring:
         """Score a row in passes over all of it, without a cache: one pass for as many logits as may be made at a time."""
         ids, before = tail.ids, len(tail.asked.encoded.prompt.token_ids)
         row: Any = _Context(_fed(tail.asked))
-        vocabulary = self._model.get_output_embeddings().weight.shape[0]
-        size = max(1, LOGITS // (4 * vocabulary))
+        size = max(1, LOGITS // (4 * self._vocabulary))
         config: Any = GenerationConfig  # not annotated
         settings = config(do_sample=False, num_beams=1, use_cache=False, max_new_tokens=1, pad_token_id=self._checkpoint.pad_token_id)
         for first in range(0, len(ids), size):
@@ -279,6 +327,12 @@ class Scoring:
                 inputs = batch_inputs([row], self._model, self._checkpoint, self._pixels)
                 logits = self._model.generate(**inputs, generation_config=settings, custom_generate=_whole, columns=columns, keeps=self._keeps)
             note(logits, [(tail, first)])
+
+
+def _columns(tail: _Tail) -> range:
+    """The places of the whole row after which a token of the continuation comes."""
+    before = len(tail.asked.encoded.prompt.token_ids)
+    return range(before - 1, before - 1 + len(tail.ids))
 
 
 def _fed(asked: Continued) -> Encoded:
