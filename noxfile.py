@@ -36,6 +36,7 @@ CORE = (
     "core/fallback",
     "core/functional",
     "core/joining",
+    "core/names",
     "core/pipe",
     "core/slots",
     "drivers/batch",
@@ -131,7 +132,7 @@ def shared(*, default: bool = True) -> Callable[[Callable[[nox.Session], None]],
 def engine(session: nox.Session) -> None:
     """Make the shared environment: pipegen, built and installed as a wheel, with the Hugging Face engine on the CPU and the clients of servers."""
     install_torch(session)
-    install(session, ".[hf,online,peft]")
+    install(session, ".[data,hf,online,peft,structured]")
     present = str(session.run("python", "-m", "pip", "list", silent=True, env=ENVIRONMENT))
     if "nvidia-" in present:
         session.error("a CUDA package came in: let pip find CPU builds of torch, delete .nox/engine, and try again")
@@ -181,7 +182,7 @@ def property_tests(session: nox.Session) -> None:
 @shared()
 def tests(session: nox.Session) -> None:
     """Run the tests and the doctests against the installed wheel; every branch of the core is covered."""
-    install(session, groups=("tests", "contrib"))
+    install(session, groups=("tests", "contrib", "tables"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
@@ -228,7 +229,7 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "images", "stops", "alone", "plugins", "vllm", "servers", "profile_passes", "compiled")
+BENCHES = ("text", "images", "stops", "alone", "plugins", "forms", "vllm", "servers", "profile_passes", "compiled")
 # What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),
@@ -276,7 +277,7 @@ def bench(session: nox.Session) -> None:
     """
     chosen = session.posargs or BENCHES
     install(session, "gguf")
-    beside = set(chosen) - {"profile_passes", "compiled"}
+    beside = set(chosen) - {"profile_passes", "compiled", "forms"}
     for name in PEERS if beside - {"servers"} else ("online",) if beside else ():
         install_peer(session, name)
     for name in chosen:
@@ -292,6 +293,17 @@ def bench(session: nox.Session) -> None:
         else:
             run(session, "python", f"tests/bench/{'vllm_engine' if name == 'vllm' else name}.py", *arguments, BENCH_PEERS=str(BENCH_PEERS))
     run(session, "python", "tests/bench/report.py")
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Measure on a GPU, in an environment of its own with the CUDA build of torch: at most 8 minutes. `-- parity memory` takes some parts only.
+
+    Without a GPU it runs with small sizes. Nothing is fetched but packages; PIP_FIND_LINKS and PIP_NO_INDEX say where wheels are. vLLM is measured where it
+    is in the environment, or in that of PIPEGEN_VLLM_PYTHON.
+    """
+    install(session, ".[hf,structured]")
+    run(session, "python", "tests/gpu/everything.py", *session.posargs)
 
 
 def install_frozen(session: nox.Session, requirements: str) -> None:

@@ -45,9 +45,11 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.plugin import Plugin
     from pipegen.engines.settings import ModelLoadConfig
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
+    from pipegen.io.tables import Table, TableError, read_table
     from pipegen.jobs.export import finished_rows
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
+    from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
     from pipegen.records.fields import InvalidField, UnknownField
     from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
@@ -104,6 +106,8 @@ __all__ = [
     "StopOptions",
     "StructuredOptions",
     "Success",
+    "Table",
+    "TableError",
     "TemplateFailed",
     "TextGenerationRequest",
     "TextPart",
@@ -139,6 +143,7 @@ __all__ = [
     "perplexity",
     "plugins",
     "pure",
+    "read_table",
     "request_from",
     "route",
     "run",
@@ -149,6 +154,7 @@ __all__ = [
     "stream",
     "to_plain",
     "watched",
+    "write_table",
 ]
 
 _HOMES = {
@@ -167,8 +173,10 @@ _HOMES = {
         "pipegen.jobs.export": "finished_rows",
         "pipegen.jobs.journal": "JournalError",
         "pipegen.jobs.runner": "Job job job_keyed",
+        "pipegen.jobs.table_file": "write_table",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
+        "pipegen.io.tables": "Table TableError read_table",
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
         "pipegen.core.fallback": "fallback",

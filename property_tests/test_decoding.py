@@ -265,7 +265,9 @@ def test_every_kept_token_keeps_its_logprob(row: Generation) -> None:
     logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-float(place)) for place, token_id in enumerate(row.token_ids))
     raw = Raw(encoded=row.raw().encoded, token_ids=row.token_ids, logprobs=logprobs)
     kept = row.judged(raw).unwrap().raw
-    assert kept.logprobs == logprobs[: len(kept.token_ids)]
+    assert kept.logprobs is not None
+    assert [(one.token_id, one.logprob) for one in kept.logprobs] == [(one.token_id, one.logprob) for one in logprobs[: len(kept.token_ids)]]
+    assert all(one.text is not None for one in kept.logprobs)
 
 
 @given(texts(), st.data())

@@ -29,10 +29,9 @@ def script(encoded: Encoded) -> str | pg.GenerationError:
     prompts=st.lists(st.integers(0, 6), max_size=12),
     seed=st.integers(0, 9),
     runs=RUNS,
-    window=st.integers(1, 5),
-    ahead=st.integers(0, 1),
+    in_flight=st.integers(1, 5),
 )
-def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int, runs: list[tuple[int, bool, int]], window: int, ahead: int) -> None:
+def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int, runs: list[tuple[int, bool, int]], in_flight: int) -> None:
     shuffled = random.Random(seed)
     engine = FakeEngine(script)
     requests = [{"id": str(position), "prompt": f"prompt {number}"} for position, number in enumerate(prompts)]
@@ -42,7 +41,7 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
         for rows, fails, torn in runs:
             order = shuffled.sample(requests, len(requests))
             try:
-                with job(pg.route(engine), order, folder, window=window, ahead=ahead, retry="none") as running:
+                with job(pg.route(engine), order, folder, in_flight=in_flight, retry="none") as running:
                     for request, slot in zip(order[:rows], running, strict=False):
                         assert slot == wanted[request["id"]] or not pg.is_ok(slot)
                     if fails:
@@ -55,12 +54,12 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
             before = path.read_bytes()
             os.truncate(path, size - cut)
             torn_rows += before.count(b"\n") - before[: size - cut].count(b"\n")
-        with job(pg.route(engine), requests, folder, window=window, ahead=ahead, retry="none") as running:
+        with job(pg.route(engine), requests, folder, in_flight=in_flight, retry="none") as running:
             slots = list(running)
         assert [pg.is_ok(slot) and slot for slot in slots] == [pg.is_ok(slot) and slot for slot in wanted.values()]
         assert [slot.failure().message for slot in slots if not pg.is_ok(slot)] == [slot.failure().message for slot in wanted.values() if not pg.is_ok(slot)]
         times = Counter(str(encoded.request.prompt) for call in engine.calls for encoded in call)
-        under_way = len(runs) * window * (ahead + 1)
+        under_way = len(runs) * in_flight
         assert sum(times.values()) <= len(requests) + torn_rows + under_way
         lines = [line[8:40] for line in path_lines(folder)]
         assert len(set(lines)) == len(requests)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 from immutabledict import immutabledict
 
 import pipegen as pg
+from pipegen.io.text_tables import column_kinds
 from pipegen.records.options import flat_values, merge, options_from, resolve
+from pipegen.records.requests import FIELDS, misplaced
 from pipegen.testing import strategies
 from pipegen.testing.fake import FakeEngine
 
@@ -81,3 +87,30 @@ def test_every_request_gets_one_slot_in_its_place(requests: list[pg.GenerationRe
 @given(strategies.errors(), st.lists(strategies.errors(), max_size=2), st.lists(strategies.errors(), max_size=2))
 def test_histories_join(error: pg.GenerationError, first: list[Any], second: list[Any]) -> None:
     assert error.after(tuple(second)).after(tuple(first)) == error.after(tuple(first + second))
+
+
+OWN = st.text("abcdefghij_", min_size=1, max_size=8).filter(lambda name: misplaced(name) is None and name not in (*FIELDS, "image"))
+VALUES = st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5), st.lists, max_leaves=4)
+
+
+@given(st.dictionaries(OWN, VALUES, max_size=4), st.sampled_from([{"prompt": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}]))
+def test_what_is_no_field_is_carried_along_and_changes_nothing(own: dict[str, Any], asked: dict[str, Any]) -> None:
+    request = pg.request_from({**own, **asked}).unwrap()
+    assert request.metadata == {name: value for name, value in own.items() if value is not None}
+    assert request == pg.request_from(asked).unwrap()
+
+
+@given(st.lists(st.dictionaries(OWN, VALUES, max_size=3), min_size=1, max_size=5))
+def test_a_table_gives_back_the_columns_that_it_was_given(rows: list[dict[str, Any]]) -> None:
+    """Columns of one plain type come back as they were; others as JSON text."""
+    pytest.importorskip("pyarrow")
+    failed: Any = pg.Failure(pg.Timeout("slow"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "out.parquet")
+        pg.write_table(path, [({"prompt": "Hi", **row}, failed) for row in rows])
+        made = list(pg.read_table(path))
+    kinds = column_kinds(rows)
+    for before, row in zip(rows, made, strict=True):
+        for name, value in before.items():
+            text = kinds[name] == "string" and value is not None and not isinstance(value, str)
+            assert (json.loads(row[name]) if text else row[name]) == value

@@ -55,7 +55,7 @@ def test_each_sample_is_what_its_seed_gives_alone_and_only_when_all_fail_the_req
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), texts), max_size=9), st.integers(1, 4))
-def test_keys_come_back_as_they_came_each_with_the_slot_of_its_request(asked: list[tuple[int, str]], window: int) -> None:
+def test_keys_come_back_as_they_came_each_with_the_slot_of_its_request(asked: list[tuple[int, str]], in_flight: int) -> None:
     def script(encoded: Encoded) -> Any:
         return encoded.prompt.text if "漢" not in (encoded.prompt.text or "") else pg.BackendFailed("no", scope="row")
 
@@ -64,7 +64,7 @@ def test_keys_come_back_as_they_came_each_with_the_slot_of_its_request(asked: li
     expected = list(zip([key for key, _ in pairs], pg.run(route, [request for _, request in pairs]), strict=True))
 
     async def collect() -> list[Any]:
-        return [pair async for pair in pg.aimap_keyed(route, pairs, window=window)]
+        return [pair async for pair in pg.aimap_keyed(route, pairs, in_flight=in_flight)]
 
-    assert list(pg.imap_keyed(route, pairs, window=window)) == expected
+    assert list(pg.imap_keyed(route, pairs, in_flight=in_flight)) == expected
     assert asyncio.run(collect()) == expected

@@ -54,7 +54,7 @@ def test_a_route_is_the_composition_of_the_stages(asked: list[Any], options: Any
     assert asyncio.run(pg.arun(route, asked, options)) == pg.run(own, asked, options)
     for request in asked:
         assert pg.count_tokens(route, request, options) == pg.count_tokens(own, request, options)
-    assert list(pg.imap(route, asked, options, window=2)) == list(pg.imap(own, asked, options, window=2))
+    assert list(pg.imap(route, asked, options, in_flight=2)) == list(pg.imap(own, asked, options, in_flight=2))
 
 
 def answer(kind: int, salt: int) -> Any:
@@ -113,7 +113,7 @@ def test_each_sample_is_judged_as_it_would_be_alone(asked: list[Any], falls_back
 
     judged = first() >> pg.pure("judge", judge) >> pg.route(engine(), name="judge")
     slots = pg.run(judged, asked)
-    assert list(pg.imap(judged, asked, window=1)) == list(slots)
+    assert list(pg.imap(judged, asked, in_flight=1)) == list(slots)
     for request, slot in zip(asked, slots, strict=True):
         rollout = pg.run(first(), [request])[0]
         alone = [pg.run(judged, [_one(request, sample)])[0] for sample in range(request.options.samples)]
@@ -220,6 +220,22 @@ def test_replacing_a_stage_by_the_same_one_changes_nothing(asked: list[Any]) -> 
         again = again.replace(name, make(two))
     assert pg.run(again, asked) == pg.run(pg.route(one), asked)
     assert list(pg.stream(again, asked)) == list(pg.stream(pg.route(one), asked))
+
+
+@given(requests, st.integers(0, 7))
+def test_stages_of_a_pipe_joined_by_hand_are_edited_by_name_as_those_of_a_route(asked: list[Any], place: int) -> None:
+    own = engine()
+    closed = pg.route(own)
+    asking = pg.stages.resolve(own) >> pg.stages.render(own) >> pg.stages.tokenize(own) >> pg.stages.fit(own)
+    by_hand = asking >> dataclasses.replace(pg.call(own), name="call") >> pg.stages.decode(own) >> pg.stages.stop(own) >> pg.stages.trim(own)
+    names = [part.name for part in closed.parts]
+    look: Any = pg.pure("look", lambda value: value, keeps_text=True)
+    again: Any = pg.pure("look", lambda value: value, keeps_text=True)
+    for pipe in (by_hand.insert(look, after=names[place]), by_hand.insert(look, before=names[place]).replace("look", again).remove("look")):
+        assert pg.run(pipe, asked) == pg.run(closed, asked)
+        assert list(pg.stream(pipe, asked)) == list(pg.stream(closed, asked))
+    first: Any = pg.pure("first", lambda value: value)
+    assert pg.run(first.insert(closed, after="first"), asked) == pg.run(closed, asked)
 
 
 def upper(decoded: Decoded) -> pg.Slot[pg.GenerationResult]:

@@ -90,7 +90,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(requests: list[pg.GenerationRe
     whole = pg.run(pg.route(engine()), requests)
     assert whole == tuple(pg.run(pg.route(engine()), [request])[0] for request in requests)
     assert whole[::-1] == pg.run(pg.route(engine()), requests[::-1])
-    assert whole == tuple(pg.imap(pg.route(engine()), requests, window=2))
+    assert whole == tuple(pg.imap(pg.route(engine()), requests, in_flight=2))
 
 
 @given(batches)

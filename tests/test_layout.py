@@ -24,7 +24,7 @@ ROOMS = (
     *("backends", "io", "jobs", "evals", "report", "config", "cli", "testing", "contrib"),
 )
 """Each imports only itself and those before it."""
-HEAVY = ("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson", "tenacity")
+HEAVY = ("torch", "transformers", "vllm", "PIL", "numpy", "peft", "accelerate", "aiohttp", "orjson", "tenacity", "pyarrow")
 
 
 def tree_of(name: str) -> ast.Module:

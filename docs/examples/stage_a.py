@@ -100,7 +100,7 @@ def main(
     with route:
         asked = ((image, request_of(image, system, prompt)) for image in images)
         console = Console(stderr=True)
-        slots = pg.imap_keyed(route, asked, options, window=batch, ahead=1)
+        slots = pg.imap_keyed(route, asked, options, in_flight=4 * batch)
         answers = track(slots, "images", len(images), console=console, disable=not console.is_terminal)
         for line in regroup(groups, answers):
             print(strict_json.dump(line), flush=True)

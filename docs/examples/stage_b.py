@@ -87,7 +87,7 @@ def rollouts(
 ) -> Iterator[Rollout]:
     """Every ticket in every cell of the grid, in that order."""
     asked = (((key, *cell), request) for key, text in texts.items() for cell, request in pg.grid(request_of(key, JUDGE, text), cells).items())
-    for key, slot in pg.imap_keyed(pipe, asked, options, window=batch):
+    for key, slot in pg.imap_keyed(pipe, asked, options, in_flight=4 * batch):
         yield Rollout(*key, slot)
 
 

@@ -150,7 +150,7 @@ def main(
     failed = 0
     with attached as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
-        slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), window=batch, ahead=1)
+        slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), in_flight=4 * batch)
         for number, (line, slot) in enumerate(slots):
             told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
             results.write(strict_json.dump(told) + "\n")

@@ -76,6 +76,7 @@ class _HF(Protocol[P]):
         batch_size: int | None = None,
         compile: bool = False,
         image_memory_bytes: int | None = None,
+        prefix_memory_bytes: int | None = None,
     ) -> Route: ...
 
 
@@ -89,8 +90,8 @@ def _hf(settings: Callable[P, HFSettings]) -> _HF[P]:
     make.__doc__ = f"""{named.__doc__}
 
 A model of transformers that is in memory already is taken with its tokenizer, and with its processor where it takes images:
-`hf(model, tokenizer=tokenizer, processor=processor)`. Of the other settings it takes `batch_size`, `compile` and `image_memory_bytes`. It is put into eval
-mode, and its weights are used as they are at each call."""
+`hf(model, tokenizer=tokenizer, processor=processor)`. Of the other settings it takes {", ".join(f"`{name}`" for name in _IN_MEMORY)}. It is put into
+eval mode, and its weights are used as they are at each call."""
     return cast("_HF[P]", make)
 
 
@@ -118,7 +119,7 @@ def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None
     return route(HFEngine(load, checkpoint))
 
 
-_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes")
+_IN_MEMORY = ("batch_size", "compile", "image_memory_bytes", "prefix_memory_bytes")
 hf = _hf(HFSettings)
 vllm = _function("vllm", VLLMSettings)
 vllm_server = _function("vllm_server", TokenServerSettings)
@@ -162,7 +163,7 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
-    pipegen.records.fields.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
+    pipegen.core.names.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
     first = _route_of(config)
     _ = first.engine.capabilities

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError, MalformedResponse
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.tokenizer import Tokenizer
@@ -32,6 +33,8 @@ class EngineRow:
         self.halted: str | None = None
         """The plugin that ended the row by a hook of the engine's own."""
         self.aborted = False
+        self.grammar: Any = None
+        """The form of the answer as the engine follows it, where it has one."""
         self.reported = False
         """Whether the call has reported the row's end."""
         self._text = text
@@ -43,6 +46,13 @@ class EngineRow:
     def fail(self, error: GenerationError | None) -> None:
         """End the row with this error, unless it has one already, or there is none."""
         self.error = self.error or error
+
+    def follow(self, grammar: Slot[Any]) -> None:
+        """Give the answer the form of this grammar, or fail where there is none."""
+        if is_ok(grammar):
+            self.grammar = grammar.unwrap()
+        else:
+            self.fail(grammar.failure())
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> TokensMade | None:
         """Append tokens, up to the one that ends the row; the event of those that belong to it, if any."""

@@ -6,27 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from pipegen.cli.flags import with_flags
+from pipegen.cli.app_results import FILES, FOLDER, MODEL, add_commands
+from pipegen.cli.flags import InSections, with_flags
 from pipegen.config.keys import TYPES
 
 __all__ = ["app"]
-
-
-class _InSections(TyperCommand):
-    """A command whose help shows its flags in sections, each with its whole name."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section for each `rich_help_panel`, in the order of the flags."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            shown = parameter.get_help_record(ctx)
-            if shown is not None:
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
-        for name, rows in sections.items():
-            with formatter.section(name):
-                formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -38,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images"
 
 GENERATE = """Answer every request of IN: one line out for each line in, in order.
 
@@ -54,10 +37,12 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
 A prompt is completed as it stands, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
 of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
 
-IN may also be a folder of images, searched with its subfolders in natural order, with one --prompt for all of them.
+IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or messages, and images, id, tools, options if they are
+there; --map says which columns have other names. All other columns are carried to OUT. Or a .txt file with one prompt on each line. Or a folder of
+images, searched with its subfolders in natural order, with one --prompt for all of them. Without IN, --prompt is one question (a user's turn).
 
-Each line of OUT is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type", "message", "hint", ...}}. A line that cannot
-be read is a failed line; the others go on.
+OUT is JSON Lines, Parquet or CSV, by its suffix. Each line is {"id", "ok": true, "text", "finish", ...} or {"id", "ok": false, "error": {"type",
+"message", "hint", ...}}; a table has the columns of IN and such columns. A line that cannot be read is a failed line; the others go on.
 
 A line with a custom_id and a body is one of an OpenAI batch file, and is answered in that form, as vllm run-batch does.
 
@@ -69,6 +54,8 @@ EXAMPLES = """\b
 Examples:
   pipegen generate requests.jsonl -o results.jsonl --model embedded --stop "\\n\\n"
   pipegen generate photos/ --prompt "Describe it." --sidecar txt --model Qwen/Qwen3-VL-4B-Instruct
+  pipegen generate data.parquet -o answers.parquet --map prompt=question --model Qwen/Qwen3-4B
+  pipegen generate --prompt "What is in it?" --image cat.png --model Qwen/Qwen3-VL-4B-Instruct
   cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
   pipegen generate in.jsonl -o out.jsonl --backend vllm_server --base-url http://localhost:8000 --model Qwen/Qwen3-4B
   pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent qwen
@@ -90,18 +77,26 @@ def _root(
     """Options of the whole program."""
 
 
-@app.command(cls=_InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
+@app.command(cls=InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
 @with_flags
 def generate(
-    source: Annotated[str, typer.Argument(metavar="IN", help="JSON Lines, or - for stdin, or a folder of images.")],
     options: dict[str, Any],
     settings: dict[str, Any],
+    source: Annotated[
+        str | None, typer.Argument(metavar="IN", help="A .jsonl, .parquet, .csv, .arrow or .txt file, or - for stdin, or a folder of images or tables.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model and its flags.", rich_help_panel=MODEL)
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).", rich_help_panel=FILES)] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).", rich_help_panel=FILES)
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="FIELD=COLUMN,...", help="Columns that have other names, such as prompt=question,id=uid.", rich_help_panel=FILES),
+    ] = None,
     options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
@@ -110,8 +105,11 @@ def generate(
     ] = "retryable",
     brief: Annotated[bool, typer.Option("--brief", help="Leave token ids and log probabilities out of OUT.", rich_help_panel=FILES)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=FILES)] = False,
-    window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Requests that go to the engine at a time. Default: 64, and 1024 at a server.", rich_help_panel=FILES)
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Write counts, times and rates of the run to FILE, as JSON.", rich_help_panel=FILES)
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)
@@ -126,7 +124,10 @@ def generate(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image.", rich_help_panel=FOLDER)] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image; without IN, the one question.", rich_help_panel=FOLDER)] = None,
+    image: Annotated[
+        list[str] | None, typer.Option("--image", help="An image of the one question; may be given several times.", rich_help_panel=FOLDER)
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
     sidecar: Annotated[
         str | None, typer.Option("--sidecar", metavar="txt|json", help="Write each answer beside its image: a.png, a.txt.", rich_help_panel=FOLDER)
@@ -154,6 +155,7 @@ def generate(
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
     from pipegen.cli.plugins import plugins_of
+    from pipegen.cli.sources import columns_of
     from pipegen.cli.usage import images_of, load_of, policy_of, run_options
 
     files = Files(
@@ -170,7 +172,10 @@ def generate(
         brief=brief,
         quiet=quiet,
         plugins=plugins_of(plugin or ()),
-        window=window,
+        in_flight=in_flight,
+        columns=columns_of(columns or ()),
+        images=tuple(image or ()),
+        summary=summary,
     )
     policy = policy_of(allow_templates, limit or ())
     load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
@@ -180,7 +185,7 @@ def generate(
 @app.command(short_help="Write what a job has finished, at any time.")
 def export(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="JSON Lines, or - for stdout (the default).")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).")] = None,
 ) -> None:
     """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
 
@@ -219,21 +224,6 @@ def doctor(
     raise typer.Exit(run_doctor(model, as_json=as_json))
 
 
-@app.command(short_help="Where two files of results part.")
-def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Results, as generate writes them.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Results of the same requests, from another engine or version.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each difference.")] = False,
-) -> None:
-    """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
-
-    Requests are paired by their ids; equal ones are only counted, on stderr. Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.
-    """
-    from pipegen.cli.diff import run_diff
-
-    raise typer.Exit(run_diff(first, second, as_json=as_json))
-
-
 CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat file is YAML or JSON:
 
 \b
@@ -249,7 +239,7 @@ CHAT = """Ask the models of a chat file at the same time, and see their answers 
           api_key: ${MY_KEY}                  # else that of VLLM_API_KEY
           enable_thinking: true
 
-Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers what was said.
+Without a PROMPT, a session: each line (from the terminal, or from stdin) is a prompt, and each model remembers the conversation.
 
 --json writes one line for each model: {"agent", "model", "ok", "text", "reasoning", "finish", "tokens_per_second", ...}. --dry-run writes each wire
 request, {"agent", "method", "url", "body"}, and sends nothing.
@@ -304,3 +294,6 @@ def lm_eval(context: typer.Context) -> None:
     from pipegen.cli.lm_eval import run_lm_eval
 
     run_lm_eval(context.args)
+
+
+add_commands(app)

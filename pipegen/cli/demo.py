@@ -66,7 +66,7 @@ CASES = (
     _case("Another shape of image", "Resized once, to a size that the model keeps.", "Return JSON.", "wide.png"),
     _case("Two images, one question", "Any number of images, in message order.", "Describe the images.", "pair.png", "one.png"),
     _case("Thinking", "The template's switch is on for this request alone.", "How many shapes are there?", "pair.png", options={"enable_thinking": True}),
-    _case("A question in text", "Text and images ride in the same batch.", "What is 7 + 8?"),
+    _case("A question in text", "Text and images are in the same batch.", "What is 7 + 8?"),
     _case("A system prompt that matters", "It asks for capitals.", "What is the capital of Japan?", system="Answer in upper case."),
     _case("A stop", "It ends before the empty line.", "Write a poem.", options={"stop": ["\n\n"]}, finish=Finish.STOP_STRING),
     _case(

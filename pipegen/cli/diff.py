@@ -6,26 +6,33 @@ from pathlib import Path
 
 from pipegen.cli.outputs import printable, say
 from pipegen.cli.usage import refuse
+from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
-from pipegen.io.jsonl import from_plain, lines_of
+from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import from_plain
+from pipegen.io.results_in import results_in
+from pipegen.io.tables import TableError
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.results import GenerationResult
-from pipegen.report.diff import compare, summary
+from pipegen.report.diff import STAGES, compare, summary
 
 __all__ = ["run_diff"]
 
 
-def run_diff(first: Path, second: Path, *, as_json: bool) -> int:
+def run_diff(first: Path, second: Path, *, as_json: bool, ignore: tuple[str, ...] = ()) -> int:
     """Print where the results differ, and a summary on stderr. The exit code: 0 if all are equal, else 1."""
-    compared = list(compare(_read(first, "A"), _read(second, "B")))
+    for stage in ignore:
+        if stage not in STAGES:
+            refuse(f"takes one of {', '.join(STAGES)}, not {stage!r}{nearest(stage, STAGES)}", "--ignore")
+    compared = list(compare(_read(first, "A"), _read(second, "B"), ignore=frozenset(ignore)))
     for name, difference in compared:
         if difference is None:
             continue
         if as_json:
             print(strict_json.dump({"id": name, **difference._asdict()}))
         else:
-            print(printable(f"{name}: {difference.stage}: {difference.first} | {difference.second}"))
+            print(printable(f"{name}: {difference.stage}\n  A {difference.first}\n  B {difference.second}"))
     counts = summary(compared)
     say(", ".join(f"{count} {stage}" if stage in ("requests", "equal") else f"{count} differ at {stage}" for stage, count in counts.items()))
     return 0 if counts["equal"] == counts["requests"] else 1
@@ -35,16 +42,15 @@ def _read(file: Path, flag: str) -> dict[str, Slot[GenerationResult]]:
     """The slots of a file of results, by their ids."""
     slots: dict[str, Slot[GenerationResult]] = {}
     try:
-        with file.open("rb") as stream:
-            for line in lines_of(stream):
-                values = strict_json.load((line.data or b"").decode())
-                if not isinstance(values, dict) or not isinstance(values.get("id"), (str, int)):
-                    refuse(f"{file} line {line.number}: takes a result with an id, as pipegen generate writes it", flag)
-                if str(values["id"]) in slots:
-                    refuse(f"{file} line {line.number}: the id {values['id']!r} occurs twice", flag)
-                slots[str(values["id"])] = from_plain(values)
+        for values in results_in(file):
+            name = str(values["id"])
+            if name in slots:
+                refuse(f"{file}: the id {values['id']!r} occurs twice", flag)
+            slots[name] = from_plain(dissoc(values, "row"))
     except OSError as refusal:
         refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", flag)
-    except (InvalidField, strict_json.NotStrict, UnicodeDecodeError) as refusal:
+    except (TableError, MissingExtra) as refusal:
+        refuse(str(refusal), flag)
+    except InvalidField as refusal:
         refuse(f"{file}: not results of pipegen generate: {refusal}", flag)
     return slots

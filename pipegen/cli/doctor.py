@@ -20,7 +20,7 @@ PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "vllm", "aiohttp", "orjson", "tenacity"),
     *("pillow", "numpy", "tokenizers", "jinja2", "safetensors", "huggingface-hub"),
 )
-"""Whose versions are told, in this order."""
+"""Whose versions are shown, in this order."""
 
 
 def examine(model: str | None = None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
         "engines": engines,
-        "extras": {name: _missing(name) for name in ("hf", "peft", "online") if _missing(name)},
+        "extras": {name: _missing(name) for name in ("hf", "peft", "online", "structured") if _missing(name)},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
     } | ({} if model is None else {"model": _model(model)})
@@ -152,8 +152,8 @@ def _show(seen: dict[str, Any]) -> None:
     for extra, problems in seen["extras"].items():
         console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
     if "model" in seen:
-        told = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
-        console.print(f"[bold]{escape(seen['model']['name'])}[/]  {told}", soft_wrap=True)
+        facts = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
+        console.print(f"[bold]{escape(seen['model']['name'])}[/]  {facts}", soft_wrap=True)
     table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for engine in ENGINES:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from pipegen.cli.inputs import Item, from_folder, from_lines, with_system
-from pipegen.cli.outputs import line_of, say
+from pipegen.cli.outputs import form_of, results_to, say
+from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import refuse
+from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
 from pipegen.jobs.journal import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy
 
-__all__ = ["Command", "items_of", "note_command", "run_export"]
+__all__ = ["Command", "command_in", "note_command", "run_export"]
 
 COMMAND = "command.json"
 
@@ -25,13 +25,20 @@ COMMAND = "command.json"
 class Command(NamedTuple):
     """The arguments of `pipegen generate` that `pipegen export` needs."""
 
-    source: str
+    source: str | None
+    """None for one question."""
     prompt: str | None
     system: str | None
     """What goes before the messages of a request."""
     image_root: str | None
     model: str
     brief: bool
+    columns: Mapping[str, str] = {}
+    """The columns that fields of requests are read from, where their names differ."""
+    kept: Sequence[str] = ()
+    """Columns that are carried along."""
+    images: Sequence[str] = ()
+    """The images of one question."""
 
 
 def note_command(folder: Path, command: Command) -> None:
@@ -40,42 +47,33 @@ def note_command(folder: Path, command: Command) -> None:
         stream.write(strict_json.dump(command._asdict()).encode() + b"\n")
 
 
-def _command_in(folder: Path) -> Command:
+def command_in(folder: Path) -> Command:
     try:
         return Command(**strict_json.load((folder / COMMAND).read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
         refuse(f"{folder} is no job's folder: that of -o OUT is OUT.job", "JOB")
 
 
-def items_of(source: str, prompt: str | None, system: str | None, images: ImagePolicy, stack: contextlib.ExitStack) -> Iterator[Item]:
-    """The requests of a file of lines, or of a folder of images, without sidecars."""
-    if os.path.isdir(source):
-        return from_folder(Path(source), prompt or "", system, None, True)
-    try:
-        stream = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115  # the stack closes it
-    except OSError as refusal:
-        refuse(f"the job's input {source!r} cannot be read: {refusal.strerror}", "JOB")
-    items = from_lines(stream, None if images.root is not None else Path(source).absolute().parent)
-    return with_system(items, system)
-
-
 def run_export(folder: Path, out: str | None) -> int:
     """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1."""
-    command = _command_in(folder)
+    command = command_in(folder)
+    form = form_of(out)
     images = ImagePolicy(root=command.image_root)
     written = missing = 0
     try:
         with contextlib.ExitStack() as stack:
-            items = items_of(command.source, command.prompt, command.system, images, stack)
+            asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
+            columns = Columns(dict(command.columns), frozenset(command.kept))
+            source = open_source(command.source, asked, images, columns, stack, "JOB")
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
-            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in items), image_policy=images):
+            to = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
+            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in source.items), image_policy=images):
                 if slot is None:
                     missing += 1
                     continue
                 written += 1
-                stream.write(line_of(slot, origin, command.model, brief=command.brief))
-            stream.flush()
-    except JournalError as refusal:
+                to.write(origin, slot, to.made(origin, slot))
+    except (JournalError, TableError) as refusal:
         say(str(refusal))
         return 1
     say(f"{written} of {written + missing} rows are finished" + (f"; {missing} are missing: run the job's command again" if missing else ""))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from pipegen.engines.settings import SETTINGS, fields_of
 from pipegen.records import strict_json
@@ -21,7 +22,7 @@ from pipegen.records.fields import InvalidField, help_of
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import GROUPS, GenerationOptions, options_from
 
-__all__ = ["SETTING_FLAGS", "flag_of", "options_of_flags", "setting_values", "unescape", "with_flags"]
+__all__ = ["InSections", "SETTING_FLAGS", "flag_of", "options_of_flags", "setting_values", "unescape", "with_flags"]
 
 _PANELS = {"": "Sampling and length", "stop": "Stops", "chat": "Prompt and chat template", "decode": "Answer", "structured": "Answer", "preprocess": "Images"}
 _SECRETS = ("api_key", "headers")
@@ -101,7 +102,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        command(**values, **{group: {name: value for name, value in said.items() if value not in (None, [], ())} for group, said in given.items()})
+        command(**values, **{group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in groups]
     parameters += [parameter for flags in groups.values() for parameter in flags.values()]
@@ -143,3 +144,18 @@ def _value(name: str, given: Any) -> Any:
     if name == "template_kwargs":
         return strict_json.load(given)
     return list(given) if isinstance(given, (list, tuple)) else given
+
+
+class InSections(TyperCommand):
+    """A command whose help shows its flags in sections, each with its whole name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section for each `rich_help_panel`, in the order of the flags."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            shown = parameter.get_help_record(ctx)
+            if shown is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(shown)
+        for name, rows in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)

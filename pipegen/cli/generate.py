@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,22 +14,24 @@ from typing import Any, BinaryIO
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import Item, Origin, from_folder, from_lines, with_system
-from pipegen.cli.outputs import Tally, line_of, say, write_sidecar
+from pipegen.cli.inputs import Origin
+from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
 from pipegen.cli.plugins import attached
-from pipegen.cli.progress import is_shown, progress, tells
-from pipegen.cli.usage import Load, open_routes, refuse, runs_here, window_of
+from pipegen.cli.progress import Meter, is_shown, progress, tells
+from pipegen.cli.sources import Question, open_source
+from pipegen.cli.usage import Load, open_routes, refuse
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
+from pipegen.io.tables import Columns, Row, TableError, is_table
 from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import job_keyed
-from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
+from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -49,7 +49,8 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 class Files:
     """What is read and written, and how."""
 
-    source: str
+    source: str | None
+    """None for one question: `prompt`, with `images`."""
     out: str | None = None
     options_file: Path | None = None
     config: Path | None = None
@@ -65,8 +66,14 @@ class Files:
     """Whether the job begins anew."""
     retry: str = "retryable"
     """Which failed rows are asked again."""
-    window: int | None = None
-    """Requests that go to the engine at a time: 64, and 1024 at a server."""
+    in_flight: int | None = None
+    """Requests under way at a time; by default, as many as keep the engine full."""
+    columns: Columns = Columns()
+    """The columns that fields of requests are read from, where their names differ."""
+    images: tuple[str, ...] = ()
+    """The images of one question."""
+    summary: Path | None = None
+    """Where counts, times and rates of the run are written, as JSON."""
 
     @property
     def job(self) -> Path | None:
@@ -77,7 +84,11 @@ class Files:
     @property
     def folder(self) -> Path | None:
         """The folder of images, where IN is one."""
-        return Path(self.source) if self.source != "-" and os.path.isdir(self.source) else None
+        return Path(self.source) if self.source not in (None, "-") and os.path.isdir(self.source or "") and self._of_images else None
+
+    @property
+    def _of_images(self) -> bool:
+        return self.prompt is not None or not is_table(self.source or "")
 
 
 def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy) -> int:
@@ -86,20 +97,32 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     _check(files, options)
-    began = time.monotonic()
-    tally = Tally()
+    meter = Meter(Tally())
     try:
         with _terminable():
-            code = _generate(files, load, options, images, policy, tally)
+            code = _generate(files, load, options, images, policy, meter)
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
         say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
-    except JournalError as refusal:
+    except (JournalError, TableError) as refusal:
         say(str(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
-        say(tally.summary(time.monotonic() - began))
+        left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
+        say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
+    if files.summary is not None:
+        code = _write_summary(files.summary, meter, code)
+    return code
+
+
+def _write_summary(file: Path, meter: Meter, code: int) -> int:
+    try:
+        with new_file(file) as stream:
+            stream.write(strict_json.dump({**meter.plain(), "exit_code": code}).encode() + b"\n")
+    except JournalError as refusal:
+        say(f"--summary: {refusal}")
+        return code or 1
     return code
 
 
@@ -114,39 +137,40 @@ def _terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, tally: Tally) -> int:
+def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, meter: Meter) -> int:
+    tally = meter.tally
     with contextlib.ExitStack() as stack:
-        items, total = _open_source(files, images, stack)
-        items = with_system(items, load.system)
+        system = load.system if files.system is None else files.system
+        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite)
+        source = open_source(files.source, asked_of, images, files.columns, stack)
+        total = source.total() if is_shown(not files.quiet) else None
+        meter.total = None if files.quiet and files.summary is None else source.rows()
         route = stack.enter_context(attached(open_routes(load), files.plugins))
-        moved = stack.enter_context(progress(total, shown=not files.quiet))
-        under_way = deque[Origin]()
-        window = files.window or window_of(load)
-        if is_shown(not files.quiet):
-            route = watched(route, tells(moved, tally, under_way, window))
-        asked = _noted(items, under_way)
-        settings: dict[str, Any] = {"window": window, "ahead": _ahead(files, load), "image_policy": images, "policy": policy}
+        moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
+        if not files.quiet or files.summary is not None:
+            route = watched(route, tells(moved, meter))
+        asked = ((origin, slot) for slot, origin in source.items)
+        settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:
             if files.job is None:
-                out = _open_out(files, stack)
+                stream = _open_out(files, stack)
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
                 slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings)))
                 remove_stale(Path(files.out or "").absolute().parent)
-                out = stack.enter_context(new_file(Path(files.out or "")))
+                stream = stack.enter_context(new_file(Path(files.out or "")))
+            to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
             for origin, slot, reused in slots:
-                under_way.popleft()
-                kept, line = _finished(slot, origin, load, files, reused=reused)
+                kept, made = _finished(slot, origin, to, files, reused=reused)
                 tally.count(kept, origin.id, reused=reused)
-                if out is not None:
+                if to is not None and stream is not None:
                     try:
-                        out.write(line)
-                        out.flush()
+                        to.write(origin, kept, made)
                     except OSError as refusal:
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
-                        return _unwritable(out, refusal, files)
-                moved(origin.read, tally.words())
+                        return _unwritable(stream, refusal, files)
+                moved(origin.read, meter.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
     return BUG if tally.bugs else 1 if tally.failed or tally.lost_samples or tally.unanswered else 0
@@ -158,8 +182,10 @@ def _job_slots(
     """The places and slots of the job, each with whether it was finished before."""
     folder = files.job or Path()
     with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
-        system = load.system if load.system is not None else files.system
-        note_command(folder, Command(os.path.abspath(files.source), files.prompt, system, settings["image_policy"].root, load.model, files.brief))
+        system = load.system if files.system is None else files.system
+        source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
+        root = settings["image_policy"].root
+        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images))
         if running.before and not files.quiet:
             why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
             say(f"{files.job}: {running.before} finished before{why}")
@@ -169,31 +195,19 @@ def _job_slots(
             before = running.reused
 
 
-def _finished(slot: Slot[GenerationResult], origin: Origin, load: Load, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
+def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
     """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
 
     def kept() -> tuple[Slot[GenerationResult], bytes]:
         file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
         written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
-        return written, line_of(written, origin, load.model, brief=files.brief)
+        return written, b"" if to is None else to.made(origin, written)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, line_of(failed, origin, load.model, brief=files.brief)
-
-
-def _ahead(files: Files, load: Load) -> int:
-    """Windows that are prepared while the engine works: one, but none from stdin, whose writer may wait for answers, and none at a server: its are large."""
-    return int(files.source != "-" and runs_here(load))
-
-
-def _noted(items: Iterator[Item], under_way: deque[Origin]) -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-    """Requests by their places, which are noted: those that were handed out and not answered yet are under way."""
-    for slot, origin in items:
-        under_way.append(origin)
-        yield origin, slot
+    return failed, b"" if to is None else to.made(origin._replace(row=Row()), failed)
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
@@ -216,7 +230,14 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
-    if files.folder is None:
+    if files.source is None:
+        if files.prompt is None:
+            refuse("say what to ask: IN, a file or a folder, or --prompt with one question", "IN")
+        if files.sidecar is not None:
+            refuse("goes with a folder of images", "--sidecar")
+    elif files.images:
+        refuse("goes with --prompt, without IN", "--image")
+    elif files.folder is None:
         for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
             if value is not None:
                 refuse("goes with a folder of images; each line of a file says its own", flag)
@@ -226,10 +247,13 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)
+    if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
+        refuse(f"{files.summary} is a folder, or in none that is there; give a file", "--summary")
 
 
 def _check_out(out: Path, files: Files) -> None:
-    for name in (Path(files.source), *(file for file in (files.options_file, files.config) if file is not None)):
+    read = (None if files.source is None else Path(files.source), files.options_file, files.config)
+    for name in (file for file in read if file is not None):
         if out.exists() and name.exists() and out.samefile(name):
             refuse(f"{out} is what is read; it would be lost", "--out")
     if out.is_dir():
@@ -238,25 +262,8 @@ def _check_out(out: Path, files: Files) -> None:
         refuse(f"{out} exists already; --overwrite replaces it", "--out")
     if not out.parent.is_dir():
         refuse(f"there is no folder {out.parent}", "--out")
-    if out.suffix.lower() in (".parquet", ".csv", ".arrow", ".json"):
-        refuse(f"OUT is JSON Lines: {out.with_suffix('.jsonl')}", "--out")
-
-
-def _open_source(files: Files, images: ImagePolicy, stack: contextlib.ExitStack) -> tuple[Iterator[Item], int | None]:
-    """The requests, and how much there is to read: bytes or images, None where unknown."""
-    if files.folder is not None:
-        if next(images_in(files.folder), None) is None:
-            refuse(f"{files.source} holds no images ({', '.join(sorted(SUFFIXES))})", "IN")
-        total = sum(1 for _ in images_in(files.folder)) if is_shown(not files.quiet) else None
-        return from_folder(files.folder, files.prompt or "", files.system, files.sidecar, files.overwrite), total
-    if files.source == "-":
-        return from_lines(sys.stdin.buffer, None), None
-    try:
-        stream = stack.enter_context(Path(files.source).open("rb"))  # noqa: SIM115  # the stack closes it
-    except OSError as refusal:
-        refuse(f"{files.source!r} cannot be read: {refusal.strerror}", "IN")
-    folder = None if images.root is not None else Path(files.source).absolute().parent
-    return from_lines(stream, folder), os.fstat(stream.fileno()).st_size or None
+    if form_of(files.out) and (files.source == "-" or (out.exists() and not out.is_file())):
+        refuse("a table as OUT is a file, and takes a file as IN", "--out")
 
 
 def _open_out(files: Files, stack: contextlib.ExitStack) -> BinaryIO | None:

@@ -1,26 +1,28 @@
-"""Read requests one at a time, from the lines of a file or the images of a folder."""
+"""Read requests one at a time: from the lines of a file, the rows of a table, or the images of a folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.core.border import Raised, guard
+from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
-from pipegen.io.jsonl import Line, LineId, lines_of, request_from_line, values_of_line
+from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
+from pipegen.io.tables import Columns, Row, Table, without_nulls
+from pipegen.io.text_tables import csv_rows
 from pipegen.media.folder import images_in
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart
 from pipegen.records.requests import GenerationRequest, VlmGenerationRequest
 
-__all__ = ["Item", "Origin", "from_folder", "from_lines", "with_system"]
+__all__ = ["Item", "Origin", "from_csv", "from_folder", "from_lines", "from_table", "from_text", "one_question", "with_system"]
 
 
 class Origin(NamedTuple):
@@ -32,6 +34,8 @@ class Origin(NamedTuple):
     sidecar: Path | None = None
     batch: str | None = None
     """The endpoint that a line of a batch file names; the answer has that form too."""
+    row: Row = Row()
+    """The row of the input as it was read."""
 
 
 class Item(NamedTuple):
@@ -41,36 +45,80 @@ class Item(NamedTuple):
     origin: Origin
 
 
-def from_lines(stream: BinaryIO, folder: Path | None) -> Iterator[Item]:
+def from_lines(stream: BinaryIO, folder: Path | None, columns: Columns) -> Iterator[Item]:
     """The requests of JSON Lines, in pipegen's format or that of OpenAI batch files. Relative image paths start at `folder` (None: at the policy's root)."""
     for line in lines_of(stream):
-        read = guard(partial(_item, line, folder), partial(_unread, line))
-        yield read.unwrap() if is_ok(read) else Item(Failure(read.failure()), Origin(str(line.number), line.end))
+        unread = Origin(str(line.number), line.end)
+        yield _guarded(partial(_from_line, line, folder, columns), f"line {line.number}", unread)
 
 
-def _unread(line: Line, raised: Raised) -> InvalidRequest:
-    return InvalidRequest(f"line {line.number}: it cannot be read: {raised.words}", incident=raised.incident)
+def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
+    """The item, or one that failed with what foreign data made raise."""
+    made = guard(make, lambda raised: InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident))
+    return made.unwrap() if is_ok(made) else Item(Failure(made.failure()), unread)
 
 
-def _item(line: Line, folder: Path | None) -> Item:
-    item = _from_batch(line) or _from_line(line)
-    return item if folder is None else item._replace(slot=item.slot.map(lambda request: _based(request, folder)))
-
-
-def _from_line(line: Line) -> Item:
-    name, slot = request_from_line(line)
-    return Item(slot, Origin(name, line.end))
-
-
-def _from_batch(line: Line) -> Item | None:
-    """The request of a batch file's line; None for other lines."""
-    read = values_of_line(line) if line.data is not None and b'"custom_id"' in line.data else None
-    if read is None or not is_ok(read) or not is_batch(read.unwrap()):
-        return None
+def _from_line(line: Line, folder: Path | None, columns: Columns) -> Item:
+    read = values_of_line(line)
+    if not is_ok(read):
+        return Item(Failure(read.failure()), Origin(str(line.number), line.end))
     values = read.unwrap()
-    slot = request_from_batch(values, f"line {line.number}")
-    name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
-    return Item(slot, Origin(name, line.end, batch=values["url"] if values.get("url") in ENDPOINTS else CHAT))
+    if is_batch(values):
+        slot = request_from_batch(values, f"line {line.number}")
+        name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
+        url = values["url"] if values.get("url") in ENDPOINTS else CHAT
+        return Item(_rooted(slot, folder), Origin(name, line.end, batch=url, row=Row(values)))
+    return _from_values(columns.request(values), line.number, "line", Origin("", line.end, row=Row(values)), folder)
+
+
+def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin, folder: Path | None) -> Item:
+    name, slot = request_from_row(values, number, what)
+    return Item(_rooted(slot, folder), origin._replace(id=name))
+
+
+def from_table(table: Table, folder: Path | None, columns: Columns) -> Iterator[Item]:
+    """The requests of a table of Arrow's. Only the columns that fields are read from become Python values."""
+    number = 0
+    wanted = columns.reads(table.schema.names)
+    for block in table.blocks():
+        for index, values in enumerate(block.batch.select([name for name in wanted if name in block.batch.schema.names]).to_pylist()):
+            number += 1
+            origin = Origin(str(number), number, row=Row(None, block, index))
+            yield _guarded(partial(_from_values, columns.request(without_nulls(values)), number, "row", origin, folder), f"row {number}", origin)
+
+
+def from_csv(path: str, folder: Path | None, columns: Columns) -> Iterator[Item]:
+    """The requests of a CSV file."""
+    for number, values in csv_rows(path):
+        origin = Origin(str(number), number, row=Row({} if isinstance(values, str) else values))
+        if isinstance(values, str):
+            yield Item(Failure(InvalidRequest(f"row {number}: {values}")), origin)
+        else:
+            yield _guarded(partial(_from_values, columns.request(values), number, "row", origin, folder), f"row {number}", origin)
+
+
+def from_text(stream: BinaryIO) -> Iterator[Item]:
+    """The requests of a text file: each line that is not blank is a prompt."""
+    for line in lines_of(stream):
+        try:
+            text = (line.data or b"").decode().rstrip("\r\n")
+        except UnicodeDecodeError as refusal:
+            yield Item(Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")), Origin(str(line.number), line.end))
+            continue
+        values = {"prompt": text}
+        yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)), None)
+
+
+def one_question(prompt: str, system: str | None, images: Sequence[str]) -> Iterator[Item]:
+    """One question to the model, with images or without, as a user's turn."""
+    content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}] if images else prompt
+    system_turn = [] if system is None else [{"role": "system", "content": system}]
+    _, slot = request_from_row({"messages": [*system_turn, {"role": "user", "content": content}]}, 1, "request")
+    yield Item(slot, Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})))
+
+
+def _rooted(slot: Slot[GenerationRequest], folder: Path | None) -> Slot[GenerationRequest]:
+    return slot if folder is None else slot.map(lambda request: _based(request, folder))
 
 
 def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
@@ -115,7 +163,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
                 request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
             elif not overwrite and os.path.lexists(beside):
                 request = Failure(InvalidRequest(f"the sidecar {beside.name} exists already", hint="--overwrite replaces it"))
-        yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside))
+        yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside, row=Row({"image": os.path.abspath(image)})))
 
 
 def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:

@@ -1,26 +1,33 @@
-"""Where results go: JSON Lines, sidecars, and a summary on stderr."""
+"""Where results go: JSON Lines, tables, sidecars, and a summary on stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 from unicodedata import category
 
 from returns.result import Failure
 
 from pipegen.cli.inputs import Origin
+from pipegen.cli.sources import Source
+from pipegen.cli.usage import refuse
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
+from pipegen.io.table_out import Write, csv_out, parquet_out
 from pipegen.jobs.journal import JournalError, new_file
 from pipegen.records import strict_json
+from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Tally", "line_of", "printable", "say", "write_sidecar"]
+__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "write_sidecar"]
 
 TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of the text after them."""
@@ -40,10 +47,64 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def line_of(slot: Slot[GenerationResult], origin: Origin, model: str, *, brief: bool) -> bytes:
-    """The output line, in the format of the request's line."""
-    line = to_plain(slot, origin.id, brief=brief) if origin.batch is None else batch_line(slot, str(origin.id), model, origin.batch)
-    return strict_json.dump(line).encode() + b"\n"
+OUT_SUFFIXES = {"": "", ".jsonl": "", ".ndjson": "", ".parquet": ".parquet", ".pq": ".parquet", ".csv": ".csv"}
+"""What OUT may end with, and the form that it has: JSON Lines, Parquet or CSV."""
+
+
+class Lines:
+    """JSON Lines out, each in the format of its request's line."""
+
+    def __init__(self, stream: BinaryIO, source: Source, model: str, *, brief: bool) -> None:
+        self._stream, self._columns, self._model, self._brief = stream, source.columns, model, brief
+
+    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
+        """The line."""
+        if origin.batch is not None:
+            line = batch_line(slot, str(origin.id), self._model, origin.batch)
+        else:
+            line = to_plain(slot, origin.id, brief=self._brief, metadata=carried(self._columns.request(origin.row.values)))
+        return strict_json.dump(line).encode() + b"\n"
+
+    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
+        """Write it. Raises `OSError`."""
+        self._stream.write(made)
+        self._stream.flush()
+
+
+class Rows:
+    """A table out."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
+        """Nothing: a row is made when it is written."""
+        return b""
+
+    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
+        """Write it. Raises `OSError`, and `TableError` for a value that its column does not take."""
+        self._write(origin.row, origin.id, slot)
+
+
+@contextlib.contextmanager
+def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Lines | Rows]:
+    """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
+    if form == ".parquet":
+        with parquet_out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
+            yield Rows(write)
+    elif form == ".csv":
+        with csv_out(stream, source.names(), source.columns, source.folder) as write:
+            yield Rows(write)
+    else:
+        yield Lines(stream, source, model, brief=brief)
+
+
+def form_of(out: str | None) -> str:
+    """The form of OUT, by its suffix. Another suffix is bad usage."""
+    suffix = "" if out in (None, "-") else Path(out or "").suffix.lower()
+    if suffix not in OUT_SUFFIXES:
+        refuse(f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet) or CSV (.csv)", "--out")
+    return OUT_SUFFIXES[suffix]
 
 
 def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, brief: bool, overwrite: bool) -> Slot[GenerationResult]:
@@ -72,6 +133,10 @@ class Tally:
     succeeded: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    made_prompt_tokens: int = 0
+    """Prompt tokens of requests that were not finished before."""
+    made_tokens: int = 0
+    """Generated tokens of requests that were not finished before."""
     reused: int = 0
     """How many were finished before."""
     fell_back: int = 0
@@ -103,37 +168,36 @@ class Tally:
             self.fell_back += bool(result.tried)
             self.lost_samples += len(result.failed_samples)
             self.unanswered += sum(sample.thinking_unfinished for sample in result.samples or (result,))
+            generated = sum(sample.completion_tokens for sample in result.samples or (result,))
             self.prompt_tokens += result.prompt_tokens
-            self.completion_tokens += sum(sample.completion_tokens for sample in result.samples or (result,))
+            self.completion_tokens += generated
+            if not reused:
+                self.made_prompt_tokens += result.prompt_tokens
+                self.made_tokens += generated
             return
         error = slot.failure()
         kind = type(error).__name__
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
-    def words(self, more_tokens: int = 0) -> str:
-        """A short status; `more_tokens` are those of unfinished requests.
+    def summary(self, seconds: float, loading: float = 0.0, left: int = 0) -> str:
+        """A summary of the run, so many seconds of which were spent on loading; `left` requests were not answered.
 
-        >>> Tally(succeeded=2, completion_tokens=9).words(3)
-        '2 done, 0 failed, 12 tokens'
-        """
-        return f"{self.succeeded} done, {self.failed} failed, {self.completion_tokens + more_tokens} tokens"
-
-    def summary(self, seconds: float) -> str:
-        """A summary of the run.
-
-        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9).summary(1.5)
-        '2 requests in 1.5 s: 2 succeeded, 0 failed; 30 prompt tokens, 9 generated'
+        >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(1.5, loading=1.0)
+        '2 requests in 1.5 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (18.0/s)'
         """
         total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
+        outcome += f" ({self.made_tokens / (seconds - loading):,.1f}/s)" if self.made_tokens and seconds - loading > 0.05 else ""
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
         outcome += f"; {self.reused} finished before" if self.reused else ""
         if self.lost_samples:
             outcome += f"; {self.lost_samples} sample{'' if self.lost_samples == 1 else 's'} failed beside others that succeeded"
         if self.unanswered:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
-        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s: {outcome}"]
+        outcome += f"; {left} more were not answered" if left else ""
+        loaded = f" (loading {loading:.1f} s)" if loading >= 0.1 else ""
+        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
         if self.bugs:
             lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]

@@ -1,20 +1,132 @@
-"""Progress on stderr, if that is a terminal."""
+"""How far a run is: a bar on stderr where that is a terminal, elsewhere a line now and then; and its rates at the end.
+
+>>> short(950), short(12_345), short(2_000_000), shown_time(3725)
+('950', '12.3k', '2.0M', '1:02:05')
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from pipegen.cli.inputs import Origin
-from pipegen.cli.outputs import Tally
+from pipegen.cli.outputs import Tally, say
 from pipegen.drivers.progress import Progress
-from pipegen.records.engine_list import shown
 
-__all__ = ["Moved", "is_shown", "progress", "tells"]
+__all__ = ["EVERY", "Meter", "Moved", "is_shown", "progress", "short", "shown_time", "tells"]
 
+EVERY = 30.0
+"""Seconds between two lines, where stderr is no terminal."""
+_SOON = 1.0
+"""Seconds of work before its speed is told."""
 Moved = Callable[[int | None, str], None]
 """Moves the bar to so many units done (None: does not move it), and shows a text."""
+
+
+def short(count: float) -> str:
+    """A count in few characters."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if count >= size:
+            return f"{count / (1e3 if letter == 'k' else size):.1f}{letter}"
+    return f"{count:,.0f}"
+
+
+def shown_time(seconds: float) -> str:
+    """A duration, as clocks show it."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass
+class Meter:
+    """What the clock says of a run. Its time begins when the meter is made.
+
+    Loading is the time from the first call of the engine to its first token or answer.
+    """
+
+    tally: Tally
+    total: int | None = None
+    """How many requests the input has, where it is known."""
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+    called: float | None = None
+    """When the engine was called first."""
+    working: float | None = None
+    """When its first token or answer came."""
+    told: float = field(init=False)
+    """When a line was told last."""
+
+    def __post_init__(self) -> None:
+        self.began = self.told = self.clock()
+
+    def see(self, now: Progress) -> None:
+        """Note how far a call is."""
+        if self.called is None:
+            self.called = self.clock()
+        if self.working is None and (now.done or now.tokens):
+            self.working = self.clock()
+
+    @property
+    def loading(self) -> float:
+        """Seconds until the engine's first token or answer."""
+        return 0.0 if self.called is None else (self.clock() if self.working is None else self.working) - self.called
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run so far."""
+        return self.clock() - self.began
+
+    def words(self, more_tokens: int = 0) -> str:
+        """How far the run is, in words that fit beside a bar of 80 columns. `more_tokens` are those of unfinished requests."""
+        tally = self.tally
+        done = tally.succeeded + tally.failed
+        parts = [f"{short(done)}/{short(self.total)} done" if self.total is not None else f"{short(done)} done", f"{short(tally.failed)} failed"]
+        if self.working is None:
+            return ", ".join([*parts, "loading"] if self.called is not None else parts)
+        worked = self.clock() - self.working
+        if worked >= _SOON:
+            parts.append(f"{short((tally.made_tokens + more_tokens) / worked)} tok/s")
+            made = done - tally.reused
+            if self.total is not None and made > 0:
+                parts.append(f"{shown_time((self.total - done) / made * worked)} left")
+        else:
+            parts.append(f"{short(tally.made_tokens + more_tokens)} tokens")
+        return ", ".join(parts)
+
+    def line(self, more_tokens: int = 0) -> str | None:
+        """A line about the run, where the last one is `EVERY` seconds ago."""
+        now = self.clock()
+        if now - self.told < EVERY:
+            return None
+        self.told = now
+        return f"{shown_time(now - self.began)}: {self.words(more_tokens)}"
+
+    def plain(self) -> dict[str, Any]:
+        """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
+        tally, seconds, loading = self.tally, self.seconds, self.loading
+        done, worked = tally.succeeded + tally.failed, max(seconds - loading, 1e-9)
+        return {
+            "requests": self.total if self.total is not None else done,
+            "succeeded": tally.succeeded,
+            "failed": tally.failed,
+            "reused": tally.reused,
+            "not_answered": 0 if self.total is None else max(0, self.total - done),
+            "fell_back": tally.fell_back,
+            "lost_samples": tally.lost_samples,
+            "thinking_unfinished": tally.unanswered,
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.completion_tokens,
+            "seconds": round(seconds, 3),
+            "loading_seconds": round(loading, 3),
+            "requests_a_second": round((done - tally.reused) / worked, 3),
+            "prompt_tokens_a_second": round(tally.made_prompt_tokens / worked, 1),
+            "tokens_a_second": round(tally.made_tokens / worked, 1),
+            "errors": {kind: {"count": count, "first": tally.first[kind]} for kind, count in tally.errors.most_common()},
+        }
 
 
 def is_shown(wanted: bool) -> bool:
@@ -23,29 +135,34 @@ def is_shown(wanted: bool) -> bool:
 
 
 @contextlib.contextmanager
-def progress(total: int | None, *, shown: bool = True) -> Iterator[Moved]:
-    """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back."""
+def progress(total: int | None, meter: Meter | None = None, *, shown: bool = True) -> Iterator[Moved]:
+    """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back.
+
+    Without a terminal, lines of the meter, if there is one, are told in its place.
+    """
     if not is_shown(shown):
-        yield lambda done, text: None
+        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: _tell(meter))
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = [SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn()]
+    columns = [SpinnerColumn(), BarColumn(bar_width=8), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=total)
+        task = bar.add_task("preparing", total=total)
         yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
 
 
-def tells(moved: Moved, tally: Tally, under_way: Sequence[Origin], window: int) -> Callable[[Progress], None]:
-    """Moves the bar while a window of requests is computed, as if those that are done were the first ones.
+def _tell(meter: Meter) -> None:
+    line = meter.line()
+    if line is not None:
+        say(line)
 
-    The first `window` requests under way are at the engine; others are being prepared.
-    """
+
+def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:
+    """Notes how far the calls of the engine are, and shows it."""
 
     def tell(now: Progress) -> None:
-        done = now.done * min(window, len(under_way)) // now.rows
-        line = f"{tally.words(now.tokens)}; {now.done} of {now.rows} ready on {shown(now.engine)}"
-        moved(under_way[done - 1].read if done else None, line)
+        meter.see(now)
+        moved(None, meter.words())
 
     return tell

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here", "window_of"]
+__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here"]
 
 
 class Load(NamedTuple):
@@ -48,11 +48,6 @@ class Load(NamedTuple):
 def runs_here(load: Load) -> bool:
     """Whether the engine is in this process, and not at a server."""
     return load.backend.backend in IN_PROCESS
-
-
-def window_of(load: Load) -> int:
-    """How many requests go to the engine at a time."""
-    return 64 if runs_here(load) else 1024
 
 
 def refuse(message: str, *flags: str) -> NoReturn:

@@ -80,37 +80,37 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
     known = keys_of(backend)
-    said = {name: value for name, value in values.items() if name not in ("type", "model")}
-    settings = {name: _checked(name, value, known[name].check, place) for name, value in said.items() if name in known and value is not None}
-    beside = {name: value for name, value in said.items() if name not in known and is_option(name)}
-    others = {name: value for name, value in said.items() if name not in known and name not in beside}
+    entries = {name: value for name, value in values.items() if name not in ("type", "model")}
+    settings = {name: _checked(name, value, known[name].check, place) for name, value in entries.items() if name in known and value is not None}
+    beside = {name: value for name, value in entries.items() if name not in known and is_option(name)}
+    others = {name: value for name, value in entries.items() if name not in known and name not in beside}
     if "base_url" in known:
-        _settle_access(settings, said, place)
+        _settle_access(settings, entries, place)
+        settings.setdefault("server_limit", True)
     if backend == "openai_server":
         _settle_dialect(kind, settings, place)
-        settings.setdefault("server_limit", True)
     for name in others:
         if name not in fields_of(settings.get("dialect")):
             raise UnknownField(f"{place.at(name)}: {_unknown(name, kind, settings.get('dialect'), known, values)}")
-    extra = with_fields(others, said.get("extra_body") or {}, place)
+    extra = with_fields(others, entries.get("extra_body") or {}, place)
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
     if "extra_body" in known:
         settings["extra_body"] = extra
     return BackendConfig(type=kind, backend=backend, settings=SETTINGS[backend](model=model, **settings), options=options)
 
 
-def _backend_of(kind: str, said: Mapping[str, Any]) -> str:
-    return kind if kind in BACKENDS and not (kind == "vllm" and "base_url" in said) else "openai_server"
+def _backend_of(kind: str, entries: Mapping[str, Any]) -> str:
+    return kind if kind in BACKENDS and not (kind == "vllm" and "base_url" in entries) else "openai_server"
 
 
 def _settle_dialect(kind: str, settings: dict[str, Any], place: Place) -> None:
     """Whose extensions a chat server takes: that of its type, else what the file says, else of the engine whose port it listens on."""
-    said, base_url = settings.get("dialect"), settings.get("base_url")
+    dialect, base_url = settings.get("dialect"), settings.get("base_url")
     if kind in ("vllm", "sglang"):
-        if said not in (None, kind):
+        if dialect not in (None, kind):
             raise InvalidField(f"{place.at('dialect')}: type {kind!r} speaks its own dialect; take type openai for another")
         settings["dialect"] = kind
-    elif said is None:
+    elif dialect is None:
         settings["dialect"] = "vllm" if base_url is None else _PORTS.get(urlsplit(base_url).port or 0, "plain")
 
 
@@ -141,18 +141,18 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
     return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
 
 
-def _settle_access(settings: dict[str, Any], said: Mapping[str, Any], place: Place) -> None:
+def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:
     """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own key where none is set."""
     for name in ("base_url", "served_model_name"):
         if settings.get(name) is not None:
             settings[name] = _expanded(name, settings[name], place)
     _check_address(settings.get("base_url"), place)
-    key = _expanded("api_key", said.get("api_key") or "", place)
+    key = _expanded("api_key", entries.get("api_key") or "", place)
     variables = provider_variables(settings.get("base_url"))
     if not key and variables:  # a provider is sent its own key, never that of another
         key = next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
     settings["api_key"] = key or None
-    settings["headers"] = {name: _expanded("headers", value, place) for name, value in (said.get("headers") or {}).items()}
+    settings["headers"] = {name: _expanded("headers", value, place) for name, value in (entries.get("headers") or {}).items()}
 
 
 def _check_address(base_url: str | None, place: Place) -> None:

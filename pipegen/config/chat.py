@@ -31,11 +31,11 @@ R = TypeVar("R")
 
 @record
 class Agent:
-    """One model that is asked: its name, what it is told first, and its backend."""
+    """One model that is asked: its name, its system message, and its backend."""
 
     id: Annotated[str, non_empty_string, "Its name on the screen and in the output."]
     backend: BackendConfig
-    system_message: Annotated[str | None, non_empty_string, "Told to the model before the first prompt."] = None
+    system_message: Annotated[str | None, non_empty_string, "The system message before the first prompt."] = None
 
 
 @record
@@ -68,19 +68,19 @@ def chat_from(values: Any, place: Place | None = None) -> ChatConfig:
     ('sglang', 5)
     """
     place = place or Place("chat")
-    said = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
-    given = [name for name in ("agents", "agent", "backend") if name in said]
+    entries = _mapping(values, place, ("agents", "agent", "backend", "id", "system_message", "ui"))
+    given = [name for name in ("agents", "agent", "backend") if name in entries]
     if len(given) != 1:
         raise InvalidField(f"{place}: takes one of agents, agent and backend, {'not ' + ' and '.join(given) if given else 'and holds none of them'}")
-    if given != ["backend"] and ("system_message" in said or "id" in said):
+    if given != ["backend"] and ("system_message" in entries or "id" in entries):
         raise InvalidField(f"{place}: id and system_message go with each of the {given[0]}")
     if given == ["agents"]:
-        agents = _agents(said["agents"], place.at("agents"))
+        agents = _agents(entries["agents"], place.at("agents"))
     elif given == ["agent"]:
-        agents = (_agent(said["agent"], place.at("agent")),)
+        agents = (_agent(entries["agent"], place.at("agent")),)
     else:
-        agents = (_agent({name: value for name, value in said.items() if name != "ui"}, place),)
-    return ChatConfig(agents=agents, ui=_ui(said.get("ui") or {}, place.at("ui")))
+        agents = (_agent({name: value for name, value in entries.items() if name != "ui"}, place),)
+    return ChatConfig(agents=agents, ui=_ui(entries.get("ui") or {}, place.at("ui")))
 
 
 def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
@@ -101,30 +101,30 @@ def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
 
 
 def _agent(values: Any, place: Place) -> Agent:
-    said = _mapping(values, place, ("id", "backend", "system_message"))
-    backend = backend_from(said.get("backend"), place.at("backend"))
-    return _made(Agent, {"id": backend.type, **{name: value for name, value in said.items() if value is not None}, "backend": backend}, place)
+    entries = _mapping(values, place, ("id", "backend", "system_message"))
+    backend = backend_from(entries.get("backend"), place.at("backend"))
+    return _made(Agent, {"id": backend.type, **{name: value for name, value in entries.items() if value is not None}, "backend": backend}, place)
 
 
 def _ui(values: Any, place: Place) -> ChatUi:
-    said = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
-    if "type" in said:  # a name that many files of the original system use for it
-        if "display_type" in said:
+    entries = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
+    if "type" in entries:  # a name that many files of the original system use for it
+        if "display_type" in entries:
             raise InvalidField(f"{place.at('type')}: says the same as display_type, which stands there too")
-        said["display_type"] = said.pop("type")
-    return _made(ChatUi, {name: value for name, value in said.items() if value is not None}, place)
+        entries["display_type"] = entries.pop("type")
+    return _made(ChatUi, {name: value for name, value in entries.items() if value is not None}, place)
 
 
-def _made(kind: type[R], said: Mapping[str, Any], place: Place) -> R:
+def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
     checks = checks_of(kind)
-    for name, value in said.items():
+    for name, value in entries.items():
         if name in checks:
             try:
                 checks[name](value)
             except ValueError as refusal:
                 quotes = "; put it in quotes" if checks[name] is non_empty_string and isinstance(value, (bool, int, float)) else ""
                 raise InvalidField(f"{place.at(name)}: takes {refusal}, not {value!r:.200}{quotes}") from None
-    return kind(**said)
+    return kind(**entries)
 
 
 def _mapping(values: Any, place: Place, known: Iterable[str]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Plain data from JSON and YAML files, with the place of every entry.
 
 Loading is safe: no tags that make objects, no key twice, no aliases (by which a short file could hold endless data), no endless nesting, a limit on the
-length. What is wrong is said with the file, and in YAML with the line.
+length. An error names the file, and in YAML with the line.
 """
 
 from __future__ import annotations

@@ -45,19 +45,19 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     return OWN if chat else (*OWN, *_chat_fields("vllm"), "chat_template_kwargs")
 
 
-def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
+def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
     """The options under pipegen's names, and what is left of `extra_body`.
 
     An option that stands in the `extra_body` of a chat server is that option, so that results tell the truth of it. Raises `InvalidField`, which names the
     place, for a value that an option does not take, and where two places contradict each other.
     """
-    values = dict(_renamed(said, place))
+    values = dict(_renamed(entries, place))
     if dialect is not None and isinstance(values.get("stop"), str):  # as chat servers take it
         values["stop"] = [values["stop"]]
     variables = values.get("template_kwargs")
     if isinstance(variables, Mapping):
         values["template_kwargs"] = {name: value for name, value in variables.items() if name != "enable_thinking"}
-    for given in said:  # one by one: so each refusal has its place
+    for given in entries:  # one by one: so each refusal has its place
         name = SERVER_NAMES.get(given, given)
         options_from({name: values[name]}, str(place.at(given)))
     options = options_from(values, str(place))
@@ -73,9 +73,9 @@ def options_beside(said: Mapping[str, Any], extra: Mapping[str, Any], place: Pla
     return options, dict(extra)
 
 
-def _renamed(said: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
-    for given, value in said.items():
+    for given, value in entries.items():
         name = SERVER_NAMES.get(given, given)
         if name in values:
             raise InvalidField(f"{place.at(given)}: says the same as {name}, which stands there too")

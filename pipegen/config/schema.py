@@ -75,8 +75,8 @@ def _backend() -> dict[str, Any]:
     return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
 
 
-def _if(said: Mapping[str, str], backend: str) -> dict[str, Any]:
-    condition = {"properties": {name: {"const": value} for name, value in said.items()}, "required": list(said)}
+def _if(fixed: Mapping[str, str], backend: str) -> dict[str, Any]:
+    condition = {"properties": {name: {"const": value} for name, value in fixed.items()}, "required": list(fixed)}
     return {"if": condition, "then": {"$ref": f"#/$defs/{backend}"}}
 
 

@@ -1,17 +1,21 @@
-"""What performs a call, as protocols: the one that every backend satisfies, and three that say what more it can do.
+"""What performs a call, as protocols: the one that every backend satisfies, and those that say what more it can do.
 
 A driver asks `isinstance(backend, StreamBackend)` and takes the plain way where it is not: a backend without `agenerate` works in a thread, one without
-`stream` answers all at once.
+`stream` answers all at once, and one without `open` is called with all the rows that wait for it (see `BatchCall`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from pipegen.core.errors import ContractError
 from pipegen.core.slots import Slot
 
-__all__ = ["AsyncBackend", "AsyncStreamBackend", "Backend", "StreamBackend"]
+__all__ = ["AsyncBackend", "AsyncStreamBackend", "Backend", "BatchCall", "FedBackend", "OpenCall", "StreamBackend"]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 Asked_contra = TypeVar("Asked_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -54,3 +58,62 @@ class AsyncStreamBackend(Protocol[Asked_contra]):
     def astream(self, inputs: Sequence[Asked_contra]) -> AsyncIterator[Any]:
         """As `stream`."""
         ...
+
+
+class OpenCall(Protocol[Asked_contra, Answer_co]):
+    """A call to which rows may be added while it runs. Who opened it closes it; one thread at a time uses it."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether its rows advance when it steps; otherwise they end by themselves, and `wake` is called when one has."""
+        ...
+
+    def add(self, inputs: Sequence[tuple[int, Asked_contra]]) -> None:
+        """Add rows, each with a number of its own. Raises as `generate` does."""
+        ...
+
+    def step(self) -> Sequence[tuple[int, Slot[Answer_co]]]:
+        """The rows that have ended. Where none has, a call that computes does some work first; others never wait. Raises as `generate` does."""
+        ...
+
+    def close(self) -> None:
+        """End the rows that still run."""
+        ...
+
+
+@runtime_checkable
+class FedBackend(Protocol[Asked_contra, Answer_co]):
+    """Also takes rows while it works: `imap` feeds it."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests under way keep it full."""
+        ...
+
+    def open(self, wake: Callable[[], object]) -> OpenCall[Asked_contra, Answer_co]:
+        """A call without rows. `wake` may be called from any thread."""
+        ...
+
+
+class BatchCall(Generic[A, B]):
+    """An open call of a backend that takes no rows while it works: each step is one call of it, with all rows that wait."""
+
+    computes = True
+
+    def __init__(self, backend: Backend[A, B]) -> None:
+        self._backend = backend
+        self._waiting: list[tuple[int, A]] = []
+
+    def add(self, inputs: Sequence[tuple[int, A]]) -> None:
+        self._waiting.extend(inputs)
+
+    def step(self) -> Sequence[tuple[int, Slot[B]]]:
+        """The answers of all rows that wait. Raises `ContractError` where the backend gives another number of them."""
+        rows, self._waiting = self._waiting, []
+        answers = self._backend.generate([asked for _, asked in rows]) if rows else ()
+        if len(answers) != len(rows):
+            raise ContractError(f"engine {self._backend.name} returned {len(answers)} outputs for {len(rows)} inputs")
+        return [(number, slot) for (number, _), slot in zip(rows, answers, strict=True)]
+
+    def close(self) -> None:
+        self._waiting.clear()

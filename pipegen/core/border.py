@@ -21,7 +21,7 @@ from returns.result import Failure, Result, Success
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Slot
 
-__all__ = ["EXHAUSTED", "Raised", "TokenizerFailed", "guard", "guard_slot", "of_tokenizer", "report"]
+__all__ = ["EXHAUSTED", "Raised", "TokenizerFailed", "attempt", "guard", "guard_slot", "of_tokenizer", "report"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -55,10 +55,10 @@ def report(raised: BaseException, *, traced: bool = True) -> Raised:
     import logging  # seldom needed, and `import pipegen` stays light
 
     try:
-        said = str(raised)[:500]
+        message = str(raised)[:500]
     except Exception:  # noqa: BLE001 - a foreign exception may fail even to say what it is
-        said = "(its message cannot be read)"
-    words = f"{type(raised).__name__}: {said}" if said else type(raised).__name__
+        message = "(its message cannot be read)"
+    words = f"{type(raised).__name__}: {message}" if message else type(raised).__name__
     if not traced:
         return Raised(words, "")
     seen = Raised(words, os.urandom(6).hex())
@@ -82,6 +82,18 @@ def guard(
         if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
             raise
         return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+
+
+def attempt(work: Callable[[], T]) -> Result[T, Exception]:
+    """What `work` gives, or the exception that it raised: for one that is to be raised later, or elsewhere.
+
+    >>> attempt(lambda: 1 // 0)
+    <Failure: integer division or modulo by zero>
+    """
+    try:
+        return Success(work())
+    except Exception as raised:  # noqa: BLE001 - the caller raises it
+        return Failure(raised)
 
 
 def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:

@@ -24,11 +24,12 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend
-from pipegen.core.border import EXHAUSTED, Raised, guard
+from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
 from pipegen.core.joining import Joined, counted, row_by_row
-from pipegen.core.slots import Batch, Slot, is_ok, live, live_rows, refill
+from pipegen.core.names import InvalidField, nearest
+from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
 __all__ = ["Closes", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
 
@@ -104,6 +105,50 @@ class Pipe(Generic[A_contra, B_co]):
         routes = tuple(name for part in steps.parts for name in part.routes)
         return replace(self, steps=steps, keeps_text=all(part.keeps_text for part in steps.parts), routes=routes)
 
+    def insert(self, stage: Pipe[Any, Any], *, after: str | None = None, before: str | None = None) -> Self:
+        """The pipe with one more stage, after or before another.
+
+        Raises `InvalidField` for a name that no stage has or that several have, and for a new one that is taken; `TypeError` for no place or two.
+        """
+        if (after is None) == (before is None):
+            raise TypeError("a stage is inserted after another or before it: give one of the two")
+        place = self._place(after or before or "") + (after is not None)
+        return self._edited(place, place, stage, _stage_of(stage).parts)
+
+    def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
+        """The pipe with another stage in the place of the one of that name; what the old one did about samples is done there. Raises as `insert` does."""
+        place = self._place(name)
+        old, new = self.parts[place], _stage_of(stage).parts
+        if old.sampling is not None and new:
+            opened = replace(new[0], sampling=old.sampling, opens=old.opens or new[0].opens)
+            new = (opened, *new[1:])
+            new = (*new[:-1], replace(new[-1], sampling=old.sampling, closes=old.closes or new[-1].closes))
+        return self._edited(place, place + 1, stage, new)
+
+    def remove(self, name: str) -> Self:
+        """The pipe without the stage of that name. Raises as `insert` does."""
+        place = self._place(name)
+        return self._edited(place, place + 1, None, ())
+
+    def _place(self, name: str) -> int:
+        names = [part.name for part in self.parts]
+        if names.count(name) > 1:
+            raise InvalidField(f"{self.name!r} has {names.count(name)} stages {name!r}: edit each pipe before they are joined")
+        if name not in names:
+            raise InvalidField(f"{self.name!r} has no stage {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+        return names.index(name)
+
+    def _edited(self, start: int, end: int, stage: Pipe[Any, Any] | None, new: tuple[Pipe[Any, Any], ...]) -> Self:
+        """The pipe with these parts in the place of those from `start` to `end`."""
+        kept = (*self.parts[:start], *self.parts[end:])
+        for part in new:
+            if part.name in {other.name for other in kept}:
+                raise InvalidField(f"{self.name!r} has a stage {part.name!r} already: give yours another name")
+        joined: Any = self if isinstance(self.steps, Joined) else Pipe(self.name, Joined(()))
+        owns = union(self.owns, () if stage is None else stage.owns)
+        edited: Self = replace(joined.with_parts((*self.parts[:start], *new, *self.parts[end:])), owns=owns)
+        return edited
+
     def rebound(self, new: Rebinding) -> Self:
         """The same pipe, bound to other engines or names."""
         if isinstance(self.steps, Joined):
@@ -159,14 +204,14 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
     if not isinstance(catch, tuple) or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in catch):
         raise TypeError(f"catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), not {catch!r:.200}")
 
-    def failed(raised: Raised) -> StageFailed:
-        return StageFailed(raised.words, stage=name, incident=raised.incident)
+    caught = (*catch, *EXHAUSTED)
 
     def lifted(value: Taken) -> Slot[B]:
-        done = guard(lambda: stage(value), failed, known=catch, only=EXHAUSTED)
-        if not is_ok(done):
-            return Failure(done.failure())
-        slot = done.unwrap()
+        try:
+            slot = stage(value)
+        except caught as raised:
+            seen = report(raised, traced=not isinstance(raised, catch))
+            return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
         if not isinstance(slot, (Success, Failure)):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
         if isinstance(slot, Failure) and not isinstance(slot.failure(), GenerationError):
@@ -214,3 +259,9 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
         return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
 
     return Pipe(backend.name, steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+
+
+def _stage_of(stage: Any) -> Pipe[Any, Any]:
+    if not isinstance(stage, Pipe):
+        raise TypeError(f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) lifts a function")
+    return stage

@@ -22,7 +22,7 @@ from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["arun", "merged_into", "prepare_batch", "run"]
+__all__ = ["admitted", "arun", "loaded", "merged_into", "prepare_batch", "run"]
 
 B = TypeVar("B")
 
@@ -38,17 +38,21 @@ def prepare_batch(
     chosen = check_settings(options, image_policy, policy)
     allows, reads = policy or RequestPolicy(), image_policy or ImagePolicy()
 
-    def admitted(request: Request) -> Slot[GenerationRequest]:
-        return guard_slot(lambda: _admit(request, chosen, allows), lambda raised: unreadable("request", raised))
-
-    def loaded(place: int) -> Slot[GenerationRequest]:
-        return guard_slot(lambda: load_sources(batch[place].unwrap(), reads), lambda raised: unreadable("request: its images", raised))
-
-    batch = [admitted(request) for request in requests]
+    batch = [admitted(request, chosen, allows) for request in requests]
     sourced = [place for place, slot in enumerate(batch) if is_ok(slot) and slot.unwrap().sources]
-    for place, slot in zip(sourced, parallel(loaded, sourced), strict=True):
+    for place, slot in zip(sourced, parallel(lambda place: loaded(batch[place], reads), sourced), strict=True):
         batch[place] = slot
     return tuple(batch)
+
+
+def admitted(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
+    """The record of a request, with the run's options merged in and what it asks for allowed; or why it is none. Reads no image."""
+    return guard_slot(lambda: _admit(request, options, policy), lambda raised: unreadable("request", raised))
+
+
+def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[GenerationRequest]:
+    """The request with its images read."""
+    return guard_slot(lambda: asked.bind(lambda request: load_sources(request, policy)), lambda raised: unreadable("request: its images", raised))
 
 
 def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:

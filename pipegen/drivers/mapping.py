@@ -1,4 +1,4 @@
-"""Any number of requests, a window of them at a time.
+"""Any number of requests, fed to the engine as it has room for them; see `pipegen.drivers.flow`.
 
 `imap` and `aimap` give the slots; `imap_keyed` and `aimap_keyed` give each with its request's key, so that nothing has to be zipped together again.
 """
@@ -6,27 +6,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
-from returns.result import Failure, Result, Success
-
-from pipegen.core.border import Raised, guard
-from pipegen.core.drive import Started, afinish, begin, finish
-from pipegen.core.errors import InternalError
+from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
-from pipegen.drivers.batch import prepare_batch
-from pipegen.engines.extras import MissingExtra
-from pipegen.records.options import GenerationOptions
+from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 __all__ = ["aimap", "aimap_keyed", "imap", "imap_keyed"]
 
@@ -40,36 +29,29 @@ def imap(
     requests: Iterable[Request],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
+    ordered: bool = True,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
 ) -> Iterator[Slot[B]]:
-    """Generate for any number of requests: slots come in order, and at most `window` requests are held at a time.
+    """Generate for any number of requests: slots come in order, and the engine is fed while it works.
 
-    With `ahead`, so many windows more are taken and prepared (images read and resized, prompts rendered and encoded) while the engine works on this
-    one; as many more requests are held. Engine calls stay one at a time, and in order.
+    The input is taken as there is room: at most `in_flight` requests are under way. Where nothing is said, these are as many as keep the engine full, which
+    it tells. Slots that end before their turn wait, up to 8 times as many; then no request is taken until the slow one before them has ended. With
+    `ordered=False` slots come as they end (`imap_keyed` says whose they are).
 
-    With `isolate_bugs`, as a job wants it, a bug does not raise: a window in which one does is run again in halves, down to the request that raises it,
-    which alone fails, with `InternalError`.
+    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with `InternalError`.
 
     >>> from pipegen.core.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))
-    >>> next(imap(pure("prompt", lambda request: request.prompt), endless, window=2))
+    >>> next(imap(pure("prompt", lambda request: request.prompt), endless, in_flight=2))
     <Success: 0>
     """
     require_iterable(requests)
-    for _, slot in imap_keyed(
-        route,
-        ((None, request) for request in requests),
-        options,
-        window=window,
-        ahead=ahead,
-        image_policy=image_policy,
-        policy=policy,
-        isolate_bugs=isolate_bugs,
-    ):
+    keyed = ((None, request) for request in requests)
+    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    for _, slot in imap_keyed(route, keyed, options, **how):
         yield slot
 
 
@@ -78,8 +60,8 @@ def imap_keyed(
     requests: Iterable[tuple[K, Request]],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
+    ordered: bool = True,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     isolate_bugs: bool = False,
@@ -96,81 +78,36 @@ def imap_keyed(
     ('T-1', 'hot') Hi
     ('T-2', 'hot') failed
     """
-    chosen = check_run(route, options, image_policy, policy)
+    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
     pairs(requests)
-    _at_least("ahead", ahead, 0)
-    source = map(pair, requests)
-    chunks = iter(lambda: tuple(islice(source, _at_least("window", window, 1))), ())
-
-    def answered(chunk: Sequence[tuple[K, Request]]) -> Batch[B]:
-        return finish(_begun(route, chunk, chosen, image_policy, policy))
-
-    def slots(chunk: Sequence[tuple[K, Request]], perform: Callable[[Sequence[tuple[K, Request]]], Batch[B]]) -> Batch[B]:
-        return _isolated(chunk, perform, answered) if isolate_bugs else perform(chunk)
-
-    if not ahead:
-        for chunk in chunks:
-            yield from _keyed(chunk, slots(chunk, answered))
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    waiting: deque[tuple[tuple[tuple[K, Request], ...], Future[Started]]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="pipegen-ahead") as pool:
-        try:
-            while True:
-                waiting.extend((chunk, pool.submit(_begun, route, chunk, chosen, image_policy, policy)) for chunk in islice(chunks, ahead + 1 - len(waiting)))
-                if not waiting:
-                    return
-                chunk, prepared = waiting.popleft()
-                yield from _keyed(chunk, slots(chunk, partial(_finished, prepared)))
-        finally:
-            for _, prepared in waiting:
-                prepared.cancel()
+    yield from flow_of(route, _taken_from(iter(requests)), options, **how).slots()
 
 
-def _begun(
+def flow_of(
     route: Pipe[GenerationRequest, Any],
-    chunk: Sequence[tuple[Any, Request]],
-    options: GenerationOptions | None,
+    take: Callable[[], tuple[K, Any] | NoRequest],
+    options: Options | None,
+    *,
+    in_flight: int | None,
     image_policy: ImagePolicy | None,
     policy: RequestPolicy | None,
-) -> Started:
-    return begin(route, prepare_batch([request for _, request in chunk], options, image_policy, policy))
+    **how: Any,
+) -> Flow[K]:
+    """The flow of these requests. Raises as `run` does for arguments of other kinds, and `ValueError` for a number that makes no sense."""
+    chosen = check_run(route, options, image_policy, policy)
+    if in_flight is not None and (type(in_flight) is not int or in_flight < 1):
+        raise ValueError(f"in_flight takes a whole number of at least 1, not {in_flight!r}")
+    return Flow(route, take, chosen, in_flight=in_flight, image_policy=image_policy, policy=policy, **how)
 
 
-def _finished(prepared: Future[Started], chunk: Sequence[Any]) -> Batch[Any]:
-    return finish(prepared.result())
+def _taken_from(requests: Iterator[tuple[K, Any]]) -> Callable[[], tuple[K, Any] | NoRequest]:
+    def take() -> tuple[K, Any] | NoRequest:
+        for item in requests:
+            key, request = pair(item)
+            return key, request
+        return NoRequest.MORE
 
-
-def _isolated(items: Sequence[T], perform: Callable[[Sequence[T]], Batch[B]], again: Callable[[Sequence[T]], Batch[B]]) -> Batch[B]:
-    """What `perform` gives for the items. Where a bug raises, `again` is tried with each half, down to the item that raises it, which alone fails.
-
-    A package that is missing is no bug of an item: that comes through.
-    """
-
-    def attempt() -> Result[Batch[B], MissingExtra]:
-        try:
-            return Success(perform(items))
-        except MissingExtra as missing:
-            return Failure(missing)
-
-    def failed(raised: Raised) -> InternalError:
-        return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
-
-    done = guard(attempt, failed, known=(Exception,) if len(items) > 1 else ())
-    if is_ok(done):
-        made = done.unwrap()
-        if not is_ok(made):
-            raise made.failure()
-        return made.unwrap()
-    if len(items) == 1:
-        return (Failure(done.failure()),)
-    half = len(items) // 2
-    return _isolated(items[:half], again, again) + _isolated(items[half:], again, again)
-
-
-def _keyed(chunk: Sequence[tuple[K, Request]], slots: Batch[Any]) -> Iterator[tuple[K, Slot[Any]]]:
-    return zip([key for key, _ in chunk], slots, strict=True)
+    return take
 
 
 async def aimap(
@@ -178,20 +115,21 @@ async def aimap(
     requests: Iterable[Request] | AsyncIterable[Request],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
+    ordered: bool = True,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
+    isolate_bugs: bool = False,
 ) -> AsyncIterator[Slot[B]]:
-    """As `imap`, for asynchronous code; `requests` may be asynchronous too."""
-
+    """As `imap`, for asynchronous code; `requests` may be asynchronous too. Stages and engines work in a thread."""
     require_iterable(requests)
 
     async def keyed() -> AsyncIterator[tuple[None, Request]]:
         async for request in _asynchronous(requests):
             yield None, request
 
-    async for _, slot in aimap_keyed(route, keyed(), options, window=window, ahead=ahead, image_policy=image_policy, policy=policy):
+    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
+    async for _, slot in aimap_keyed(route, keyed(), options, **how):
         yield slot
 
 
@@ -200,46 +138,78 @@ async def aimap_keyed(
     requests: Iterable[tuple[K, Request]] | AsyncIterable[tuple[K, Request]],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
+    ordered: bool = True,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
+    isolate_bugs: bool = False,
 ) -> AsyncIterator[tuple[K, Slot[B]]]:
     """As `imap_keyed`, for asynchronous code; `requests` may be asynchronous too."""
     import asyncio  # half of what `import pipegen` would cost
 
-    chosen = check_run(route, options, image_policy, policy)
+    how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
     pairs(requests)
-    _at_least("ahead", ahead, 0)
-    waiting: deque[tuple[list[tuple[K, Request]], asyncio.Task[Started]]] = deque()
+    loop, wanted, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
 
-    async def next_ones() -> Iterator[tuple[K, Slot[B]]]:
-        chunk, prepared = waiting.popleft()
-        return _keyed(chunk, await afinish(await prepared))
+    def take() -> tuple[K, Any] | NoRequest:
+        if not arrived:
+            return NoRequest.NOW
+        item = arrived.popleft()
+        if not arrived:
+            loop.call_soon_threadsafe(wanted.set)
+        if isinstance(item, BaseException):
+            raise item
+        return item if item is NoRequest.MORE else pair(item)
 
+    flow = flow_of(route, take, options, **how)
+
+    async def fetch() -> None:
+        """Take requests while there is room for them."""
+        async for item in _asynchronous(requests):
+            arrived.append(item)
+            flow.wake()
+            while len(arrived) >= flow.room:
+                wanted.clear()
+                await wanted.wait()
+
+    def fetched(done: asyncio.Task[None]) -> None:
+        """The input has ended; what it raised is raised once all before it is given out."""
+        raised = None if done.cancelled() else done.exception()
+        arrived.append(raised or NoRequest.MORE)
+        flow.wake()
+
+    def work() -> tuple[list[tuple[K, Slot[Any]]], Exception | None]:
+        """The next slots; or those before a bug, and the bug."""
+        slots: list[tuple[K, Slot[Any]]] = []
+
+        def go_on() -> None:
+            while not slots and not flow.closed and not flow.exhausted:
+                slots.extend(flow.round())
+
+        done = attempt(go_on)
+        return slots, None if is_ok(done) else done.failure()
+
+    fetching = asyncio.create_task(fetch())
+    fetching.add_done_callback(fetched)
+    working: asyncio.Future[Any] | None = None
     try:
-        async for chunk in _chunks(requests, window):
-            waiting.append((chunk, asyncio.create_task(asyncio.to_thread(_begun, route, chunk, chosen, image_policy, policy))))
-            if len(waiting) > ahead:
-                for answer in await next_ones():
-                    yield answer
-        while waiting:
-            for answer in await next_ones():
-                yield answer
+        while True:
+            working = loop.run_in_executor(None, work)
+            slots, error = await asyncio.shield(working)
+            wanted.set()
+            for given in slots:
+                yield given
+            if error is not None:
+                raise error
+            if not slots:
+                return
     finally:
-        for _, prepared in waiting:
-            prepared.cancel()
-
-
-async def _chunks(items: Iterable[T] | AsyncIterable[T], window: int) -> AsyncIterator[list[T]]:
-    chunk: list[T] = []
-    async for item in _asynchronous(items):
-        chunk.append(pair(item))
-        if len(chunk) == _at_least("window", window, 1):
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+        fetching.cancel()
+        flow.closed = True
+        flow.wake()
+        if working is not None:
+            await asyncio.wait([working])  # a thread cannot be cancelled: it ends after the step under way
+        await asyncio.to_thread(flow.close)
 
 
 async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
@@ -249,9 +219,3 @@ async def _asynchronous(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[
     else:
         for item in items:
             yield item
-
-
-def _at_least(name: str, number: int, least: int) -> int:
-    if type(number) is not int or number < least:
-        raise ValueError(f"{name} takes a whole number of at least {least}, not {number!r}")
-    return number

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from returns.result import Success
 
-from pipegen.core.backend import AsyncStreamBackend, Backend
+from pipegen.core.backend import AsyncStreamBackend, Backend, FedBackend, OpenCall
 from pipegen.core.calls import Call
 from pipegen.core.drive import await_answers
 from pipegen.core.joining import relayed
@@ -58,8 +58,14 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
     if part.row is not None:
         return part  # it calls nothing
 
+    known: dict[int, tuple[Backend[Any, Any], _Watched]] = {}
+
     def watch(wanted: Call) -> Call:
-        return replace(wanted, backend=_Watched(wanted.backend, tell, every))
+        engine = wanted.backend
+        if id(engine) not in known:  # one for each engine: rows of one engine are merged into one call
+            kind = _WatchedFed if isinstance(engine, FedBackend) else _Watched
+            known[id(engine)] = engine, kind(engine, tell, every)
+        return replace(wanted, backend=known[id(engine)][1])
 
     def rebind(new: Rebinding) -> Pipe[Any, Any]:
         return _watched(part.rebound(new), tell, every)
@@ -68,7 +74,7 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
 
 
 class _Count:
-    """What a call has made so far, told now and then."""
+    """What a call has made so far, reported now and then."""
 
     def __init__(self, engine: str, rows: int, tell: Callable[[Progress], object], every: float) -> None:
         self._now, self._tell, self._every = Progress(engine, rows, 0, 0), tell, every
@@ -136,3 +142,50 @@ class _Watched:
 
     def _count(self, inputs: Sequence[Any]) -> _Count:
         return _Count(self.name, len(inputs), self._tell, self._every)
+
+
+class _WatchedFed(_Watched):
+    """The same for an engine that is fed while it works."""
+
+    @property
+    def in_flight(self) -> int:
+        fed: Any = self._engine
+        number: int = fed.in_flight
+        return number
+
+    def open(self, wake: Callable[[], object]) -> OpenCall[Any, Any]:
+        fed: Any = self._engine
+        return _WatchedCall(self.name, fed.open(wake), self._tell, self._every)
+
+
+class _WatchedCall:
+    """An open call that tells how far it is: of all rows that were added so far."""
+
+    def __init__(self, engine: str, call: OpenCall[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
+        self._call, self._tell, self._every = call, tell, every
+        self._now, self._told = Progress(engine, 0, 0, 0), -every
+
+    @property
+    def computes(self) -> bool:
+        return self._call.computes
+
+    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+        self._now = self._now._replace(rows=self._now.rows + len(inputs))
+        self._tell_of(0)
+        self._call.add(inputs)
+
+    def step(self) -> Sequence[tuple[int, Slot[Any]]]:
+        ended = self._call.step()
+        tokens = sum(len(slot.unwrap().token_ids) for _, slot in ended if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
+        self._now = self._now._replace(tokens=self._now.tokens + tokens)
+        self._tell_of(len(ended))
+        return ended
+
+    def _tell_of(self, ended: int) -> None:
+        self._now = self._now._replace(done=self._now.done + ended)
+        if time.monotonic() - self._told >= self._every or self._now.done == self._now.rows:
+            self._told = time.monotonic()
+            self._tell(self._now)
+
+    def close(self) -> None:
+        self._call.close()

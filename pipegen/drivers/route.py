@@ -22,7 +22,6 @@ from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
@@ -59,28 +58,6 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
     engine: Any = dataclasses.field(kw_only=True)
     """The engine, a `TokenEngine` or a `TextEngine`."""
 
-    def insert(self, stage: Pipe[Any, Any], *, after: str | None = None, before: str | None = None) -> Self:
-        """The route with a stage more. Raises `InvalidField` for a name that no stage has, or that one has already, and `TypeError` for no place or two."""
-        if (after is None) == (before is None):
-            raise TypeError("a stage is inserted after another or before it: say one of both")
-        place = self._place(after or before or "") + (after is not None)
-        return self._with(self.parts[:place], _stage_of(stage).parts, self.parts[place:])
-
-    def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
-        """The route with another stage in the place of the one of that name; what the old one did about samples is done there. Raises as `insert` does."""
-        place = self._place(name)
-        old, new = self.parts[place], _stage_of(stage).parts
-        if old.sampling is not None and new:
-            opened = dataclasses.replace(new[0], sampling=old.sampling, opens=old.opens or new[0].opens)
-            new = (opened, *new[1:])
-            new = (*new[:-1], dataclasses.replace(new[-1], sampling=old.sampling, closes=old.closes or new[-1].closes))
-        return self._with(self.parts[:place], new, self.parts[place + 1 :])
-
-    def remove(self, name: str) -> Self:
-        """The route without the stage of that name. Raises as `insert` does."""
-        place = self._place(name)
-        return self._with(self.parts[:place], (), self.parts[place + 1 :])
-
     def with_options(self, options: Options) -> Self:
         """The route with options of its own, for what its requests leave open: of several routes in one pipe, each has those that it is given here.
 
@@ -93,30 +70,11 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
         return self.with_parts((each("options", merged, keeps_text=True), *self.parts))
 
-    def _place(self, name: str) -> int:
-        names = [part.name for part in self.parts]
-        if name not in names:
-            raise InvalidField(f"the route {self.name!r} has no stage {name!r}{nearest(name, names)}; it has {', '.join(names)}")
-        return names.index(name)
-
-    def _with(self, before: tuple[Pipe[Any, Any], ...], new: tuple[Pipe[Any, Any], ...], after: tuple[Pipe[Any, Any], ...]) -> Self:
-        taken = {part.name for part in (*before, *after)}
-        for part in new:
-            if part.name in taken:
-                raise InvalidField(f"the route {self.name!r} has a stage {part.name!r} already: give yours another name")
-        return self.with_parts((*before, *new, *after))
-
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
         made: Any = Pipe.rebound(self, new)
         own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
         return own
-
-
-def _stage_of(stage: Any) -> Pipe[Any, Any]:
-    if not isinstance(stage, Pipe):
-        raise TypeError(f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) lifts a function")
-    return stage
 
 
 def route(engine: Engine, *, name: str | None = None) -> Route:

@@ -71,5 +71,5 @@ def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Poi
 def _at(point: Point, request: GenerationRequest) -> GenerationRequest:
     if not isinstance(point, (GenerationOptions, Mapping)):
         raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {printed(point)}")
-    said = options_from(point) if isinstance(point, Mapping) else point
-    return dataclasses.replace(request, options=merge(said, request.options))
+    options = options_from(point) if isinstance(point, Mapping) else point
+    return dataclasses.replace(request, options=merge(options, request.options))

@@ -47,6 +47,8 @@ class Capabilities:
     """Images in one request."""
     vocab_size: Annotated[int | None, integer(low=1)] = None
     """The ids that the model takes are those below it; None where that is not known."""
+    fills_context: bool = False
+    """Whether a row whose options set no `max_new_tokens` may fill the context length."""
     reason: str = ""
     """Why images are not taken, for the error message."""
 

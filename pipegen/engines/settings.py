@@ -146,6 +146,9 @@ class HFSettings(WeightSettings):
     image_memory_bytes: Annotated[
         int | None, integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
     ] = None
+    prefix_memory_bytes: Annotated[
+        int | None, integer(low=0), "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole. Default: 1 GiB."
+    ] = None
 
 
 @record
@@ -177,6 +180,7 @@ class ServerSettings:
     retries: Annotated[int, integer(low=0), "How often one request is sent again at most, where that is safe."] = 3
     batch_budget: Annotated[float | None, number(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
     served_model_name: Annotated[str | None, non_empty_string, "The name that the server has for the model; read from `/v1/models` where it is not set."] = None
+    server_limit: Annotated[bool, boolean, "If no option sets the length of an answer, the server's own limit holds, not pipegen's default."] = False
     extra_body: Annotated[Mapping[str, Any], secretive, "Merged into the body of each request, deeply; `None` takes a key away."] = immutabledict()
 
 
@@ -190,7 +194,6 @@ class ChatServerSettings(ServerSettings, EngineSettings):
     """The chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text."""
 
     dialect: Annotated[Literal["vllm", "sglang", "plain"], one_of("vllm", "sglang", "plain"), "Whose fields beyond OpenAI's own the server takes."] = "plain"
-    server_limit: Annotated[bool, boolean, "Where no option sets how long an answer may be, the server's own limit holds, not pipegen's default."] = False
     separate_reasoning: Annotated[bool | None, boolean, "Ask SGLang for the reasoning apart from the answer."] = None
 
 

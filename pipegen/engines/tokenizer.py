@@ -47,7 +47,7 @@ class SpellsAlone(Protocol):
     """What a tokenizer may know beyond `Tokenizer`. Without it every token of a row with stop strings is looked at."""
 
     def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty, whole characters; None where that may hang on its neighbours."""
+        """What the token adds to the text after any other that is not empty, whole characters; None if that may depend on its neighbours."""
         ...
 
 

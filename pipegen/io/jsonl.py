@@ -13,6 +13,7 @@ A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationRes
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
@@ -24,7 +25,7 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.fields import InvalidField, freeze, nearest, thaw
 from pipegen.records.options import flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
@@ -38,7 +39,9 @@ __all__ = [
     "error_to_plain",
     "from_plain",
     "lines_of",
+    "readable",
     "request_from_line",
+    "request_from_row",
     "result_from",
     "to_plain",
     "values_of_line",
@@ -52,22 +55,40 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 """The fields that `brief` leaves out."""
 
 
-def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False) -> dict[str, Any]:
-    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities."""
+def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities.
+
+    `metadata` is added: what was carried along with the request. Of its values those that JSON has no form for become text, bytes as base64.
+
+    >>> to_plain(Failure(errors.Timeout("slow")), "a", metadata={"label": 1})["metadata"]
+    {'label': 1}
+    """
     if not isinstance(slot, Result):
         raise TypeError(f"to_plain takes a slot, not {type(slot).__name__}: Success(result) is a slot")
+    more = {"metadata": thaw(metadata, readable)} if metadata else {}
     if not is_ok(slot):
-        return {"id": id, "ok": False, "error": error_to_plain(slot.failure())}
+        return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
     result = _result(slot.unwrap(), brief)
-    return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id")}
+    return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id"), **more}
+
+
+def readable(value: Any) -> Any:
+    """A value as JSON has it: one that it has no form for as text, bytes as base64.
+
+    >>> readable(b"ab"), readable(1.5), readable(float("inf"))
+    ('YWI=', 1.5, 'Infinity')
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return strict_json.plain(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
-    """The slot that `to_plain` was given. Raises `InvalidField` for other data."""
+    """The slot that `to_plain` was given, without metadata. Raises `InvalidField` for other data."""
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(result_from(dissoc(dict(values), "ok")))
+        return Success(result_from(dissoc(dict(values), "ok", "metadata")))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -130,6 +151,8 @@ def _logprobs(values: Any) -> Any:
             logprob=float(one["logprob"]),
             top=tuple(top),
             margin=None if one.get("margin") is None else float(one["margin"]),  # lines of older versions have none
+            text=one.get("text"),
+            top_texts=tuple(one.get("top_texts", ())),
         )
         for one, top in zip(values, tops, strict=True)
     )
@@ -210,14 +233,20 @@ def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
     ('3', <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>)
     """
     read = values_of_line(line)
-    if not is_ok(read):
-        return str(line.number), Failure(read.failure())
-    values, line_name = read.unwrap(), f"line {line.number}"
-    given = values.pop("id", None)
+    return request_from_row(read.unwrap(), line.number, "line") if is_ok(read) else (str(line.number), Failure(read.failure()))
+
+
+def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") -> tuple[LineId, Slot[GenerationRequest]]:
+    """The request of plain data, or `InvalidRequest`, with its id: its number where it has none.
+
+    >>> request_from_row({"id": 1.5, "prompt": "Hi"}, 3)
+    ('3', <Failure: row 3: id takes a string that is not empty or a whole number, not 1.5 (hint: ...)>)
+    """
+    given = values.get("id")
     if not (given is None or type(given) is int or (type(given) is str and given)):
-        return str(line.number), Failure(InvalidRequest(f"{line_name}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
-    name = str(line.number) if given is None else given
-    return name, request_from({**values, "id": str(name)}, line_name)
+        return str(number), Failure(InvalidRequest(f"{what} {number}: id takes a string that is not empty or a whole number, not {given!r:.200}"))
+    name = str(number) if given is None else given
+    return name, request_from({**values, "id": str(name)}, f"{what} {number}")
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from returns.result import Failure
@@ -22,7 +23,7 @@ from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import in_our_words, option_names
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Finish, GenerationResult
+from pipegen.records.results import Finish, GenerationResult, TokenLogprob
 
 __all__ = ["CHAT", "COMPLETIONS", "ENDPOINTS", "batch_line", "is_batch", "request_from_batch"]
 
@@ -167,27 +168,39 @@ def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:
 
 
 def _logprobs(result: GenerationResult) -> dict[str, Any] | None:
-    """Log probabilities, with tokens as `token_id:7`."""
+    """Log probabilities, with the tokens' own texts and their bytes."""
     if result.logprobs is None:
         return None
     return {
         "content": [
-            {**_token(one.token_id, one.logprob), "top_logprobs": [_token(token_id, logprob) for token_id, logprob in one.top]} for one in result.logprobs
+            {**_token(one.text, one.token_id, one.logprob), "top_logprobs": [_token(text, *top) for text, top in zip(_tops(one), one.top, strict=True)]}
+            for one in result.logprobs
         ]
     }
 
 
-def _token(token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None}
+def _token(text: str | None, token_id: int, logprob: float) -> dict[str, Any]:
+    """A token; the bytes of a part of a character are not known."""
+    return {"token": _name(text, token_id), "logprob": logprob, "bytes": None if text is None or "\ufffd" in text else list(text.encode())}
+
+
+def _name(text: str | None, token_id: int) -> str:
+    """The token's own text; its id where no tokenizer spelt it here."""
+    return f"token_id:{token_id}" if text is None else text
+
+
+def _tops(one: TokenLogprob) -> Sequence[str | None]:
+    return one.top_texts or (None,) * len(one.top)
 
 
 def _completion_logprobs(result: GenerationResult) -> dict[str, Any] | None:
-    """The same for a completion, without text offsets."""
+    """The same for a completion, with the offsets of the tokens. Likeliest tokens of one text are one entry, with the greater of their log probabilities."""
     if result.logprobs is None:
         return None
+    names = [_name(one.text, one.token_id) for one in result.logprobs]
     return {
-        "text_offset": [],
-        "tokens": [f"token_id:{one.token_id}" for one in result.logprobs],
+        "text_offset": [0, *accumulate(map(len, names))][: len(names)],
+        "tokens": names,
         "token_logprobs": [one.logprob for one in result.logprobs],
-        "top_logprobs": [{f"token_id:{token_id}": logprob for token_id, logprob in one.top} for one in result.logprobs],
+        "top_logprobs": [{_name(text, top[0]): top[1] for text, top in reversed([*zip(_tops(one), one.top, strict=True)])} for one in result.logprobs],
     }

@@ -21,7 +21,7 @@ from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Keys", "changes", "settings_of"]
+__all__ = ["Counts", "Keys", "changes", "settings_of"]
 
 _SHARED = ("model", "pipeline", "plugins", "version")
 """The settings that are part of every key."""
@@ -71,7 +71,7 @@ class Keys:
         self._blake2b = blake2b
         shared = [settings[name] for name in _SHARED]  # the options of the run are part of each request's
         self._shared = json.dumps(shared).encode()
-        self._counts = _Counts()
+        self._counts = Counts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
@@ -100,7 +100,7 @@ def _options(options: GenerationOptions | None) -> bytes:
     return json.dumps([values, asked], sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-class _Counts:
+class Counts:
     """How often each number came. Most come once: these take 8 to 16 bytes each, where a dict takes a hundred."""
 
     def __init__(self) -> None:

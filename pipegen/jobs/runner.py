@@ -1,7 +1,7 @@
 """A job: any number of requests, whose finished rows outlive the process.
 
 A row is written to the journal before it is given out. The same job again, in the same folder, gives out what is finished and asks for the rest. So a kill
-costs what was under way and nothing else.
+costs the running rows and nothing else.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from pipegen.core.errors import ContractError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.mapping import imap_keyed
+from pipegen.drivers.flow import NoRequest
+from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_stale, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
@@ -37,7 +36,7 @@ _WAITING = 4096
 
 
 class _Run:
-    """A job under way: its journal, what its keys are made of, and the counts."""
+    """A running job: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
         self.again = retry_of(retry)
@@ -60,15 +59,19 @@ class _Run:
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = 0
 
-    def counted(self, row: Row[Any], slot: Slot[GenerationResult] | None = None) -> Slot[GenerationResult]:
-        """The slot of a row that is given out: a new one, or the one that was kept."""
-        given = row.kept if slot is None else slot
-        if given is None:  # pragma: no cover - a bug in the order of the rows
-            raise ContractError(f"the row {row.name!r} was to be given out before it had a slot")
+    def counted(self, slot: Slot[GenerationResult], *, reused: bool) -> Slot[GenerationResult]:
+        """The slot of a row that is given out."""
         self.finished += 1
-        self.reused += slot is None
-        self.failed += not is_ok(given)
-        return given
+        self.reused += reused
+        self.failed += not is_ok(slot)
+        return slot
+
+
+class _Turn(Generic[K]):
+    """A row that was taken, and its slot once there is one."""
+
+    def __init__(self, row: Row[K]) -> None:
+        self.row, self.slot = row, row.kept
 
 
 class Job(Iterator[T], Generic[T]):
@@ -123,8 +126,7 @@ def job(
     folder: str | os.PathLike[str],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     retry: str = "retryable",
@@ -155,7 +157,7 @@ def job(
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
     whole = job_keyed(
-        route, keyed, folder, options, window=window, ahead=ahead, image_policy=image_policy, policy=policy, retry=retry, version=version, restart=restart
+        route, keyed, folder, options, in_flight=in_flight, image_policy=image_policy, policy=policy, retry=retry, version=version, restart=restart
     )
     return Job(whole._run, _slots(whole._slots))
 
@@ -166,8 +168,7 @@ def job_keyed(
     folder: str | os.PathLike[str],
     options: Options | None = None,
     *,
-    window: int = 64,
-    ahead: int = 0,
+    in_flight: int | None = None,
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
     retry: str = "retryable",
@@ -180,36 +181,45 @@ def job_keyed(
     run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
+    turns: deque[_Turn[K]] = deque()
+    """The rows that were taken and not given out, in order."""
+
+    def take() -> tuple[_Turn[K], Slot[GenerationRequest]] | NoRequest:
+        """The next row that is to be asked for; none now where finished ones are to be given out first."""
+        while len(turns) < (_WAITING if flow.busy else 1):
+            row = next(rows, None)
+            if row is None:
+                return NoRequest.MORE
+            turn = _Turn(row)
+            turns.append(turn)
+            if row.kept is None:
+                return turn, row.request
+        if turns[0].slot is not None:
+            flow.wake()
+        return NoRequest.NOW
+
+    def keep(turn: _Turn[K], slot: Slot[GenerationResult]) -> None:
+        """Write a row that has ended to the journal at once, though others may stand before it."""
+        if turn.row.key is not None:
+            run.journal.append(turn.row.key, to_plain(slot))
+        turn.slot = slot
+
+    how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep}
+    flow = flow_of(route, take, chosen, in_flight=in_flight, **how)
+
     def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
-        for row in rows:
-            if row.kept is not None:  # nothing is under way: finished rows are given out as they come
-                yield row.name, run.counted(row)
-                continue
-            waiting: deque[Row[K]] = deque()
-            asked = imap_keyed(
-                route, _unfinished(chain([row], rows), waiting), chosen, window=window, ahead=ahead, image_policy=image_policy, policy=policy, isolate_bugs=True
-            )
-            for one, slot in asked:
-                if one.key is not None:
-                    run.journal.append(one.key, to_plain(slot))
-                while (done := waiting.popleft()) is not one:
-                    yield done.name, run.counted(done)
-                yield one.name, run.counted(one, slot)
-            for done in waiting:
-                yield done.name, run.counted(done)
+        try:
+            while not flow.exhausted:
+                for _ in flow.round():
+                    pass
+                while turns and (slot := turns[0].slot) is not None:
+                    row = turns.popleft().row
+                    yield row.name, run.counted(slot, reused=row.kept is not None)
+        finally:
+            flow.close()
         run.journal.close()
 
     return Job(run, slots())
-
-
-def _unfinished(rows: Iterable[Row[K]], waiting: deque[Row[K]]) -> Iterator[tuple[Row[K], Slot[GenerationRequest]]]:
-    """The rows that are to be asked for, until too many finished ones wait behind them."""
-    for row in rows:
-        waiting.append(row)
-        if row.kept is None:
-            yield row, row.request
-        elif len(waiting) >= _WAITING:
-            return
 
 
 def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, None]) -> Generator[Slot[GenerationResult], None, None]:

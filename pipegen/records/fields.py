@@ -11,7 +11,7 @@ returns the value (perhaps made immutable), or raises `ValueError` with what it 
 >>> Room(seats=0)
 Traceback (most recent call last):
 ...
-pipegen.records.fields.InvalidField: Room.seats takes a whole number of at least 1, not 0
+pipegen.core.names.InvalidField: Room.seats takes a whole number of at least 1, not 0
 >>> Room(seat=2)
 Traceback (most recent call last):
 ...
@@ -35,6 +35,7 @@ from immutabledict import immutabledict
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
+from pipegen.core.names import InvalidField, nearest
 
 __all__ = [
     "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping",
@@ -49,20 +50,6 @@ _NOTHING: immutabledict[str, Any] = immutabledict()
 C = TypeVar("C")
 T = TypeVar("T")
 Check = Callable[[Any], Any]
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or nothing.
-
-    >>> nearest("temprature", ["temperature", "top_p"])
-    "; did you mean 'temperature'?"
-    """
-    if len(word) > 100:  # nobody's name; and looking at it would take long
-        return ""
-    import difflib
-
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class _Printer(reprlib.Repr):
@@ -252,10 +239,6 @@ for _check, _schema in (
     (mapping, {"type": "object"}),
 ):
     with_schema(_check, _schema)
-
-
-class InvalidField(ValueError):
-    """A record was given a value that its field does not take."""
 
 
 class UnknownField(InvalidField, TypeError):

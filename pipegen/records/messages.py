@@ -6,7 +6,7 @@
 >>> message_from({"role": "user", "content": [{"type": "smell"}]}, "messages[0]")
 Traceback (most recent call last):
 ...
-pipegen.records.fields.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
+pipegen.core.names.InvalidField: messages[0].content[0].type takes 'text', 'image' or 'image_url', not 'smell'
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ImageSource:
 
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
-        """A source from a path, a URL, bytes, a PIL image or a source.
+        """A source from a path, a URL, bytes, a PIL image, a source, or `{"bytes", "path"}`, as data sets store images: the bytes count where both are set.
 
         A PIL image is stored losslessly, upright by its EXIF orientation. Raises `InvalidField` (which begins with `where`) for anything else, and for a PIL
         image whose pixels cannot be read, such as a truncated file.
@@ -68,6 +68,11 @@ class ImageSource:
         if isinstance(value, str) and value:
             is_url = value.split(":", 1)[0].lower() in ("http", "https", "file", "data") and ":" in value
             return cls(url=value) if is_url else cls(path=value)
+        if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
+            given = value.get("bytes") if value.get("bytes") is not None else value.get("path")
+            if isinstance(given, (str, bytes)):
+                return cls.of(given, where)
+            raise InvalidField(f"{where} takes bytes or a path in its mapping, not {type(given).__name__}")
         if hasattr(value, "getexif") and hasattr(value, "save"):  # a PIL image
             return cls(data=_losslessly(value, where))
         raise InvalidField(f"{where} takes a path, a URL, bytes or a PIL image, not {repr(value) if value == '' else type(value).__name__}")
@@ -216,7 +221,7 @@ def message_from(value: Any, where: str) -> Message:
     if role not in ROLES:
         raise InvalidField(f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
     content = _content_from(role, content, where)
-    extras = {key: entry for key, entry in value.items() if key not in ("role", "content")}
+    extras = {key: entry for key, entry in value.items() if key not in ("role", "content") and entry is not None}  # tables fill in what a message lacks
     if not extras:
         return Message(role=role, content=content)
     try:

@@ -191,22 +191,22 @@ class StructuredOptions:
         Mapping[str, Any] | str | None,
         _schema,
         "The answer is JSON that this JSON Schema describes; kept as JSON text, because the order of its properties counts.",
-        OptionRow(None, SERVED - {"hf"}, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'),
+        OptionRow(None, EVERY, fields="guided_json", near="response_format json", trial='{"enum": [1, 2]}'),
     ] = None
     regex: Annotated[
         str | None,
         non_empty_string,
         "The whole answer matches this regular expression, in the dialect of the engine.",
-        OptionRow(None, SERVED - {"hf"}, fields="guided_regex", trial="[ab]+"),
+        OptionRow(None, SERVED, fields="guided_regex", trial="[ab]+"),
     ] = None
     choice: Annotated[
-        tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED - {"hf"}, fields="guided_choice", trial=("yes", "no"))
+        tuple[str, ...] | None, _choices, "The answer is one of these texts.", OptionRow(None, SERVED, fields="guided_choice", trial=("yes", "no"))
     ] = None
 
     def check_all(self) -> None:
-        said = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
-        if len(said) > 1:
-            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(said)}")
+        given = [name for name in ("json_schema", "regex", "choice") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidField(f"StructuredOptions takes one of json_schema, regex and choice, not {' and '.join(given)}")
 
 
 GROUPS: Mapping[str, type[Any]] = {
@@ -239,7 +239,7 @@ def _stops(value: Any) -> Any:
 
 @record
 class GenerationOptions:
-    """Everything that one generation can be asked for. `None` means "not said"; see `resolve`."""
+    """Everything that one generation can be asked for. `None` means "not set"; see `resolve`."""
 
     max_new_tokens: Annotated[
         int | None,

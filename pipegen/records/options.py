@@ -1,8 +1,8 @@
 """Options: what a caller may ask of a generation, and the one pure step that gives every option its value.
 
-Every field of an option record may be `None`, which means "not said". `resolve` fills what is not said: the request's own options win, then those of
+Every field of an option record may be `None`, which means "not set". `resolve` fills what is not set: the request's own options win, then those of
 the whole run, then (only if asked) the checkpoint's `generation_config`, then pipegen's defaults. The result is again a `GenerationOptions`, with
-everything said; resolving it again changes nothing, so it can be sent again for the same call.
+everything set; resolving it again changes nothing, so it can be sent again for the same call.
 
 >>> effective = resolve(GenerationOptions(temperature=0.7))
 >>> effective.temperature, effective.max_new_tokens, effective.stop.stop
@@ -63,38 +63,38 @@ def merge(first: R | None, second: R | None) -> R | None:
     """
     if first is None or second is None or first == second:
         return second if first is None else first
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for f in dataclasses.fields(first):  # type: ignore[arg-type]  # R is one of the option records
         own, other = getattr(first, f.name), getattr(second, f.name)
         nested = f.name in GROUPS and dataclasses.is_dataclass(own if own is not None else other)
-        said[f.name] = merge(own, other) if nested else other if own is None else own
+        values[f.name] = merge(own, other) if nested else other if own is None else own
     if isinstance(first, ChatTemplateOptions) and (first.add_generation_prompt, first.continue_final_message) != (None, None):
-        # How the prompt ends is one setting, although it takes two switches: whoever says either has said both.
-        said |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
+        # How the prompt ends is one setting, although it takes two switches: setting one sets both.
+        values |= {"add_generation_prompt": first.add_generation_prompt, "continue_final_message": first.continue_final_message}
     if isinstance(first, StructuredOptions) and first != StructuredOptions():
-        return first  # the form of the answer is one setting: whoever says one says that it is no other
+        return first  # the form of the answer is one setting: setting one excludes the others
     if isinstance(first, GenerationOptions) and first.logprobs is False:
-        said["top_logprobs"] = 0
-    elif said.get("top_logprobs") and said["logprobs"] is False:
-        said["logprobs"] = True  # asking for the likeliest tokens asks for the chosen one too
-    return type(first)(**said)
+        values["top_logprobs"] = 0
+    elif values.get("top_logprobs") and values["logprobs"] is False:
+        values["logprobs"] = True  # asking for the likeliest tokens asks for the chosen one too
+    return type(first)(**values)
 
 
 _NOTHING: immutabledict[str, Any] = immutabledict()
 
 
 @functools.lru_cache(maxsize=1024)
-def resolve(*said: GenerationOptions | None, checkpoint: immutabledict[str, Any] = _NOTHING) -> GenerationOptions:
+def resolve(*layers: GenerationOptions | None, checkpoint: immutabledict[str, Any] = _NOTHING) -> GenerationOptions:
     """Give every option its value: earlier arguments win over later ones, then the checkpoint's values if asked, then `DEFAULTS`.
 
-    `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was said. A checkpoint that
+    `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was set. A checkpoint that
     says `do_sample: false` is greedy whatever temperature it names. Raises `InvalidField` when the merged options contradict each other.
 
     >>> resolve(GenerationOptions(use_generation_config=True), checkpoint=immutabledict(top_k=20)).top_k
     20
     """
     options: GenerationOptions | None = None  # the function is pure and its arguments are hashable, so it is cached: runs share few distinct options
-    for layer in said:
+    for layer in layers:
         options = merge(options, layer)
     if options is not None and options.use_generation_config:
         from_checkpoint = {name: checkpoint[name] for name in CHECKPOINT_FIELDS if checkpoint.get(name) is not None}

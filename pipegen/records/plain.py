@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from returns.result import Failure, Success
 
 from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import InvalidRequest
-from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot
+from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, printed
 from pipegen.records.options import options_from
-from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint
+from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
 
-__all__ = ["Request", "request_from", "unreadable"]
+__all__ = ["Request", "carried", "request_from", "unreadable"]
 
 Request: TypeAlias = GenerationRequest | Mapping[str, Any] | Slot[GenerationRequest]
 """What the drivers accept: a record, plain data of the same shape (checked in its own slot), or a slot, which may have failed already."""
 
 
 def request_from(values: Mapping[str, Any], where: str = "request") -> Slot[GenerationRequest]:
-    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images", "tools", "options"}`; with a `continuation`, one to score.
+    """A request from plain data: `{"id", "messages" | "prompt" | "prompt_token_ids", "images" | "image", "tools", "options", "metadata"}`.
 
-    Anything wrong with it is an `InvalidRequest` whose message begins with `where`.
+    With a `continuation`, it is a request to score.
+
+    So a row of a table or of a data set is a request: `id` may be a whole number, `messages`, `tools` and `options` may be JSON text, and other columns,
+    such as a label, become entries of `metadata`. The name of an option, or nearly so, is refused: options go into `options`. Anything wrong is an
+    `InvalidRequest` whose message begins with `where`.
 
     >>> request_from({"messages": []}).failure().message
     'request: messages takes at least one message, not []'
     >>> request_from({"prompt": "a", "options": {"temprature": 1}}).failure().message
     "request: options: there is no option 'temprature'; did you mean 'temperature'?"
+    >>> request_from({"id": 7, "prompt": "Is it so?", "label": True}).unwrap().metadata["label"]
+    True
     """
     return guard_slot(lambda: _request_from(values, where), lambda raised: unreadable(where, raised))
 
@@ -41,11 +47,8 @@ def unreadable(where: str, raised: Raised) -> InvalidRequest:
 def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
         return Failure(InvalidRequest(f"{where}: a mapping or a request is wanted, not {printed(values)}"))
-    if not _FIELDS.keys() >= values.keys():
-        unknown = next(name for name in values if name not in _FIELDS)
-        return Failure(InvalidRequest(f"{where}: there is no field {printed(unknown)}{field_hint(str(unknown))}"))
-    fields = without_none(values)
     try:
+        fields = _fields_of(values)
         if isinstance(fields.get("options"), Mapping):
             fields["options"] = options_from(fields["options"])
         none = isinstance(fields.get("images", ()), (list, tuple)) and not fields.get("images")
@@ -59,7 +62,70 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 
-_FIELDS = dict.fromkeys(FIELDS)
+_FIELDS = dict.fromkeys((*FIELDS, "image"))
+_PROMPTS = ("messages", "prompt", "prompt_token_ids")
+
+
+def carried(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of plain data that are the caller's own: its `metadata`, and what is no field of a request.
+
+    >>> carried({"prompt": "Is it so?", "label": True, "metadata": {"page": 7}})
+    {'label': True, 'page': 7}
+    """
+    own = values.get("metadata")
+    others = {name: value for name, value in values.items() if name not in _FIELDS and value is not None}
+    return others if own is None else {**others, **(own if isinstance(own, Mapping) else {"metadata": own})}
+
+
+def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request, with those of a table's row as the record takes them.
+
+    Raises `InvalidField` for an entry that would be an option, and for a mistyped one: it would be ignored.
+    """
+    fields = {name: value for name, value in values.items() if value is not None and name in _FIELDS}
+    metadata = carried(values)
+    if metadata:
+        _refuse_misplaced([name for name in values if name in metadata and name not in _FIELDS], prompted=not fields.keys().isdisjoint(_PROMPTS))
+        fields["metadata"] = metadata
+    if type(fields.get("id")) is int:
+        fields["id"] = str(fields["id"])
+    if "image" in fields:
+        if "images" in fields:
+            raise InvalidField("a request takes image or images, not both")
+        fields["images"] = [fields.pop("image")]
+    for name in ("messages", "tools", "options", "prompt_token_ids"):
+        if isinstance(fields.get(name), str):
+            fields[name] = _from_text(name, fields[name])
+    if isinstance(fields.get("images"), (str, bytes, Mapping)) and fields["images"]:
+        fields["images"] = _images_of(fields["images"])
+    return fields
+
+
+def _refuse_misplaced(names: Sequence[str], *, prompted: bool) -> None:
+    """Refuse names that are options, or nearly; where there is no prompt, also those that are nearly a field's."""
+    for name in names:
+        hint = misplaced(str(name))
+        if hint is None and not prompted:
+            hint = field_hint(str(name)) or None
+        if hint is not None:
+            raise InvalidField(f"there is no field {printed(name)}{hint}")
+
+
+def _from_text(name: str, text: str) -> Any:
+    try:
+        return strict_json.load(text)
+    except strict_json.NotStrict as refusal:
+        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}") from None
+
+
+def _images_of(value: Any) -> Any:
+    """One image in the place of a list, or a JSON list as text."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        try:
+            return strict_json.load(value)
+        except strict_json.NotStrict:
+            pass  # a path may have brackets
+    return [value]
 
 
 def _holds_images(messages: Any) -> bool:

@@ -6,15 +6,18 @@
 >>> TextGenerationRequest()
 Traceback (most recent call last):
 ...
-pipegen.records.fields.InvalidField: TextGenerationRequest takes exactly one of messages, prompt and prompt_token_ids
+pipegen.core.names.InvalidField: TextGenerationRequest takes exactly one of messages, prompt and prompt_token_ids
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
+
+from immutabledict import immutabledict
 
 from pipegen.records.fields import (
     InvalidField,
@@ -44,6 +47,7 @@ __all__ = [
     "TextGenerationRequest",
     "VlmGenerationRequest",
     "field_hint",
+    "misplaced",
 ]
 
 
@@ -73,7 +77,17 @@ def _token_ids(value: Any) -> Any:
 
 with_schema(_token_ids, schema_of(_ids))
 
-FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "continuation")
+
+def _metadata(value: Any) -> Any:
+    """Frozen at its first level only: the values are the caller's own, of any type."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("a mapping with string keys")
+    return immutabledict(value)
+
+
+with_schema(_metadata, {"type": "object"})
+
+FIELDS = ("id", "messages", "prompt", "prompt_token_ids", "images", "tools", "options", "metadata", "continuation")
 """The fields of a request."""
 
 
@@ -92,11 +106,31 @@ def field_hint(name: str) -> str:
     return nearest(name, FIELDS)
 
 
+@functools.lru_cache(maxsize=1024)
+def misplaced(name: str) -> str | None:
+    """The hint for an entry of a request's plain data that is an option, or is spelt nearly like one; None for any other, which is the caller's own.
+
+    A word and its plural are two words: a data set has `choices`.
+
+    >>> misplaced("temprature"), misplaced("choices"), misplaced("label")
+    ("; did you mean the option 'temperature'? It goes into options", None, None)
+    """
+    if name in GROUPS or name in option_names() or name in OTHER_NAMES:
+        return field_hint(name)
+    from difflib import get_close_matches
+
+    near = get_close_matches(name[:100], option_names(), n=1, cutoff=0.9)
+    if not near or near[0] in (f"{name}s", name.removesuffix("s")):
+        return None
+    return f"; did you mean the option {near[0]!r}? It goes into options"
+
+
 @record
 class GenerationRequest:
     """What to generate from: messages, a plain prompt (completed without a chat template), or token ids.
 
-    `id` is the caller's name for the request. `tools` go to the chat template.
+    `id` is the caller's name for the request. `tools` go to the chat template. `metadata` is the caller's: it is carried along, no engine sees it, and
+    requests that differ in nothing else are equal.
     """
 
     id: Annotated[str | None, non_empty_string] = None
@@ -105,6 +139,7 @@ class GenerationRequest:
     prompt_token_ids: Annotated[tuple[int, ...] | None, _token_ids] = None
     tools: Annotated[tuple[Mapping[str, Any], ...], tuple_of(mapping)] = ()
     options: GenerationOptions | None = None
+    metadata: Annotated[Mapping[str, Any], _metadata] = dataclasses.field(default=immutabledict(), compare=False, repr=False)
 
     if TYPE_CHECKING:  # accepts wider types than the fields have
 
@@ -117,6 +152,7 @@ class GenerationRequest:
             prompt_token_ids: Sequence[int] | None = None,
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
+            metadata: Mapping[str, Any] = ...,
         ) -> None: ...
 
     @staticmethod
@@ -194,6 +230,7 @@ class VlmGenerationRequest(GenerationRequest):
             images: Sequence[Any] = (),
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
+            metadata: Mapping[str, Any] = ...,
         ) -> None: ...
 
     def check_all(self) -> None:

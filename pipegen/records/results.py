@@ -128,6 +128,10 @@ class TokenLogprob:
     """The likeliest tokens at that position with their log probabilities, best first, if requested."""
     margin: float | None = None
     """The difference between the two greatest log probabilities at that position, whichever token was generated; None if the engine does not give two."""
+    text: str | None = None
+    """The token's own text, as it is after other text; U+FFFD stands for a part of a character. None before it is decoded."""
+    top_texts: tuple[str, ...] = ()
+    """The own texts of the tokens in `top`."""
 
 
 def margin_of(logprobs: Iterable[float]) -> float | None:

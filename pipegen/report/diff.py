@@ -6,13 +6,13 @@
 >>> options = resolve(GenerationOptions())
 >>> one, other = (GenerationResult(text=text, raw_text=text, token_ids=(1, last), finish=Finish.EOS, options=options) for text, last in (("a", 2), ("b", 3)))
 >>> first_difference(Success(one), Success(other))
-Difference(stage='ids', first='2 tokens, at 1: 2', second='2 tokens, at 1: 3')
+Difference(stage='ids', first="2 tokens, at 1: 2; text at 0: 'a'", second="2 tokens, at 1: 3; text at 0: 'b'")
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from returns.result import Success
@@ -25,6 +25,8 @@ __all__ = ["STAGES", "Compared", "Difference", "compare", "first_difference", "s
 
 WIDTH = 60
 """How many characters of a value are shown."""
+BEFORE = 30
+"""How many characters of a text are shown before the place where it differs."""
 
 
 class Difference(NamedTuple):
@@ -58,11 +60,20 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
     return shown(first), shown(second)
 
 
+def _ids_in_context(first: GenerationResult, second: GenerationResult) -> tuple[str, str] | None:
+    """The generated ids, and the texts where these differ too."""
+    ids, texts = _ids(first.token_ids, second.token_ids), _texts(first.raw_text, second.raw_text)
+    return ids if ids is None or texts is None else (f"{ids[0]}; text {texts[0]}", f"{ids[1]}; text {texts[1]}")
+
+
 def _texts(first: str, second: str) -> tuple[str, str] | None:
     if first == second:
         return None
     at = _parting(first, second)
-    return f"at {at}: {first[at : at + WIDTH]!r}", f"at {at}: {second[at : at + WIDTH]!r}"
+    start = max(0, at - BEFORE)
+    before = ("..." if start else "") + first[start:at]
+    one, other = (f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}" for text in (first, second))
+    return one, other
 
 
 def _values(first: Any, second: Any) -> tuple[str, str] | None:
@@ -81,9 +92,9 @@ def _ending(result: GenerationResult) -> tuple[Any, ...]:
 
 STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, str] | None]] = {
     "prompt ids": lambda one, other: _ids(one.prompt_token_ids, other.prompt_token_ids),
-    "grid": lambda one, other: _values(one.image_grid_thw, other.image_grid_thw),
+    "grid": lambda one, other: _values(one.image_grid_thw, other.image_grid_thw) if one.image_grid_thw and other.image_grid_thw else None,
     "options": _options,
-    "ids": lambda one, other: _ids(one.token_ids, other.token_ids),
+    "ids": _ids_in_context,
     "raw text": lambda one, other: _texts(one.raw_text, other.raw_text),
     "text": lambda one, other: _texts(one.text, other.text),
     "finish": lambda one, other: _values(_ending(one), _ending(other)),
@@ -91,19 +102,22 @@ STAGES: Mapping[str, Callable[[GenerationResult, GenerationResult], tuple[str, s
 """In the order in which a result is made; `finish` also compares the stop and the token counts."""
 
 
-def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult]) -> Difference | None:
-    """The first stage at which two slots differ, or None. Errors are equal if they are of one type; samples are compared one by one."""
+def first_difference(first: Slot[GenerationResult], second: Slot[GenerationResult], *, ignore: Collection[str] = ()) -> Difference | None:
+    """The first stage at which two slots differ, or None. Errors are equal if they are of one type; samples are compared one by one.
+
+    Stages in `ignore` are not compared.
+    """
     if not (is_ok(first) and is_ok(second)):
         outcomes = _outcome(first), _outcome(second)
         return None if outcomes[0] == outcomes[1] else Difference("outcome", *outcomes)
     one, other = first.unwrap(), second.unwrap()
     for stage, differs in STAGES.items():
-        difference = differs(one, other)
+        difference = None if stage in ignore else differs(one, other)
         if difference is not None:
             return Difference(stage, *difference)
     if len(one.samples) != len(other.samples):
         return Difference("samples", str(len(one.samples)), str(len(other.samples)))
-    pairs = (first_difference(Success(a), Success(b)) for a, b in zip(one.samples, other.samples, strict=True))
+    pairs = (first_difference(Success(a), Success(b), ignore=ignore) for a, b in zip(one.samples, other.samples, strict=True))
     return next((difference for difference in pairs if difference is not None), None)
 
 
@@ -111,10 +125,10 @@ def _outcome(slot: Slot[GenerationResult]) -> str:
     return "a result" if is_ok(slot) else type(slot.failure()).__name__
 
 
-def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Slot[GenerationResult]]) -> Iterator[Compared]:
+def compare(first: Mapping[str, Slot[GenerationResult]], second: Mapping[str, Slot[GenerationResult]], *, ignore: Collection[str] = ()) -> Iterator[Compared]:
     """Every request of either run: those of the first in order, then those that only the second has."""
     for name, slot in first.items():
-        yield Compared(name, first_difference(slot, second[name]) if name in second else Difference("outcome", _outcome(slot), "not there"))
+        yield Compared(name, first_difference(slot, second[name], ignore=ignore) if name in second else Difference("outcome", _outcome(slot), "not there"))
     for name, slot in second.items():
         if name not in first:
             yield Compared(name, Difference("outcome", "not there", _outcome(slot)))

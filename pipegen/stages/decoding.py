@@ -17,8 +17,9 @@ from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import TokenEngine
 from pipegen.engines.tokenizer import Tokenizer
-from pipegen.records.results import Decoded, Encoded, Finish, Raw
-from pipegen.stages.parts.detokenize import Detokenizer, added, spell
+from pipegen.records.fields import altered
+from pipegen.records.results import Decoded, Encoded, Finish, Raw, TokenLogprob
+from pipegen.stages.parts.detokenize import Detokenizer, added, own_text, spell
 from pipegen.stages.stopping import endings, plan_stops
 
 __all__ = ["Detokenizer", "decode", "decode_row", "hidden_ids"]
@@ -79,6 +80,8 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     finish, stop = _unforced(raw, kept, options.max_new_tokens) if ended is None else ends[ids[ended]]
     if kept < len(ids):
         raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept], ending=None)
+    if raw.logprobs is not None:
+        raw = dataclasses.replace(raw, logprobs=tuple([_spelled(one, tokenizer) for one in raw.logprobs]))
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
     shown = raw.token_ids[:ended]
@@ -90,6 +93,11 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     text_ends += text_ends[-1:] or (0,) if ended is not None else ()
     followed = None if raw.ending is None else text
     return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, followed=followed))
+
+
+def _spelled(one: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
+    """The log probability with the texts of its tokens."""
+    return altered(one, text=own_text(tokenizer, one.token_id), top_texts=tuple([own_text(tokenizer, token_id) for token_id, _ in one.top]))
 
 
 def _unforced(raw: Raw, kept: int, limit: int) -> tuple[Finish, str | None]:

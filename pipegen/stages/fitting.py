@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Iterator
 
 from returns.result import Failure, Success
 
@@ -12,7 +12,8 @@ from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.protocol import TokenEngine
-from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import DEFAULTS, GenerationOptions
 from pipegen.records.results import Encoded
 
 __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
@@ -52,17 +53,24 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _option_ids(options: GenerationOptions) -> tuple[tuple[str, tuple[int, ...]], ...]:
+_OPTIONS_OF_IDS = tuple((entry.group, name) for name, entry in OPTIONS.items() if name.endswith("token_ids"))
+
+
+def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The options that hold token ids."""
-    return tuple((f"{name} holds", value) for name, value in flat_values(options).items() if name.endswith("token_ids") and value)
+    for group, name in _OPTIONS_OF_IDS:
+        holder = getattr(options, group) if group else options
+        ids = None if holder is None else getattr(holder, name)
+        if ids:
+            yield f"{name} holds", ids
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
     """Whether the prompt keeps to `max_prompt_tokens`, and prompt and answer fit the model; `on_overflow="clip"` lowers `max_new_tokens` until they do.
 
-    Gives `PromptTooLong` with the prompt's tokens and the limit that it broke (the lower one, where it broke both), or `InvalidRequest` for an
-    empty prompt and for ids that the model does not have (see `check_ids`), which would crash some engines.
+    If the engine fills its context and the request sets no length, `max_new_tokens` becomes what the prompt leaves. Gives `PromptTooLong` with the prompt's
+    tokens and the limit that it broke (the lower one, if it broke both), or `InvalidRequest` for an empty prompt and for ids that the model does not have
+    (see `check_ids`), which would crash some engines.
     """
     prompt_tokens = len(encoded.prompt.token_ids)
     if not prompt_tokens:
@@ -75,15 +83,24 @@ def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
         return Failure(PromptTooLong(prompt_tokens, asked, hint="shorten the prompt, or raise max_prompt_tokens"))
     left = remaining_tokens(prompt_tokens, capabilities)
     wanted, least = encoded.options.max_new_tokens or 0, encoded.options.min_new_tokens or 0
-    if left is None or wanted <= left:
+    fills = capabilities.fills_context and _sets_no_length(encoded)
+    if left is None or (wanted <= left and not fills):
         return Success(encoded)
     limit = capabilities.context_length or 0
+    if fills and left >= max(1, least):
+        return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left)))
     if encoded.options.on_overflow == "clip" and left >= max(1, least):
         return Success(dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, max_new_tokens=left), clipped_from=wanted))
     if left < 1:
         return Failure(PromptTooLong(prompt_tokens, limit))
-    if encoded.options.on_overflow == "clip":
+    if fills or encoded.options.on_overflow == "clip":
         message = f"the prompt has {prompt_tokens} tokens and at least {least} more are to be generated; the limit for both is {limit}"
         return Failure(PromptTooLong(prompt_tokens, limit, message=message, hint="shorten the prompt, or lower min_new_tokens"))
     message = f"the prompt has {prompt_tokens} tokens and up to {wanted} more are to be generated; the limit for both is {limit}"
     return Failure(PromptTooLong(prompt_tokens, limit, message=message))
+
+
+def _sets_no_length(encoded: Encoded) -> bool:
+    """Whether the length of the answer is pipegen's default: neither the request nor the checkpoint's settings name one."""
+    given = encoded.request.options
+    return (given is None or given.max_new_tokens is None) and encoded.options.max_new_tokens == DEFAULTS.max_new_tokens

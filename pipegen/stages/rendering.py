@@ -24,7 +24,7 @@ import functools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, zip_longest
 from typing import Any, cast
 
 from immutabledict import immutabledict
@@ -157,10 +157,8 @@ def render_row(job: ResolvedRequest, tokenizer: Tokenizer, renderer: Renderer, *
 
 def is_guarded(request: GenerationRequest, chat: ChatTemplateOptions) -> bool:
     """Whether control tokens in the request's words are to be kept from counting; those of a plain prompt are where the request itself says so."""
-    said = request.options.chat if request.options is not None else None
-    return chat.control_tokens == "reject" or (
-        chat.control_tokens == "text" and (request.prompt is None or (said is not None and said.control_tokens == "text"))
-    )
+    own = request.options.chat if request.options is not None else None
+    return chat.control_tokens == "reject" or (chat.control_tokens == "text" and (request.prompt is None or (own is not None and own.control_tokens == "text")))
 
 
 def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions, control: ControlTokens, bos: str) -> Slot[Rendered]:
@@ -178,11 +176,12 @@ def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions
 
 def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
     more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
-    said = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
-    refusal = _refusal(said.messages, chat, more, renderer)
+    given = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
+    refusal = _refusal(given.messages, chat, more, renderer)
     if refusal is not None:
         return Failure(refusal)
     probed = probe_variables(more)
+    shaped = given._replace(messages=[shape_content(message, renderer, chat.template, probed) for message in given.messages])
     honoured = honours_thinking(renderer, chat.template, probed)
     thinking: Thinking = "honoured" if honoured else "unsupported"
     switches = {
@@ -192,18 +191,17 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     }
 
     def write(one: Conversation) -> Slot[str]:
-        shaped = [shape_content(message, renderer, chat.template, probed) for message in one.messages]
-        return call_template(renderer, shaped, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
+        return call_template(renderer, one.messages, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
 
     if not is_guarded(job.request, chat):
-        return write(said).map(lambda text: Rendered(request=job.request, options=job.options, text=text, thinking=thinking))
+        return write(shaped).map(lambda text: Rendered(request=job.request, options=job.options, text=text, thinking=thinking))
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
     whole = composes(source, control.ids)
     guarded = control.letters if whole else control.edges
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
-    words = foreign_strings(said, trust)
+    words = foreign_strings(shaped, trust)
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded if character in joined}
 
@@ -213,18 +211,18 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
         return Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about)
 
     if not present:
-        return write(said).map(lambda text: rendered(text, Marks()))
-    found = _look_alike(foreign_strings(said, trust | {"assistant"}), control) if refuses else None
+        return write(shaped).map(lambda text: rendered(text, Marks()))
+    found = _look_alike(foreign_strings(given, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(said, trust), ()))])
+    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(shaped, trust), ()))])
     if marks is None:
         return Failure(_no_marks())
-    mark = _marker(write, said, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
-    chosen = _chosen(write, said, trust, marks, control, mark)
+    mark = _marker(write, shaped, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
+    chosen = _chosen(write, shaped, trust, marks, control, mark)
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.map(lambda pair: rendered(*pair))
-    found = _look_alike(words, control)
+    found = _look_alike(foreign_strings(given, trust), control)
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
 
 
@@ -236,7 +234,7 @@ _FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parame
 
 
 def _marker(
-    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
 ) -> Rewrite:
     """What marks the foreign text: all of it, but of words that the template looks for only what can begin or end a control token.
 
@@ -253,11 +251,11 @@ def _marker(
         return mark
 
     def is_joined(word: str) -> bool:
-        text = write(rewrite_foreign(said, trust, marker(known - {word})))
+        text = write(rewrite_foreign(shaped, trust, marker(known - {word})))
         if not is_ok(text):
             return True
         hidden = text.unwrap()
-        spellings = {text.strip() for _, text in foreign_strings(said, trust) if text.lower() == word}
+        spellings = {text.strip() for _, text in foreign_strings(shaped, trust) if text.lower() == word}
         shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
         return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
 
@@ -265,33 +263,35 @@ def _marker(
         joined = "\0".join(tokens).lower()
         return frozenset(word for word in known if word.strip() and word.strip() in joined)
 
-    if not within(control.ids):
+    if not known or not within(control.ids):
         return marker(known)
-    first = write(rewrite_foreign(said, trust, marker(known)))
+    first = write(rewrite_foreign(shaped, trust, marker(known)))
     doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
     return marker(known.difference(word for word in doubtful if is_joined(word)))
 
 
 def _chosen(
-    write: Callable[[Conversation], Slot[str]], said: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
 ) -> Slot[tuple[str, Marks]]:
     """The render whose control tokens count, with its marks: the first of three whose control tokens are those of the marked conversation."""
 
-    full = write(rewrite_foreign(said, trust, mark))
+    marked = rewrite_foreign(shaped, trust, mark)
+    full = write(marked)
     if not is_ok(full):
         words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
-        plain = write(said)
+        plain = write(shaped)
         refused = InvalidRequest(words, hint='change the content, or set control_tokens="allow"')
         return Failure(refused if is_ok(plain) else plain.failure())
     chosen = full.unwrap()
     clean = hides_nothing(chosen, marks, control)
-    if not clean and any(message["role"] == "assistant" for message in said.messages):  # templates take the thoughts out of earlier answers
-        text = write(rewrite_foreign(said, trust | {"assistant"}, mark))
+    own_answers = marked if clean else rewrite_foreign(shaped, trust | {"assistant"}, mark)
+    if own_answers != marked:  # templates take the thoughts out of earlier answers
+        text = write(own_answers)
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
             chosen = text.unwrap()
             clean = hides_nothing(chosen, marks, control)
     if clean:
-        plain = write(said)
+        plain = write(shaped)
         if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
             return Success((plain.unwrap(), Marks()))
     return Success((chosen, marks))
@@ -301,8 +301,8 @@ def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
     """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
     if not marks.originals:
         return True
-    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
-    return len(shown) == len(own) and all(one == marks.put_back(two) for one, two in zip(shown, own, strict=True))
+    pairs = zip_longest(control.each_piece(marks.put_back(hidden)), control.each_piece(hidden), fillvalue="")
+    return all(one == marks.put_back(two) for one, two in pairs)
 
 
 def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from immutabledict import immutabledict
@@ -107,18 +108,25 @@ def _plan(stops: tuple[str, ...], tokenizer: Tokenizer) -> StopPlan:
     return split_stops(stops, tokenizer)
 
 
-def endings(options: GenerationOptions, plan: StopPlan, eos_token_ids: Sequence[int]) -> dict[int, tuple[Finish, str | int | None]]:
-    """The ids that end a row, each with how it ends and what the result names.
+def endings(options: GenerationOptions, plan: StopPlan, eos_token_ids: Sequence[int]) -> Mapping[int, tuple[Finish, str | int | None]]:
+    """The ids that end a row, each with how it ends and what the result names; rows with equal stops share one mapping.
 
     A stop token goes before an end token, and is named as the caller wrote it.
     """
-    said = options.stop
-    ids: dict[int, tuple[Finish, str | int | None]] = {}
-    if said is None or not said.ignore_eos:
-        ids.update((token_id, (Finish.EOS, None)) for token_id in eos_token_ids)
-    ids.update((token_id, (Finish.STOP_TOKEN, token_id)) for token_id in (said.stop_token_ids or () if said is not None else ()))
-    ids.update((token_id, (Finish.STOP_TOKEN, written)) for token_id, written in plan.stop_ids.items())
-    return ids
+    stop = options.stop
+    if stop is None:
+        return _endings(tuple(eos_token_ids), (), plan.stop_ids)
+    return _endings(() if stop.ignore_eos else tuple(eos_token_ids), stop.stop_token_ids or (), plan.stop_ids)
+
+
+@functools.lru_cache(maxsize=256)
+def _endings(
+    eos_token_ids: tuple[int, ...], stop_token_ids: tuple[int, ...], stop_ids: immutabledict[int, str]
+) -> Mapping[int, tuple[Finish, str | int | None]]:
+    ids: dict[int, tuple[Finish, str | int | None]] = dict.fromkeys(eos_token_ids, (Finish.EOS, None))
+    ids.update((token_id, (Finish.STOP_TOKEN, token_id)) for token_id in stop_token_ids)
+    ids.update((token_id, (Finish.STOP_TOKEN, written)) for token_id, written in stop_ids.items())
+    return MappingProxyType(ids)
 
 
 def ending_ids(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int | None = None) -> tuple[int, ...]:

@@ -102,8 +102,8 @@ def count_tokens(
 
     `options` count where the request says nothing, as in a run; `images` are the request's images as the engine prepared them, in order.
     """
-    said = merge(request.options, options)
-    job = ResolvedRequest(request=dataclasses.replace(request, options=said), options=resolve(said))
+    merged = merge(request.options, options)
+    job = ResolvedRequest(request=dataclasses.replace(request, options=merged), options=resolve(merged))
     rendered = render_row(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
     return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
@@ -177,8 +177,9 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     if refuses:
         return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
     out: list[int] = []
+    ids_of_run = functools.cache(functools.partial(_ids_of_run, control=control, tokenizer=tokenizer))  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
-        ids = _ids_of_run(run, control, tokenizer)
+        ids = ids_of_run(run)
         if ids is None:
             words = "the content holds text that the tokenizer can only write as a control token"
             return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
@@ -190,8 +191,8 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
 class _Run:
     """Stretches of text with the control tokens between, before and after them ("" at the ends of the prompt). The token before is not its own."""
 
-    texts: list[str]
-    tokens: list[str]
+    texts: tuple[str, ...]
+    tokens: tuple[str, ...]
     plain: bool
     """Whether the texts hold nothing that looks like a control token."""
 
@@ -205,12 +206,12 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
         """Whether no control token begins in the text, or ends in it."""
         before, after = tokens[row], tokens[row + 1]
         beside = [*(["", before] if before else []), texts[row], *([after, ""] if after else [])]
-        return texts[row] == pieces[2 * row] or control.pieces("".join(beside)) == beside
+        return texts[row] == pieces[2 * row] or control.pieces("".join(beside), at_most=2) == beside
 
     for plain, rows in groupby(range(len(texts)), key=is_plain):
         group = list(rows)
         for first, last in [(group[0], group[-1])] if plain else [(row, row) for row in group]:
-            yield _Run(texts[first : last + 1], tokens[first : last + 2], plain)
+            yield _Run(tuple(texts[first : last + 1]), tuple(tokens[first : last + 2]), plain)
 
 
 def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:

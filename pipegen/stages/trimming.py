@@ -64,18 +64,18 @@ def trimmed(text: str, options: GenerationOptions, plugins: Sequence[Plugin] = (
     for plugin in plugins:
         if plugin.trim is None:
             continue
-        told = ask_plugin(plugin, partial(_told, plugin, plugin.trim, text))
-        if not is_ok(told):
-            return Failure(told.failure())
-        text = told.unwrap()
+        trimmed_text = ask_plugin(plugin, partial(_trimmed_by, plugin, plugin.trim, text))
+        if not is_ok(trimmed_text):
+            return Failure(trimmed_text.failure())
+        text = trimmed_text.unwrap()
     return Success(text)
 
 
-def _told(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, PluginFailed]:
-    told: object = trim(text)
-    if isinstance(told, str):
-        return Success(told)
-    return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(told).__name__}; trim takes and gives back text", plugin=plugin.name))
+def _trimmed_by(plugin: Plugin, trim: Callable[[str], str], text: str) -> Result[str, PluginFailed]:
+    trimmed_text: object = trim(text)
+    if isinstance(trimmed_text, str):
+        return Success(trimmed_text)
+    return Failure(PluginFailed(f"plugin {plugin.name!r} trimmed to {type(trimmed_text).__name__}; trim takes and gives back text", plugin=plugin.name))
 
 
 @overload

@@ -23,6 +23,7 @@ from typing import Any
 from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import arun, run
+from pipegen.drivers.mapping import imap
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
@@ -71,6 +72,15 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
         expect(same(row, answers(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
+
+
+def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
+    """Whether rows are added while the engine works on others, or all at once, and in whatever order they end."""
+    requests = [chat(text, greedy(max_new_tokens=limit)) for limit in (3, LENGTH, 7, 1) for text in PROMPTS]
+    whole = answers(run(route, requests))
+    for in_flight in (1, 3, None):
+        fed = answers(list(imap(route, requests, in_flight=in_flight)))
+        expect(len(fed) == len(whole) and all(map(same, fed, whole)), f"imap with in_flight={in_flight}: a row gives another answer than in one batch")
 
 
 def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
@@ -213,14 +223,31 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
         ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
         ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
+    free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
     for name, form, holds in forms:
         structured: dict[str, Any] = {name: form}
         options = greedy(structured=StructuredOptions(**structured))
         if not honours(route, name):
             refuses(route, options, name)
             continue
-        for result in answers(run(route, [chat(text) for text in PROMPTS], options)):
+        formed, beside = [chat(text, options) for text in PROMPTS], [chat(text) for text in PROMPTS]
+        results = answers(run(route, [*formed, *beside], greedy()))
+        for result in results[: len(PROMPTS)]:
             expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
+        unchanged = not honours(route, "repeatable") or all(map(same, results[len(PROMPTS) :], free))
+        expect(unchanged, f"rows that are free are not changed by rows beside them with {name}")
+
+
+def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
+    """They are taken over the whole vocabulary: of an answer that had no choice, they are not all 0. An engine that has others refuses."""
+    if not (honours(route, "choice") and honours(route, "logprobs")):
+        return
+    (slot,) = run(route, [chat("Hi")], greedy(logprobs=True, structured=StructuredOptions(choice=("no way",))))
+    if not is_ok(slot):
+        expect(getattr(slot.failure(), "option", "") == "logprobs", f"only logprobs can be refused beside a choice, not {slot.failure()}")
+        return
+    logprobs = slot.unwrap().logprobs or ()
+    expect(sum(entry.logprob for entry in logprobs) < -1e-3, "logprobs beside a form are the model's own, taken before its mask")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -228,6 +255,7 @@ CHECKS: tuple[Check, ...] = (
     results_report_what_was_done,
     effective_options_sent_again_give_the_same,
     rows_do_not_depend_on_their_batch,
+    what_is_fed_gives_what_one_batch_gives,
     order_is_kept_and_bad_rows_fail_alone,
     seeds_make_rows_repeatable,
     logprobs_are_the_models_own,
@@ -236,6 +264,7 @@ CHECKS: tuple[Check, ...] = (
     control_tokens_of_users_stay_text,
     images_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
+    logprobs_beside_a_form_are_the_models_own,
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,
     *conformance_sampling.CHECKS,

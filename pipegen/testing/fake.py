@@ -94,7 +94,7 @@ class FakeEngine:
         self.name, self.script, self.server_side_stops, self.fault, self.answers = name, script, server_side_stops, fault, answers
         self.tokenizer = tokenizer or ToyTokenizer()
         self.renderer = renderer or ToyRenderer()
-        limits = {"context_length": context_length, "max_images": max_images}
+        limits: dict[str, Any] = {"context_length": context_length, "max_images": max_images}
         self.capabilities = Capabilities(engine=name, honours=honours, reason="the toy model is text-only", **limits)
         self.eos_token_ids = tuple(self.tokenizer.special_tokens[token] for token in eos_tokens)
         self.generation_config = immutabledict(generation_config)

@@ -59,7 +59,7 @@ def _maybe(values: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
 
 
 def stop_options() -> st.SearchStrategy[StopOptions]:
-    """Stops, stop ids and `ignore_eos`, each said or not."""
+    """Stops, stop ids and `ignore_eos`, each set or not."""
     return st.builds(StopOptions, stop=_maybe(st.lists(_WORDS, max_size=3).map(tuple)), stop_token_ids=_maybe(_IDS), ignore_eos=_maybe(st.booleans()))
 
 
@@ -73,7 +73,7 @@ def _chat_options() -> st.SearchStrategy[ChatTemplateOptions]:
         trust=_maybe(st.lists(st.sampled_from(("assistant", "tools", "template_kwargs")), max_size=2, unique=True).map(tuple)),
         template_kwargs=_maybe(st.dictionaries(st.sampled_from("xyz"), st.integers() | _WORDS | st.lists(st.booleans(), max_size=2), max_size=2)),
     )
-    return st.builds(lambda options, said: dataclasses.replace(options, **said), built, switches)
+    return st.builds(lambda options, chosen: dataclasses.replace(options, **chosen), built, switches)
 
 
 def _preprocess_options() -> st.SearchStrategy[VlmPreprocessOptions]:
@@ -114,7 +114,7 @@ _DRAWN: dict[str, st.SearchStrategy[Any]] = {
 
 
 def generation_options() -> st.SearchStrategy[GenerationOptions]:
-    """Valid options, every field said or not."""
+    """Valid options, every field set or not."""
     others = {name: _maybe(st.just(entry.row.trial)) for name, entry in OPTIONS.items() if not entry.group and name not in _DRAWN}
     return st.builds(
         GenerationOptions,
@@ -131,18 +131,18 @@ def generation_options() -> st.SearchStrategy[GenerationOptions]:
 def _messages() -> st.SearchStrategy[list[dict[str, Any]]]:
     part = st.builds(lambda text: {"type": "text", "text": text}, _TEXTS)
     content: st.SearchStrategy[Any] = _TEXTS | st.lists(part, min_size=1, max_size=2)
-    turn = st.builds(lambda role, said: {"role": role, "content": said}, st.sampled_from(("user", "assistant")), content)
-    last = st.builds(lambda said: {"role": "user", "content": said}, content)
+    turn = st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(("user", "assistant")), content)
+    last = st.builds(lambda text: {"role": "user", "content": text}, content)
     return st.builds(lambda turns, end: [*turns, end], st.lists(turn, max_size=2), last)
 
 
 def text_requests() -> st.SearchStrategy[TextGenerationRequest]:
     """Requests by messages, plain prompt or token ids, with or without options of their own."""
-    said = {"id": _maybe(st.sampled_from("abc")), "options": _maybe(generation_options())}
+    shared = {"id": _maybe(st.sampled_from("abc")), "options": _maybe(generation_options())}
     return st.one_of(
-        st.builds(TextGenerationRequest, messages=_messages(), **said),
-        st.builds(TextGenerationRequest, prompt=_TEXTS, **said),
-        st.builds(TextGenerationRequest, prompt_token_ids=_IDS.filter(bool), **said),
+        st.builds(TextGenerationRequest, messages=_messages(), **shared),
+        st.builds(TextGenerationRequest, prompt=_TEXTS, **shared),
+        st.builds(TextGenerationRequest, prompt_token_ids=_IDS.filter(bool), **shared),
     )
 
 

@@ -110,7 +110,7 @@ def pipegen(work: Work) -> tuple[Run, Counts]:
         engine._pixels.close()  # what the last run has kept would spare this one its images
         engine._prepared.clear()
         asked = ({"messages": messages(path, closing)} for path, closing in zip(work["images"], work["closings"], strict=True))
-        slots = pg.imap(route, asked, options, window=max(64, work["window"]))
+        slots = pg.imap(route, asked, options, in_flight=max(64, work["window"]))
         return [up_to(list(slot.unwrap().token_ids), eos) for slot in slots]
 
     return run, counts

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pipegen.cli import main
-from pipegen.cli.generate import Files, _ahead
-from pipegen.cli.usage import load_of, runs_here, window_of
+from pipegen.cli.usage import load_of, runs_here
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -61,16 +60,10 @@ def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl
     assert engine.calls[-1][0].options.max_new_tokens == 7
 
 
-def test_windows_are_prepared_ahead_of_files_and_folders_where_the_engine_is_in_this_process(chat_file: Path) -> None:
-    loads = [load_of(chat_file, agent, None, "hf", None, (), {}) for agent in ("first", "second")]
-    assert [_ahead(Files(source=source), load) for source in ("in.jsonl", "-") for load in loads] == [1, 0, 0, 0]
-
-
 def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
     made = load_of(chat_file, "second", None, "hf", "hf", (), {})
     assert (made.model, made.fallback, made.system, made.backend.settings.extra_body) == ("two", "hf", None, {"priority": 1})
     assert (runs_here(made), runs_here(load_of(chat_file, "first", None, "hf", None, (), {}))) == (False, True)
-    assert (window_of(made), window_of(load_of(chat_file, "first", None, "hf", None, (), {}))) == (1024, 64)
 
 
 @pytest.mark.parametrize(

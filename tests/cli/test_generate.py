@@ -43,7 +43,7 @@ def test_a_thousand_mixed_lines_give_a_thousand_lines_in_order(command: Command,
     assert [line["id"] for line in lines] == [str(n + 1) if n % 7 == 5 else f"r{n}" for n in range(1000)]
     assert [line["ok"] for line in lines] == [good[n % 7] for n in range(1000)]
     assert ran.code == 1
-    assert len(engine.calls) == 16  # windows of 64
+    assert len(engine.calls) == 7  # 429 rows, 64 at a time
     assert "1000 requests" in ran.err
     assert "429 succeeded, 571 failed" in ran.err
     assert "286 BadImage" in ran.err
@@ -138,7 +138,7 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, e
         (["--variant", "vision"], ["--variant", "'vlm'"]),  # C3
         (["--batch-size", "0"], ["--batch-size", "at least 1"]),
         (["--image-memory-bytes", "-1"], ["--image-memory-bytes", "at least 0"]),
-        (["--window", "0"], ["--window"]),
+        (["--in-flight", "0"], ["--in-flight"]),
         (["--image-root", "/no/such/folder"], ["--image-root"]),
         (["--allow-host", "localhost"], ["--allow-host", "--allow-http"]),
         (["--prompt", "x"], ["--prompt", "folder of images"]),

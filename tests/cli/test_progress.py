@@ -6,14 +6,13 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pipegen as pg
-from pipegen.cli import main
-from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally
-from pipegen.cli.progress import progress, tells
+from pipegen.cli.progress import EVERY, Meter, progress, tells
 
 
 class Terminal(io.StringIO):
@@ -21,14 +20,116 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_moves_while_a_window_is_computed() -> None:
-    moves: list[tuple[int | None, str]] = []
-    under_way = [Origin("a", 100), Origin("b", 250), Origin("c", 300), Origin("prepared meanwhile", 900)]
-    tell = tells(lambda done, words: moves.append((done, words)), Tally(succeeded=5, completion_tokens=40), under_way, window=3)
-    for done, tokens in ((0, 0), (0, 7), (3, 12), (6, 20)):  # of two samples each
-        tell(pg.Progress(engine="hf", rows=6, done=done, tokens=tokens))
-    assert [read for read, _ in moves] == [None, None, 100, 300]
-    assert moves[2][1] == "5 done, 0 failed, 52 tokens; 3 of 6 ready on Hugging Face transformers"
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
+    clock = Clock()
+    meter = Meter(Tally(), total=1000, clock=clock)
+    assert meter.words() == "0/1,000 done, 0 failed"
+    clock.now += 5
+    meter.see(pg.Progress("hf", 64, 0, 0))
+    clock.now += 40
+    assert (meter.words(), meter.loading) == ("0/1,000 done, 0 failed, loading", 40.0)
+    meter.see(pg.Progress("hf", 64, 0, 64))
+    clock.now += 10
+    tally = meter.tally
+    tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 4000
+    tally.errors["BadImage"] = 2
+    assert meter.words(1000) == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
+    assert (meter.seconds, meter.loading) == (55.0, 40.0)
+
+
+def test_a_line_is_told_every_thirty_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    meter = Meter(Tally(), total=100, clock=clock)
+    with progress(None, meter) as moved:
+        tell = tells(moved, meter)
+        for _ in range(13):
+            tell(pg.Progress("hf", 1, 0, 5))
+            clock.now += EVERY / 4
+            meter.tally.succeeded += 1
+            meter.tally.made_tokens += 50
+            moved(1, "")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "0:30: 4/100 done, 0 failed, 7 tok/s, 12:00 left",
+        "1:00: 8/100 done, 0 failed, 7 tok/s, 11:30 left",
+        "1:30: 12/100 done, 0 failed, 7 tok/s, 11:00 left",
+    ]
+    with progress(None, meter, shown=False) as moved:
+        clock.now += 1000
+        moved(1, "")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    clock, drawn = Clock(), []
+    meter = Meter(Tally(), total=2_000_000, clock=clock)
+    meter.see(pg.Progress("hf", 1, 0, 1))
+    clock.now += 86_000
+    meter.tally.succeeded, meter.tally.made_tokens = 1_234_567, 10**10
+    meter.tally.errors["BadImage"] = 765_432
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    def stopped(bar: Progress) -> None:
+        console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+        with console.capture() as captured:
+            console.print(bar.get_renderable())
+        drawn.extend(captured.get().splitlines())
+        plain(bar)
+
+    plain = Progress.stop
+    monkeypatch.setattr(Progress, "stop", stopped)
+    with progress(100, meter) as moved:
+        moved(99, meter.words())
+    (line,) = drawn
+    assert line.rstrip().endswith("2.0M/2.0M done, 765.4k failed, 116.3k tok/s, 0:00 left")
+    assert len(line) <= 80
+
+
+def test_the_summary_is_written_as_json_too(command: Any, jsonl: Any, tmp_path: Path) -> None:
+    source = jsonl({"id": "a", "prompt": "a"}, {"id": "b", "promt": "b"})
+    for _ in range(2):
+        ran = command("generate", source, "-o", tmp_path / "out.jsonl", "--model", "fake", "--summary", tmp_path / "s.json")
+    told = json.loads((tmp_path / "s.json").read_text())
+    assert (told["requests"], told["succeeded"], told["failed"], told["reused"], told["not_answered"], told["exit_code"]) == (2, 1, 1, 1, 0, 1)
+    assert (told["completion_tokens"], told["tokens_a_second"], told["errors"]["InvalidRequest"]["count"]) == (15, 0.0, 1)
+    assert told["seconds"] > 0
+    assert "2 requests in" in ran.err
+    (tmp_path / "s.json").unlink()
+    assert command("generate", source, "--model", "fake", "--summary", tmp_path / "s.json", "--quiet").err == ""
+    assert json.loads((tmp_path / "s.json").read_text())["tokens_a_second"] > 0
+    ran = command("generate", source, "--model", "fake", "--summary", tmp_path / "no" / "s.json")
+    assert ran.code == 2
+    assert "--summary" in ran.err
+
+
+def test_a_summary_that_cannot_be_written_is_told(command: Any, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipegen.jobs.journal import JournalError
+
+    def full(path: Path) -> Any:
+        raise JournalError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr("pipegen.cli.generate.new_file", full)
+    ran = command("generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json")
+    assert ran.code == 1
+    assert "No space left on device" in ran.err
+
+
+def test_the_summary_tells_rates_loading_and_what_was_not_answered() -> None:
+    told = Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(4.0, 1.0, 3)
+    assert told == "2 requests in 4.0 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (3.0/s); 3 more were not answered"
 
 
 def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,19 +143,3 @@ def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
         for done in (3, None, 2, 5):
             moved(done, "words")
     assert seen == [3, 3, 3, 5]
-
-
-def test_generate_tells_of_the_call_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"id": str(number), "prompt": "Hi"}) + "\n" for number in range(3)))
-    said: list[str] = []
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(
-        "pipegen.cli.generate.tells", lambda moved, tally, under_way, window: lambda now: said.append(f"{now.done} of {now.rows}, {len(under_way)}")
-    )
-    with pytest.raises(SystemExit) as leaving:
-        main(["generate", str(source), "-o", str(out), "--model", "embedded", "--max-new-tokens", "2"])
-    assert leaving.value.code == 0
-    assert (said[0], said[-1]) == ("0 of 3, 3", "3 of 3, 3")
-    assert len(out.read_text().splitlines()) == 3

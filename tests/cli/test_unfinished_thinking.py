@@ -106,6 +106,49 @@ def test_a_file_that_says_no_length_leaves_it_to_the_server(
     assert result.options.max_new_tokens == again.options.max_new_tokens == length
 
 
+@pytest.mark.parametrize(
+    ("said", "options", "length"),
+    [
+        ({}, None, 0),  # what the prompt leaves of the server's limit
+        ({"max_new_tokens": 9}, None, 9),
+        ({"server_limit": False}, None, 512),
+        ({}, pg.GenerationOptions(max_new_tokens=7), 7),
+        ({}, pg.GenerationOptions(use_generation_config=True), 0),
+    ],
+)
+@pytest.mark.parametrize("kind", ["vllm_server", "sglang_server"])
+def test_a_file_that_says_no_length_lets_a_server_asked_by_ids_fill_its_context(
+    kind: str, said: dict[str, Any], options: pg.GenerationOptions | None, length: int
+) -> None:
+    pytest.importorskip("aiohttp")
+    with FaultyServer(share=0, limit=700) as server:
+        server.keeps_bodies = True
+        backend = chat_from({"backend": {"type": kind, "model": "embedded", "base_url": server.url, **said}}).agents[0].backend
+        with backend.open() as route:
+            first, second = pg.run(route, [{"prompt": "Hi"}, {"prompt": "Hi to all of you"}], options or backend.options)
+            again = pg.run(route, [{"prompt": "Hi"}], first.unwrap().options)[0].unwrap()
+            too_long = pg.run(route, [{"prompt": "Hi " * 900}], options or backend.options)[0].failure()
+        lengths = [
+            body.get("max_tokens", 0) or body["sampling_params"].get("max_tokens", body["sampling_params"].get("max_new_tokens")) for body in server.bodies
+        ]
+    wanted = [length or 700 - slot.unwrap().prompt_tokens for slot in (first, second)]
+    assert (sorted(lengths[:2]), lengths[2:]) == (sorted(wanted), [wanted[0]])
+    assert (first.unwrap().options.max_new_tokens, again.options.max_new_tokens) == (wanted[0], wanted[0])
+    assert first.unwrap().clipped_from is None
+    assert isinstance(too_long, pg.PromptTooLong)
+
+
+def test_an_answer_of_a_server_asked_by_ids_that_ran_out_while_thinking_says_so() -> None:
+    pytest.importorskip("aiohttp")
+    with FaultyServer(share=0, limit=40) as server:
+        backend = chat_from({"backend": {"type": "vllm_server", "model": "embedded", "base_url": server.url}}).agents[0].backend
+        with backend.open() as route:
+            thoughts = pg.run(route, [{"prompt": "<think>and then"}])[0].unwrap().prompt_token_ids
+            server.reply = lambda ids: [*thoughts, *thoughts[-1:] * 100]
+            result = pg.run(route, [{"prompt": "Hi"}], backend.options)[0].unwrap()
+    assert (result.finish, result.thinking_unfinished, result.completion_tokens) == (pg.Finish.LENGTH, True, 40 - result.prompt_tokens)
+
+
 def test_a_route_made_in_code_has_pipegens_default(server: FaultyServer) -> None:
     with pg.backends.openai_server("toy", base_url=server.url) as route:
         pg.run(route, [{"prompt": "Hi"}])

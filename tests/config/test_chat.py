@@ -84,7 +84,7 @@ def test_a_file_of_the_original_system_is_taken_as_it_is(tmp_path: Path) -> None
 )
 def test_each_type_is_carried_out_by_its_function(said: dict[str, Any], function: str, settings: dict[str, Any]) -> None:
     made = backend(**said)
-    more = {"server_limit": True} if function == "openai_server" else {}
+    more = {"server_limit": True} if function.endswith("_server") else {}
     assert (made.backend, made.settings) == (function, SETTINGS[function]("m", **settings, **more))
 
 

@@ -48,7 +48,9 @@ class Model(FakeEngine):
         options, form = encoded.options, encoded.options.structured
         if form is not None and form != StructuredOptions():
             text = "no way" if form.choice else "aba-09" if form.regex else '"yes"'
-            return Success(Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0])))
+            ids = (*self.tokenizer.encode(text), self.eos_token_ids[0])
+            entries = tuple(TokenLogprob(token_id=token_id, logprob=-0.25) for token_id in ids)
+            return Success(Raw(encoded=encoded, token_ids=ids, logprobs=entries if options.logprobs else None))
         follower, entries = RowDecoder(options, self.tokenizer, self.eos_token_ids, self.plugins), list[TokenLogprob]()
         while follower.finish is None:
             logits = self.logits(encoded, follower.token_ids)

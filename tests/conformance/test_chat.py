@@ -11,17 +11,18 @@ import pipegen as pg
 from pipegen.testing import conformance, conformance_ends, conformance_prompts, conformance_sampling
 from pipegen.testing.faulty import FaultyServer
 
-# What that server does not do. It draws nothing, looks at no image, and answers to the words of the prompt alone;
+# What that server does not do. It draws nothing, looks at no image, keeps to no form, and answers to the words of the prompt alone;
 IGNORED = (
+    conformance.answers_have_the_form_that_was_asked,
     conformance_sampling.temperature_is_honoured,
     conformance_sampling.seeds_draw_apart,
     conformance_sampling.samples_are_drawn_apart,
     conformance_sampling.penalties_count_what_was_written,
     conformance_prompts.answers_depend_on_the_images,
 )
-# and beyond the plain form it knows no token ids, no least length, no form of the answer, no end tokens to ignore and no turn to continue.
+# and beyond the plain form it knows no token ids, no least length, no end tokens to ignore and no turn to continue.
 IGNORED_BEYOND = (
-    *(conformance.logprobs_are_the_models_own, conformance_ends.min_new_tokens_holds, conformance.answers_have_the_form_that_was_asked),
+    *(conformance.logprobs_are_the_models_own, conformance_ends.min_new_tokens_holds),
     *(conformance_ends.end_tokens_are_ignored_where_asked, conformance_prompts.a_final_message_is_continued),
 )
 DIALECTS: dict[str, tuple[conformance.Check, ...]] = {"plain": IGNORED, "vllm": (*IGNORED, *IGNORED_BEYOND), "sglang": (*IGNORED, *IGNORED_BEYOND)}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.backend import BatchCall
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.protocol import RowDone
 from pipegen.records.fields import altered
@@ -174,6 +175,24 @@ def test_a_hook_that_is_not_called_is_found_out(name: str, embedded: pg.Route) -
 
 def test_every_feature_has_its_double() -> None:
     assert {*DOUBLES, "stopping_criteria", "logits_processor"} == set(FEATURES)
+
+
+def test_an_engine_that_mixes_up_the_rows_that_it_is_fed_is_found_out(model: Any) -> None:
+    class Swapped(BatchCall[Any, Any]):
+        """Gives the rows of a step each other's answers."""
+
+        def step(self) -> Any:
+            ended = super().step()
+            return list(zip([row for row, _ in ended], [slot for _, slot in reversed(ended)], strict=True))
+
+    class Fed(model):  # type: ignore[misc]
+        in_flight = 4
+
+        def open(self, wake: Any) -> Any:
+            return Swapped(self)
+
+    with pytest.raises(AssertionError, match="imap with in_flight=3"):
+        conformance.what_is_fed_gives_what_one_batch_gives(pg.route(Fed()))
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids", "max_new_tokens"])

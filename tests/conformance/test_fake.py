@@ -80,6 +80,29 @@ class Formless(Formal):
         return TalkingEngine._made(self, encoded)
 
 
+class Masked(Formal):
+    """Takes logprobs among the tokens that the form allows."""
+
+    def _made(self, encoded: Encoded) -> Any:
+        return (
+            super()
+            ._made(encoded)
+            .map(lambda raw: dataclasses.replace(raw, logprobs=tuple(TokenLogprob(token_id=token_id, logprob=0.0) for token_id in raw.token_ids)))
+        )
+
+
+class Contagious(Formal):
+    """Lets the form of one answer change those beside it."""
+
+    def generate(self, inputs: Sequence[Encoded]) -> Any:
+        slots = super().generate(inputs)
+        formed = any(encoded.options.structured is not None for encoded in inputs)
+        return [
+            slot.map(lambda raw: dataclasses.replace(raw, token_ids=raw.token_ids[1:])) if formed and encoded.options.structured is None else slot
+            for encoded, slot in zip(inputs, slots, strict=True)
+        ]
+
+
 class Drifting(TalkingEngine):
     """Says something else each time."""
 
@@ -123,6 +146,8 @@ class Stuttering(TalkingEngine):
         (Drifting, conformance.seeds_make_rows_repeatable),
         (TalkingEngine, conformance.logprobs_are_the_models_own),
         (Formless, conformance.answers_have_the_form_that_was_asked),
+        (Contagious, conformance.answers_have_the_form_that_was_asked),
+        (Masked, conformance.logprobs_beside_a_form_are_the_models_own),
     ],
 )
 def test_an_engine_that_breaks_a_promise_is_found_out(broken: type[TalkingEngine], check: conformance.Check) -> None:

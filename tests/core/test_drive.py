@@ -50,7 +50,7 @@ def test_options_that_contradict_each_other_only_when_merged_fail_that_slot() ->
     assert isinstance(alone, pg.InvalidRequest)
 
 
-def test_imap_holds_no_more_than_its_window() -> None:
+def test_imap_holds_no_more_than_it_may() -> None:
     engine, taken = FakeEngine("a"), []
 
     def endless() -> Iterator[dict[str, str]]:
@@ -58,20 +58,20 @@ def test_imap_holds_no_more_than_its_window() -> None:
             taken.append(n)
             yield {"id": str(n), "prompt": "x"}
 
-    slots = pg.imap(pg.route(engine), endless(), window=4)
+    slots = pg.imap(pg.route(engine), endless(), in_flight=4)
     assert [next(slots).unwrap().id for _ in range(6)] == ["0", "1", "2", "3", "4", "5"]
     assert len(taken) == 8
-    with pytest.raises(ValueError, match="window"):
-        next(pg.imap(pg.route(engine), [], window=0))
+    with pytest.raises(ValueError, match="in_flight"):
+        next(pg.imap(pg.route(engine), [], in_flight=0))
 
 
 def test_keys_come_back_with_their_slots_failed_ones_too() -> None:
     asked: list[tuple[Any, Any]] = [(("a", 1), chat("a")), (("a", 1), {"messages": []}), (None, chat("b"))]
 
     async def collect() -> list[Any]:
-        return [pair async for pair in pg.aimap_keyed(pg.route(FakeEngine("x")), asked, window=2)]
+        return [pair async for pair in pg.aimap_keyed(pg.route(FakeEngine("x")), asked, in_flight=2)]
 
-    pairs = list(pg.imap_keyed(pg.route(FakeEngine("x")), asked, window=2))
+    pairs = list(pg.imap_keyed(pg.route(FakeEngine("x")), asked, in_flight=2))
     assert [key for key, _ in pairs] == [("a", 1), ("a", 1), None]
     assert [slot for _, slot in pairs] == list(pg.run(pg.route(FakeEngine("x")), [request for _, request in asked]))
     assert [pg.is_ok(slot) for _, slot in pairs] == [True, False, True]
@@ -86,10 +86,10 @@ def test_imap_and_aimap_give_what_run_gives() -> None:
             yield request
 
     async def collect(source: Any) -> list[Any]:
-        return [slot async for slot in pg.aimap(pg.route(FakeEngine("a")), source, window=3)]
+        return [slot async for slot in pg.aimap(pg.route(FakeEngine("a")), source, in_flight=3)]
 
     whole = list(pg.run(pg.route(FakeEngine("a")), requests))
-    assert list(pg.imap(pg.route(FakeEngine("a")), requests, window=3)) == whole
+    assert list(pg.imap(pg.route(FakeEngine("a")), requests, in_flight=3)) == whole
     assert asyncio.run(collect(requests)) == whole
     assert asyncio.run(collect(asynchronous())) == whole
 

@@ -232,5 +232,5 @@ def test_a_pipe_that_loses_a_slot_is_a_bug(driver: Callable[..., Any], where: st
         "first of a fallback": pg.fallback(lossy, ROUTE, when=pg.Timeout),
         "second of a fallback": pg.fallback(slow, lossy, when=pg.Timeout),
     }
-    with pytest.raises(pg.ContractError, match=r"lossy.* gave 1 slots for 2"):
+    with pytest.raises(pg.ContractError, match=r"lossy.* gave (1 slots for 2|0 slots for 1)"):
         driver(pipes[where], [{"prompt": "a"}, {"prompt": "b"}])

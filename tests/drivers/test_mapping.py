@@ -1,10 +1,10 @@
-"""Windows that are prepared while the engine works: the same slots, in order, one call at a time, and no more requests held than said."""
+"""Any number of requests: the same slots as of one batch, in order or as they end, and no more requests held than said."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pipegen as pg
 from pipegen.engines.extras import MissingExtra
 from pipegen.testing.fake import FakeEngine
 
-AHEAD = pytest.mark.parametrize("ahead", [0, 1, 3])
+IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 2, 7, None])
 
 
 def asked(count: int, taken: list[int] | None = None) -> Iterator[dict[str, Any]]:
@@ -27,72 +27,65 @@ async def collected(route: Any, requests: Any, **how: Any) -> list[Any]:
     return [slot async for slot in pg.aimap(route, requests, **how)]
 
 
-@AHEAD
+@IN_FLIGHT
 @pytest.mark.parametrize("count", [0, 1, 4, 11])
-def test_the_slots_are_the_same_however_far_ahead(ahead: int, count: int) -> None:
+def test_the_slots_are_the_same_however_many_are_under_way(in_flight: int | None, count: int) -> None:
     whole = list(pg.run(pg.route(FakeEngine("a b")), asked(count)))
-    assert list(pg.imap(pg.route(FakeEngine("a b")), asked(count), window=2, ahead=ahead)) == whole
-    assert asyncio.run(collected(pg.route(FakeEngine("a b")), asked(count), window=2, ahead=ahead)) == whole
+    assert list(pg.imap(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole
+    assert asyncio.run(collected(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole
 
 
-@AHEAD
-def test_no_more_requests_are_taken_than_said(ahead: int) -> None:
+@IN_FLIGHT
+def test_without_order_slots_come_once_each_with_their_keys(in_flight: int | None) -> None:
+    pairs = [(request["id"], request) for request in asked(11)]
+    whole = dict(pg.imap_keyed(pg.route(FakeEngine("a b")), pairs))
+    assert sorted(pg.imap_keyed(pg.route(FakeEngine("a b")), pairs, in_flight=in_flight, ordered=False), key=lambda pair: int(pair[0])) == [*whole.items()]
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_no_more_requests_are_taken_than_said(in_flight: int) -> None:
     taken: list[int] = []
-    slots = pg.imap(pg.route(FakeEngine("a")), asked(100, taken), window=4, ahead=ahead)
+    requests = ({"prompt": str(number)} for number in range(100) if taken.append(number) is None)  # type: ignore[func-returns-value]
+    slots = pg.imap(pg.route(FakeEngine("a")), requests, in_flight=in_flight)
     for done in (1, 2):
-        for _ in range(4):
+        for _ in range(in_flight):
             next(slots)
-        assert len(taken) == 4 * (done + ahead)
+        assert len(taken) == in_flight * done
     slots.close()  # type: ignore[attr-defined]
-
-
-class Watched(FakeEngine):
-    """Counts the calls that run at one time, and waits in its first call until the second window is being prepared."""
-
-    prepared: threading.Event
-    running = 0
-
-    def generate(self, inputs: Sequence[Any]) -> Any:
-        self.running += 1
-        assert self.running == 1
-        if len(self.calls) == 0:
-            assert self.prepared.wait(60)
-        made = super().generate(inputs)
-        self.running -= 1
-        return made
-
-    def prepare_image(self, source: Any, options: Any, index: int) -> Any:
-        if source.data == b"second":
-            self.prepared.set()
-        return super().prepare_image(source, options, index)
-
-
-def watched() -> Watched:
-    engine = Watched("a")
-    engine.prepared = threading.Event()
-    return engine
 
 
 IMAGES = [pg.VlmGenerationRequest(prompt="x", images=[data]) for data in (b"first", b"second", b"third", b"fourth")]
 
 
-def test_images_of_the_next_window_are_prepared_while_the_engine_works() -> None:
-    engine = watched()
-    assert all(map(pg.is_ok, pg.imap(pg.route(engine), IMAGES, window=1, ahead=1)))
-    assert len(engine.calls) == 4
-    engine = watched()
-    assert all(map(pg.is_ok, asyncio.run(collected(pg.route(engine), IMAGES, window=1, ahead=1))))
-    assert len(engine.calls) == 4
+def test_images_are_prepared_in_other_threads() -> None:
+    class Watched(FakeEngine):
+        threads: set[int]
 
-
-def test_a_bug_in_a_later_window_raises_when_its_turn_comes() -> None:
-    class Broken(FakeEngine):
         def prepare_image(self, source: Any, options: Any, index: int) -> Any:
-            if source.data == b"third":
-                raise KeyError("bug")
+            self.threads.add(threading.get_ident())
             return super().prepare_image(source, options, index)
 
-    slots = pg.imap(pg.route(Broken("a")), IMAGES, window=1, ahead=2)
+    engine = Watched("a")
+    engine.threads = set()
+    assert all(map(pg.is_ok, pg.imap(pg.route(engine), IMAGES)))
+    assert all(map(pg.is_ok, asyncio.run(collected(pg.route(engine), IMAGES))))
+    assert engine.threads
+    assert threading.get_ident() not in engine.threads
+
+
+@pytest.mark.parametrize("broken", ["stage", "input"])
+def test_a_bug_raises_when_its_turn_comes(broken: str) -> None:
+    def requests() -> Iterator[dict[str, Any]]:
+        yield from ({"prompt": str(number)} for number in range(2))
+        if broken == "input":
+            raise KeyError("bug")
+        yield {"prompt": "bug"}
+
+    def words(result: Any) -> Any:
+        return result if result.prompt_text != "bug" else {}["bug"]
+
+    route = pg.route(FakeEngine("a")) >> pg.pure("words", words)
+    slots = pg.imap(route, requests())
     assert [pg.is_ok(next(slots)) for _ in range(2)] == [True, True]
     with pytest.raises(KeyError, match="bug"):
         next(slots)
@@ -100,27 +93,19 @@ def test_a_bug_in_a_later_window_raises_when_its_turn_comes() -> None:
 
 def test_whoever_stops_early_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    slots = pg.imap(pg.route(FakeEngine("a")), asked(100), window=2, ahead=2)
-    next(slots)
-    slots.close()  # type: ignore[attr-defined]
+    for requests in (asked(100), iter(IMAGES)):
+        slots: Any = pg.imap(pg.route(FakeEngine("a")), requests, in_flight=2)
+        next(slots)
+        slots.close()
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("number", [True, 2.5, "2", None])
-@pytest.mark.parametrize(("name", "least"), [("window", 1), ("ahead", 0)])
-def test_both_take_whole_numbers_only(name: str, least: int, number: Any) -> None:
-    said: dict[str, Any] = {name: number}
-    with pytest.raises(ValueError, match=f"{name} takes a whole number of at least {least}, not {number!r}"):
-        next(pg.imap(pg.route(FakeEngine("a")), asked(2), **said))
-    with pytest.raises(ValueError, match=f"{name} takes a whole number of at least {least}, not {number!r}"):
-        asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), **said))
-
-
-def test_neither_takes_a_number_that_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="ahead takes a whole number of at least 0, not -1"):
-        next(pg.imap(pg.route(FakeEngine("a")), asked(2), ahead=-1))
-    with pytest.raises(ValueError, match="window takes a whole number of at least 1, not 0"):
-        asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), window=0))
+@pytest.mark.parametrize("number", [True, 2.5, "2", 0, -1])
+def test_in_flight_takes_whole_numbers_only(number: Any) -> None:
+    with pytest.raises(ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"):
+        next(pg.imap(pg.route(FakeEngine("a")), asked(2), in_flight=number))
+    with pytest.raises(ValueError, match=f"in_flight takes a whole number of at least 1, not {number!r}"):
+        asyncio.run(collected(pg.route(FakeEngine("a")), asked(2), in_flight=number))
 
 
 def buggy(requests: list[str], **how: Any) -> list[str]:
@@ -140,9 +125,9 @@ def test_a_bug_raises_unless_it_is_isolated() -> None:
         buggy(["a", "bug", "c"])
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_an_isolated_bug_fails_its_own_request(ahead: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert buggy(["a", "bug", "c", "d", "bug"], isolate_bugs=True, ahead=ahead, window=3) == ["fine", "InternalError", "fine", "fine", "InternalError"]
+@IN_FLIGHT
+def test_an_isolated_bug_fails_its_own_request(in_flight: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    assert buggy(["a", "bug", "c", "d", "bug"], isolate_bugs=True, in_flight=in_flight) == ["fine", "InternalError", "fine", "fine", "InternalError"]
     assert len(caplog.records) == 2  # one traceback for each, not one for each half
 
 

@@ -57,10 +57,14 @@ def test_stages_are_inserted_replaced_and_removed_by_name() -> None:
 def test_a_wrong_name_place_or_stage_is_refused() -> None:
     route = pg.route(FakeEngine("a"))
     look = pg.pure("look", lambda decoded: decoded)
-    with pytest.raises(pg.InvalidField, match="the route 'fake' has no stage 'decod'; did you mean 'decode'"):
+    with pytest.raises(pg.InvalidField, match="'fake' has no stage 'decod'; did you mean 'decode'"):
         route.insert(look, after="decod")
     with pytest.raises(pg.InvalidField, match="has a stage 'decode' already"):
         route.insert(pg.pure("decode", lambda decoded: decoded), after="stop")
+    twice = route >> pg.pure("judge", judge) >> route
+    with pytest.raises(pg.InvalidField, match="has 2 stages 'decode': edit each pipe before they are joined"):
+        twice.remove("decode")
+    assert [part.name for part in twice.insert(look, before="judge").parts][8:10] == ["look", "judge"]
     with pytest.raises(TypeError, match="after another or before it"):
         route.insert(look)
     with pytest.raises(TypeError, match="after another or before it"):

@@ -105,7 +105,7 @@ def test_a_grid_renders_and_encodes_its_prompt_once() -> None:
 def test_a_labelled_grid_takes_its_labels_to_the_answers() -> None:
     points = {("hot", seed): {"temperature": 1.0, "seed": seed} for seed in (1, 2)} | {("cold", 0): pg.GenerationOptions(temperature=0.0)}
     asked = pg.grid(chat(), points)
-    texts = {label: slot.unwrap().text for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), window=2)}
+    texts = {label: slot.unwrap().text for label, slot in pg.imap_keyed(pg.route(FakeEngine(by_seed)), asked.items(), in_flight=2)}
     assert texts == {("hot", 1): "seed 1 at 1.0", ("hot", 2): "seed 2 at 1.0", ("cold", 0): "seed None at 0.0"}
 
 

@@ -55,7 +55,7 @@ def test_an_engine_that_is_asynchronous_is_awaited() -> None:
 def test_any_driver_takes_the_pipe() -> None:
     own, engine = route()
     requests = [{"prompt": "Hi", "continuation": "ab"}] * 5
-    assert tuple(pg.imap(pg.scoring(own), requests, window=2)) == pg.score(own, requests)
+    assert tuple(pg.imap(pg.scoring(own), requests, in_flight=2)) == pg.score(own, requests)
     assert sum(len(call) for call in engine.scored) == 10
 
 

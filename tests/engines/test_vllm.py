@@ -147,7 +147,7 @@ def test_one_image_too_many_is_refused_beforehand(vllm_of: Callable[..., Any]) -
 
 
 COMPACT = {"backend": "xgrammar", "disable_any_whitespace": True}
-"""Between the parts of JSON stands no white space, in which a model as small as these would lose itself."""
+"""Another library than pipegen's. Between the parts of JSON stands no white space, in which a model as small as these would lose itself."""
 
 
 def test_answers_have_the_form_that_was_asked_beside_rows_that_are_free(vllm_of: Callable[..., Any]) -> None:
@@ -172,7 +172,8 @@ def test_answers_have_the_form_that_was_asked_beside_rows_that_are_free(vllm_of:
     assert re.fullmatch("[a-c]{4}( [0-9]+,){2}", slots[2].unwrap().text)
     assert slots[3].unwrap().text in ("red", "dark blue")
     assert [slot.unwrap().finish for slot in slots[1:4]] == [pg.Finish.EOS] * 3
-    assert isinstance(slots[4].failure(), pg.InvalidRequest)  # vLLM knows no such type
+    assert isinstance(slots[4].failure(), pg.UnsupportedOption)
+    assert slots[4].failure().option == "json_schema"
 
 
 BARE = """
@@ -264,3 +265,38 @@ def test_a_stream_that_is_left_ends_its_rows(vision: pg.Route) -> None:
     gc.collect()
     assert not vision.engine._core.running().engine.has_unfinished_requests()  # type: ignore[attr-defined]
     assert pg.is_ok(pg.run(vision, [chat("Hi")], _on())[0])
+
+
+@pytest.mark.parametrize("route", ["qwen3"], indirect=True)
+def test_rows_are_fed_between_the_steps_of_the_engine(route: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [chat(text, greedy(max_new_tokens=limit, stop=pg.StopOptions(ignore_eos=True))) for limit in (2, 30, 4, 3, 2) for text in PROMPTS]
+    engine = route.engine._core.running().engine  # type: ignore[attr-defined]
+    plain, steps = engine.step, itertools.count()
+    monkeypatch.setattr(engine, "step", lambda: (next(steps), plain())[1])
+    whole = pg.run(route, requests)
+    at_once = next(steps)
+    assert tuple(pg.imap(route, requests, in_flight=8)) == whole
+    assert next(steps) - at_once <= 2.5 * at_once
+    slots: Any = pg.imap(route, requests)
+    next(slots)
+    slots.close()
+    assert not engine.has_unfinished_requests()
+
+
+def test_an_engine_that_dies_while_it_is_fed_fails_what_is_under_way_and_the_rest_goes_on(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    engine = vision.engine._core.running().engine  # type: ignore[attr-defined]
+    plain, steps = engine.step, itertools.count()
+
+    def dying() -> Any:
+        if next(steps) == 3:
+            raise EngineDeadError
+        return plain()
+
+    monkeypatch.setattr(engine, "step", dying)
+    slots = list(pg.imap(vision, [chat(f"Say {number}", _on()) for number in range(12)], in_flight=4))
+    lost = [slot.failure() for slot in slots if not pg.is_ok(slot)]
+    assert 1 <= len(lost) <= 4
+    assert len({error.incident for error in lost}) == 1
+    assert all(isinstance(error, pg.BackendFailed) for error in lost)

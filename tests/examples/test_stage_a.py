@@ -101,8 +101,8 @@ def test_batches_are_full_across_groups(stage_a: Any, tmp_path: Path) -> None:
         groups.append(stage_a.Group(tmp_path, paths))
     engine = FakeEngine(lambda encoded: str(encoded.request.id).rsplit("/", 1)[-1])
     asked = [(image, stage_a.request_of(image, "system", "prompt")) for group in groups for image in group.images]
-    lines = list(stage_a.regroup(groups, pg.imap_keyed(pg.route(engine), asked, window=4)))
-    assert [len(call) for call in engine.calls] == [4, 3, 2]  # ten images, of which one is broken
+    lines = list(stage_a.regroup(groups, pg.imap_keyed(pg.route(engine), asked, in_flight=4)))
+    assert [len(call) for call in engine.calls] == [4, 4, 1]  # ten images, of which one is broken
     assert [[image["image"] for image in line["images"]] for line in lines] == [[path.name for path in group.images] for group in groups]
     assert all(image.get("summary", "3-1.png") == image["image"] for line in lines for image in line["images"])
     assert [image["image"] for line in lines for image in line["images"] if not image["ok"]] == ["3-1.png"]

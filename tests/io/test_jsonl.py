@@ -139,10 +139,12 @@ def test_what_is_no_slot_is_refused(values: dict[str, Any], words: str) -> None:
 
 
 def test_infinite_log_probabilities_are_strict_json_and_come_back() -> None:
-    never = TokenLogprob(token_id=1, logprob=-math.inf, top=((2, -math.inf),))
+    never = TokenLogprob(token_id=1, logprob=-math.inf, top=((2, -math.inf),), text="a", top_texts=("b",))
     result = GenerationResult(text="a", raw_text="a", finish=Finish.EOS, logprobs=(never,), options=resolve(GenerationOptions()))
     line = strict_json.dump(to_plain(Success(result)))
-    assert strict_json.load(line)["logprobs"] == [{"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]], "margin": None}]
+    assert strict_json.load(line)["logprobs"] == [
+        {"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]], "margin": None, "text": "a", "top_texts": ["b"]}
+    ]
     assert result_from({key: value for key, value in json.loads(line).items() if key != "ok"}) == result
 
 

@@ -106,12 +106,15 @@ def test_an_answer_is_a_chat_completion() -> None:
 
 
 def test_all_samples_are_choices_and_logprobs_name_their_tokens() -> None:
-    noted = (pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0))),)
+    noted = (pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)), text="é", top_texts=("é", "\ufffd")),)
     one = result(finish=pg.Finish.LENGTH, logprobs=noted)
     made = batch_line(Success(dataclasses.replace(one, samples=(one, result(text="Bye", stop="END", finish=pg.Finish.STOP_STRING)))), "a", "m")
     first, second = made["response"]["body"]["choices"]
     assert (first["finish_reason"], second["finish_reason"], second["stop_reason"], second["index"]) == ("length", "stop", "END", 1)
-    assert first["logprobs"]["content"][0]["top_logprobs"][1] == {"token": "token_id:8", "logprob": -1.0, "bytes": None}
+    assert first["logprobs"]["content"][0]["top_logprobs"] == [
+        {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
+        {"token": "\ufffd", "logprob": -1.0, "bytes": None},
+    ]
     assert made["response"]["body"]["usage"]["completion_tokens"] == 4
 
 
@@ -121,11 +124,12 @@ def test_a_completion_is_text() -> None:
 
 
 def test_the_logprobs_of_a_completion_have_its_form() -> None:
-    noted = (pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0))),)
+    spelt = pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0)), text="Hi", top_texts=("Hi", "Ho"))
+    noted = (spelt, pg.TokenLogprob(token_id=7, logprob=-0.5, top=((7, -0.5), (8, -1.0))))  # the second as a chat server says it
     body = batch_line(Success(result(logprobs=noted)), "a", "m", "/v1/completions")["response"]["body"]
     said = body["choices"][0]["logprobs"]
-    assert (said["tokens"], said["token_logprobs"]) == (["token_id:7"], [-0.5])
-    assert said["top_logprobs"] == [{"token_id:7": -0.5, "token_id:8": -1.0}]
+    assert (said["tokens"], said["token_logprobs"], said["text_offset"]) == (["Hi", "token_id:7"], [-0.5, -0.5], [0, 2])
+    assert said["top_logprobs"] == [{"Hi": -0.5, "Ho": -1.0}, {"token_id:7": -0.5, "token_id:8": -1.0}]
 
 
 def test_a_sample_that_failed_leaves_the_others_their_numbers() -> None:

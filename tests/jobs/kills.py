@@ -22,7 +22,7 @@ from typing import Any
 import pipegen as pg
 from pipegen.testing.faulty import FaultyServer
 
-WINDOW = 64
+IN_FLIGHT = 64
 IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")
 
 
@@ -45,7 +45,7 @@ def work(kind: str, rows: int, url: str, folder: Path, out: Path) -> None:
     route = pg.backends.vllm_server("embedded", base_url=url) if kind == "server" else pg.backends.hf("embedded")
     from pipegen.jobs.journal import new_file
 
-    with route, new_file(out) as stream, pg.job(route, requests_of(kind, rows), folder, window=WINDOW) as running:
+    with route, new_file(out) as stream, pg.job(route, requests_of(kind, rows), folder, in_flight=IN_FLIGHT) as running:
         for slot in running:
             stream.write(json.dumps(pg.to_plain(slot), ensure_ascii=False).encode() + b"\n")
 
@@ -105,7 +105,7 @@ def kill(kind: str, rows: int, kills: int, seed: int) -> dict[str, Any]:
             "doubled": len(keys) - len(set(keys)),
             "repeated": repeated,
             "repeated a kill": round(repeated / killed, 1) if killed else None,
-            "under way": WINDOW,
+            "under way": IN_FLIGHT,
             "the same bytes": same,
         }
 
@@ -125,7 +125,7 @@ def main() -> None:
     for kind, share, fewer in (("server", 1, 1), ("hf", 10, 4)):
         figures = kill(kind, asked.rows // share, asked.kills // fewer, asked.seed)
         print(json.dumps(figures), flush=True)
-        bad = bad or figures["lost"] or figures["doubled"] or not figures["the same bytes"] or figures["repeated"] > figures["kills"] * WINDOW
+        bad = bad or figures["lost"] or figures["doubled"] or not figures["the same bytes"] or figures["repeated"] > figures["kills"] * IN_FLIGHT
     sys.exit(bool(bad))
 
 

@@ -79,7 +79,10 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
         with pytest.raises(UnknownField) as refused:
             kind(**values)
         assert str(refused.value) == f"{kind.__name__} has no field {name!r}{words}"
-    assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
+    if name in ("promt", "zzz"):  # in plain data these are entries of the caller's own
+        assert request_from(values).unwrap().metadata == {name: 1}
+    else:
+        assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
 
 
 def test_images_for_a_text_request_are_sent_to_the_other_kind() -> None:
@@ -232,7 +235,11 @@ def test_plain_data_becomes_the_right_kind_of_request() -> None:
         ({"promt": "a"}, "did you mean 'prompt'"),
         ({"prompt": "a", "options": {"seed": "x"}}, "seed takes"),
         ({"prompt": "a", "options": 3}, "options takes"),
-        ({"prompt": "a", "id": 3}, "id takes a string that is not empty"),
+        ({"prompt": "a", "id": True}, "id takes a string that is not empty"),
+        ({"prompt": "a", "temprature": 3}, "there is no field 'temprature'; did you mean the option 'temperature'? It goes into options"),
+        ({"messages": "Hi"}, "messages, where it is text, takes JSON: Expecting value at column 1"),
+        ({"prompt": "a", "image": "a.png", "images": ["b.png"]}, "takes image or images, not both"),
+        ({"prompt": "a", "image": {"bytes": None, "path": None}}, "images[0] takes bytes or a path in its mapping"),
     ],
 )
 def test_bad_plain_data_fails_in_its_slot_with_the_place(given: Any, words: str) -> None:  # C1
@@ -246,3 +253,37 @@ def test_an_image_policy_is_strict() -> None:
         ImagePolicy(alow_http=True)  # type: ignore[call-arg]
     with pytest.raises(InvalidField, match="timeout"):
         ImagePolicy(timeout=0)
+
+
+def test_a_row_of_a_data_set_is_a_request() -> None:
+    """Whole numbers as ids, JSON text, an image as data sets store it, columns of the caller's own, and what tables fill in."""
+    row = {
+        "id": 7,
+        "messages": '[{"role": "user", "content": "Hi"}]',
+        "image": {"bytes": b"x", "path": "a.png"},
+        "tools": None,
+        "label": 3,
+        "choices": ["a", "b"],
+        "when": None,
+    }
+    request = request_from(row).unwrap()
+    assert (request.id, [source.data for source in request.sources]) == ("7", [b"x"])
+    assert request.metadata == {"label": 3, "choices": ["a", "b"]}
+    by_path = request_from({"prompt": "What?", "images": [{"bytes": None, "path": "a.png"}, "b.png"]}).unwrap()
+    assert [source.path for source in by_path.sources] == ["a.png", "b.png"]
+    assert [source.path for source in request_from({"prompt": "a", "images": '["a.png", "b.png"]'}).unwrap().sources] == ["a.png", "b.png"]
+    assert [source.path for source in request_from({"prompt": "a", "images": "[1.png]"}).unwrap().sources] == ["[1.png]"]
+    filled = request_from({"messages": [{"role": "user", "content": "Hi", "tool_calls": None, "name": None}]}).unwrap()
+    assert filled.messages == (Message(role="user", content="Hi"),)
+
+
+def test_metadata_is_carried_and_changes_nothing() -> None:
+    one, other = TextGenerationRequest(prompt="a", metadata={"label": [1]}), TextGenerationRequest(prompt="a")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.metadata == {"label": [1]}
+    assert request_from({"prompt": "a", "metadata": {"x": 1}, "y": 2}).unwrap().metadata == {"x": 1, "y": 2}
+    assert request_from({"prompt": "a", "metadata": "words"}).unwrap().metadata == {"metadata": "words"}
+    assert request_from({"prompt": "a", "metadata": "words", "y": 2}).unwrap().metadata == {"metadata": "words", "y": 2}
+    with pytest.raises(InvalidField, match="metadata takes a mapping with string keys"):
+        TextGenerationRequest(prompt="a", metadata={1: 2})  # type: ignore[dict-item]

@@ -81,9 +81,15 @@ class TestDecode:
         assert decoded("a<|endoftext|>b<|im_end|>").raw_text == "a<|endoftext|>b<|im_end|>"
 
     def test_ids_beyond_the_limit_are_dropped_with_their_logprobs(self) -> None:
-        logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-1.0) for token_id in TOY.encode("abc"))
+        logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-1.0, text=chr(token_id)) for token_id in TOY.encode("abc"))
         row = decoded("abc", GenerationOptions(max_new_tokens=2), logprobs=logprobs)
         assert (row.text, row.finish, row.raw.logprobs) == ("ab", Finish.LENGTH, logprobs[:2])
+
+    def test_log_probabilities_say_the_texts_of_their_tokens(self) -> None:
+        given = (TokenLogprob(token_id=0xC3, logprob=-1.0, top=((97, -1.0), (257, -2.0))), TokenLogprob(token_id=0xA9, logprob=-1.0))
+        row = decoded("é", logprobs=given)
+        assert row.raw.logprobs is not None
+        assert [(one.text, one.top_texts) for one in row.raw.logprobs] == [("\ufffd", ("a", "<|im_end|>")), ("\ufffd", ())]
 
     def test_how_rows_end_that_no_token_ended(self) -> None:
         assert decoded("ab", aborted=True).finish is Finish.ABORTED

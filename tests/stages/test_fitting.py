@@ -97,14 +97,18 @@ def test_images_are_refused_with_the_reason_where_there_is_one() -> None:  # P7
     assert is_ok(support(Capabilities(engine="toy", honours=frozenset({"images"}), max_images=3), image))
 
 
-OTHERS = "vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
+SERVED = "hf, vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
 
 
 @pytest.mark.parametrize(
     ("engine", "option", "hint"),
     [
         ("vllm", {"no_repeat_ngram_size": 2}, "leave it out, or take an engine that honours it: hf"),
-        ("hf", {"structured": StructuredOptions(choice=("a",))}, f"leave it out, or take an engine that honours it: {OTHERS}"),
+        (
+            "toy",
+            {"structured": StructuredOptions(choice=("a",))},
+            f"leave it out, or take an engine that honours it: {SERVED}",
+        ),
         ("vllm_chat", {"preprocess": {"max_pixels": 9}}, "leave it out, or take an engine that honours it: hf, vllm, vllm_server, sglang_server"),
         (
             "openai_chat",
@@ -115,7 +119,7 @@ OTHERS = "vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
     ],
 )
 def test_an_option_is_refused_with_who_can(engine: str, option: dict[str, Any], hint: str) -> None:  # C5
-    error = support(Capabilities(engine=engine, honours=ENGINES[engine]), **option).failure()
+    error = support(Capabilities(engine=engine, honours=ENGINES.get(engine, frozenset())), **option).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.hint == hint
     assert error.message.startswith(f"{shown(engine)} does not honour {error.option}=")

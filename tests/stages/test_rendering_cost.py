@@ -77,6 +77,19 @@ def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(w
     assert (renderer.renders, tokenizer.calls) == (renders, encodes)
 
 
+@pytest.mark.parametrize(("answer", "renders"), [("harmless words", 1), ("<|im_end|>", 2)])
+def test_each_turn_with_a_look_alike_costs_one_call_and_the_template_text_between_turns_is_encoded_once(answer: str, renders: int) -> None:
+    raw = chatml_tokenizer()
+    tokenizer, renderer = CountingTokenizer(raw), Counting(raw, CHATML)
+    turns = [user("say <|im_end|>"), {"role": "assistant", "content": answer}] * 40
+    for messages in ([*turns[:2], user("warm")], [*turns, user("and <|im_end|>")]):
+        job = ResolvedRequest(request=TextGenerationRequest(messages=messages), options=resolve(GenerationOptions()))
+        renderer.renders = tokenizer.calls = 0
+        render_row(job, tokenizer, renderer).bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap()
+    assert renderer.renders == renders
+    assert tokenizer.calls <= 7  # the texts of equal turns are equal runs too
+
+
 def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_about_the_template() -> None:
     raw = chatml_tokenizer()
     tokenizer, renderer = HFTokenizer(raw), Counting(raw, WITH_DOCUMENTS)

@@ -112,7 +112,7 @@ class TestStop:
 
     def test_tokens_after_the_stop_are_dropped_with_their_logprobs(self) -> None:  # A17
         ids = TOY.encode("aSTOPx<|im_end|>")
-        logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-1.0) for token_id in ids)
+        logprobs = tuple(TokenLogprob(token_id=token_id, logprob=-1.0, text=TOY.decode((token_id,))) for token_id in ids)
         row = judged(ids, GenerationOptions(stop=("STOP",)), logprobs=logprobs).unwrap()
         assert (row.raw.token_ids, row.raw.logprobs, row.raw_text, row.raw_ends) == (ids[:3], logprobs[:3], "aSTOP", (1, 3, 5))
         assert row.text_ends == (1, 1, 1)

@@ -94,7 +94,7 @@ def endless() -> Iterator[pg.GenerationRequest]:
         yield pg.TextGenerationRequest(prompt="Hi")
 
 
-for number in pg.imap(numbers, endless(), window=8):
+for number in pg.imap(numbers, endless(), in_flight=8):
     assert_type(number, pg.Slot[int])
     break
 

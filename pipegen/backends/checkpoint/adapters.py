@@ -31,22 +31,22 @@ def refuse_parts(adapter: str, foreign: Collection[str], missing: Collection[str
     ...
     pipegen.backends.checkpoint.adapters.BadAdapter: the adapter 'mine' matches the model in part: 1 weights of its modules are missing, such as layers...
     """
-    told = [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"] if foreign else []
-    told += [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"] if missing else []
-    if told:
-        raise BadAdapter(f"the adapter {adapter!r} {'matches the model in part' if matched else 'matches nothing of the model'}: {'; '.join(told)}")
+    problems = [f"the model has no module for {len(foreign)} of its weights, such as {min(foreign)}"] if foreign else []
+    problems += [f"{len(missing)} weights of its modules are missing, such as {min(missing)}"] if missing else []
+    if problems:
+        raise BadAdapter(f"the adapter {adapter!r} {'matches the model in part' if matched else 'matches nothing of the model'}: {'; '.join(problems)}")
 
 
 def adapter_config(adapter: str) -> Mapping[str, Any]:
     """What `adapter_config.json` says. Raises `BadAdapter` where it is not there or no JSON object."""
     file = _file(adapter, "adapter_config.json")
     try:
-        said = None if file is None else json.loads(file.read_text(encoding="utf-8"))
+        settings = None if file is None else json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        settings = None
+    if not isinstance(settings, dict):
         raise BadAdapter(f"the adapter {adapter!r} has no adapter_config.json that is a JSON object: it is no LoRA adapter of peft's")
-    return said
+    return settings
 
 
 def largest_rank(config: Mapping[str, Any]) -> int:

@@ -31,8 +31,6 @@ __all__ = ["Broken", "broken_file", "dtype_of", "header", "load_failed", "loadin
 _log = logging.getLogger("pipegen")
 _HINT = "see that the model's name and settings are right and its files are whole; the log has the whole error under the incident"
 _POINTER = b"version https://git-lfs"
-_LIMIT = 100 * 2**20
-"""Bytes that the header of a safetensors file has at most, as that format says."""
 
 _TEXTS = (".json", ".model", ".jinja", ".tiktoken")
 """Files of a model besides its weights."""
@@ -128,7 +126,9 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
             head = stream.read(100)
             if head.startswith(_POINTER):
                 return Broken(f"{file} is a pointer of git-lfs, not the file itself", "fetch the files themselves: git lfs pull")
-            whole = _safetensors_size(stream, head) if file.suffix == ".safetensors" else size
+            stream.seek(0)
+            found = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
+            whole = None if found is None else found[1]
         if file.suffix == ".json" and not _is_json(file):
             return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
         if whole is None or size < whole or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file)) or not size:
@@ -145,47 +145,39 @@ def _is_json(file: Path) -> bool:
     return True
 
 
-def _safetensors_size(stream: BinaryIO, head: bytes) -> int | None:
-    """How many bytes the file must have by its header; None where that is no header."""
-    length = int.from_bytes(head[:8], "little")
-    if len(head) < 8 or length > _LIMIT:
-        return None
-    stream.seek(8)
-    header = stream.read(length)
-    try:
-        ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return None
-    return 8 + length + max(ends, default=0)
-
-
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _LARGEST = 100_000_000
-"""No header is larger, by the format's own rule."""
+"""Bytes that the header of a safetensors file has at most, by the format's own rule."""
 
 
 def header(file: Path) -> Mapping[str, Mapping[str, Any]]:
     """The tensors of a safetensors file: name to `dtype`, `shape` and `data_offsets`. Raises `ValueError` where it is no such file, or ends too early."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        try:
-            said = json.loads(opened.read(size)) if 0 < size <= _LARGEST else None
-        except ValueError:
-            said = None
-    if not isinstance(said, dict):
+    with file.open("rb") as stream:
+        found = _header_in(stream)
+    if found is None:
         raise ValueError(f"{file} is not a safetensors file")
-    tensors = {name: told for name, told in said.items() if name != "__metadata__"}
-    whole = 8 + size + max((told["data_offsets"][1] for told in tensors.values()), default=0)
-    if file.stat().st_size < whole:
-        raise ValueError(f"{file} is not whole: it has {file.stat().st_size} of {whole} bytes")
+    tensors, size = found
+    if file.stat().st_size < size:
+        raise ValueError(f"{file} is not whole: it has {file.stat().st_size} of {size} bytes")
     return tensors
+
+
+def _header_in(stream: BinaryIO) -> tuple[Mapping[str, Mapping[str, Any]], int] | None:
+    """The tensors, and the bytes that the whole file has by its header; None if there is no header."""
+    length = int.from_bytes(stream.read(8), "little")
+    try:
+        values: Any = json.loads(stream.read(length)) if 0 < length <= _LARGEST else None
+        tensors = {name: tensor for name, tensor in values.items() if name != "__metadata__"}
+        return tensors, 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
 
 
 def stored_dtype(source: str, revision: str | None) -> str | None:
     """The type of the first floating-point tensor of a checkpoint; None where it has no safetensors file. Raises as `header` does."""
     file = _found(source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision)
-    told = () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
-    return next((name for name in told if name is not None), None)
+    names = () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
+    return next((name for name in names if name is not None), None)
 
 
 def stored_names(source: str, revision: str | None) -> frozenset[str]:
@@ -198,8 +190,8 @@ def stored_names(source: str, revision: str | None) -> frozenset[str]:
 def _shards(source: str, revision: str | None) -> Mapping[str, str]:
     """Which file each tensor is in, where there are several."""
     index = _found(source, "model.safetensors.index.json", revision)
-    said: Mapping[str, str] = {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    return said
+    index_map: Mapping[str, str] = {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return index_map
 
 
 def _found(source: str, name: str, revision: str | None) -> Path | None:

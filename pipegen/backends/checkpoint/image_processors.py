@@ -203,9 +203,9 @@ def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         with translate_errors(*LOADING):
             found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        said = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
-        if said.get("processor_class") or "AutoProcessor" in said.get("auto_map", {}):
-            return said.get("processor_class"), "AutoProcessor" in said.get("auto_map", {})
+        settings = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+        if settings.get("processor_class") or "AutoProcessor" in settings.get("auto_map", {}):
+            return settings.get("processor_class"), "AutoProcessor" in settings.get("auto_map", {})
     return None, False
 
 
@@ -275,7 +275,7 @@ def expand(processor: Any, image: PreparedImage, tokenizer: Tokenizer, image_tok
 
 
 class Expansions:
-    """`expand`, asked once for each size of an image: what a processor writes hangs on the size alone, and `native_inputs` sees that it does."""
+    """`expand`, asked once for each size of an image: what a processor writes depends on the size alone, and `native_inputs` sees that it does."""
 
     def __init__(self, processor: Any, tokenizer: Tokenizer, image_token_id: int | None) -> None:
         self._processor, self._tokenizer, self._image_token_id = processor, tokenizer, image_token_id

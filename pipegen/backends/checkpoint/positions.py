@@ -34,15 +34,15 @@ def positions_of(text: Any) -> Positions:
     """The facts, from the configuration of the text model. Raises `ValueError` where LongRoPE's factors change at different lengths in different layers."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     length = next((value for name in names if isinstance(value := getattr(text, name, None), int)), None)
-    said: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    layers = [rope for rope in said.values() if isinstance(rope, Mapping)]
-    ropes = [(rope.get("rope_type", rope.get("type")), rope) for rope in layers or [said]]
+    rope_settings: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    layers = [rope for rope in rope_settings.values() if isinstance(rope, Mapping)]
+    ropes = [(rope.get("rope_type", rope.get("type")), rope) for rope in layers or [rope_settings]]
     own = getattr(text, "original_max_position_embeddings", None)
     after = {int(rope.get("original_max_position_embeddings") or own or length or 0) for kind, rope in ropes if kind in ("longrope", "su")}
     if len(after) > 1:
         raise ValueError(f"the factors of LongRoPE change at different lengths in different layers: {sorted(after)}")
     # Where only some layers are scaled, the length that is named is the scaled one.
-    factor = said.get("factor") if not layers and ropes[0][0] == "linear" else None
+    factor = rope_settings.get("factor") if not layers and ropes[0][0] == "linear" else None
     return Positions(
         context_length=length if length is None or not factor else int(length * factor),
         dynamic=any(kind == "dynamic" for kind, _ in ropes),

@@ -67,14 +67,14 @@ class HFTokenizer:
     def encode_plain(self, text: str, *, first: bool) -> tuple[int, ...]:
         """Ids of the text by a copy that has no added tokens; a prefix space that is for the start of a prompt comes only with `first`."""
         at_start, further_on = self._plain
-        return tuple((at_start if first else further_on).encode(text, add_special_tokens=False).ids)
+        return tuple((at_start if first else further_on).encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included, nothing cleaned up."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""  # some decoders panic without any
 
     def piece(self, token_id: int) -> str | None:
-        """What the token adds to the text after any other that is not empty; None where that may hang on its neighbours, as with parts of characters."""
+        """What the token adds to the text after any other that is not empty; None if that may depend on its neighbours, as with parts of characters."""
         if self._anchor is None or _BYTE.fullmatch(self._backend.id_to_token(token_id) or "<0x00>"):
             return None
         added = self.decode((self._anchor, token_id))[len(self.decode((self._anchor,))) :]
@@ -159,7 +159,7 @@ def _unspeakable(model: dict[str, Any], words: set[int]) -> dict[str, Any]:
 class HFRenderer:
     """A chat template, rendered by transformers' own machinery. `templates` is its source, or several by name; None where there is none.
 
-    A request may name one of several (`options.chat.template`); not said, it is `tool_use` for a request with tools, where there is one, else `default`.
+    A request may name one of several (`options.chat.template`); by default it is `tool_use` for a request with tools, where there is one, else `default`.
 
     >>> HFRenderer(None, "{{ messages[0].content }}").template
     '{{ messages[0].content }}'
@@ -202,12 +202,12 @@ class HFRenderer:
         from pipegen.backends.checkpoint.bounded_template import render_bounded
 
         like = chat_template_utils._compile_jinja_template("").environment
-        told = [dict(message) for message in messages]
+        conversation = [dict(message) for message in messages]
         continues = bool(variables.get("continue_final_message"))
         if continues:
-            _end_with(told[-1], _CONTINUED)
+            _end_with(conversation[-1], _CONTINUED)
         more = {name: value for name, value in variables.items() if name != "continue_final_message"}
-        given = {"documents": None, "add_generation_prompt": False, **self.raw.special_tokens_map, **more, "messages": told, "tools": tools}
+        given = {"documents": None, "add_generation_prompt": False, **self.raw.special_tokens_map, **more, "messages": conversation, "tools": tools}
         written = render_bounded(source, like, given)
         if not continues:
             return written

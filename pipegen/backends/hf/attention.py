@@ -80,7 +80,7 @@ _hf.AttentionMaskInterface.register(NAME, grouped_mask)
 
 
 def fitting_attention(config: Any, asked: str | None) -> str | dict[str, str] | None:
-    """What transformers is told as `attn_implementation`: what is asked, or `eager` where the model caps its attention scores (Gemma 2), which `sdpa` does not.
+    """The `attn_implementation` that transformers gets: what is asked, or `eager` where the model caps its attention scores (Gemma 2), which `sdpa` does not.
 
     Raises `InvalidField` where `sdpa` is asked of such a model: it would ignore the cap without a word.
     """

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-__all__ = ["GrowingLayer", "growing", "has_states", "is_known", "put", "sees_all", "selected", "max_cached_tokens", "size_of"]
+__all__ = ["GrowingLayer", "can_shift", "growing", "has_states", "is_known", "max_cached_tokens", "put", "sees_all", "selected", "shift", "size_of"]
 
 
 _KNOWN = (
@@ -79,6 +79,21 @@ def put(cache: Any, places: Sequence[int], other: Any, width: int) -> None:
         return held
 
     _each(cache, replaced, width)
+
+
+def can_shift(cache: Any, width: int) -> bool:
+    """Whether each layer of the cache holds all columns of so wide a one, and nothing but columns."""
+    layers = getattr(cache, "layers", ())
+    plain = all(isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionLayer) for layer in layers)
+    return plain and all(width < layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer))
+
+
+def shift(cache: Any, columns: int, by: Sequence[int]) -> None:
+    """Move the first columns of each row to the right, over columns that hold nothing."""
+    for held in _held(cache):
+        for row, distance in enumerate(by):
+            if distance:
+                held[row, :, distance : distance + columns] = held[row, :, :columns].clone()
 
 
 def size_of(cache: Any) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +20,15 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.foreign import load_failed
 from pipegen.backends.hf.compiled import CompileFailed
+from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels, Prepared
+from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.scoring import Scoring, Sharing
-from pipegen.backends.rows import newly_done
+from pipegen.backends.hf.shared import HFCall, SharedSchedule
 from pipegen.core.errors import BackendFailed, CallFailed
-from pipegen.core.parallel import read_in_thread
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -41,9 +44,11 @@ __all__ = ["HFEngine"]
 
 _log = logging.getLogger("pipegen")
 ROWS = 32
-"""Rows that run side by side where nothing is said."""
+"""Rows that run side by side by default."""
 IMAGES = 256 * 2**20
-"""Bytes of images that are kept where nothing is said."""
+"""Bytes of images that are kept by default."""
+PREFIXES = 2**30
+"""Bytes of prefixes that are kept by default."""
 
 
 class HFEngine(CheckpointEngine):
@@ -63,10 +68,13 @@ class HFEngine(CheckpointEngine):
         super().__init__(load, checkpoint)
         check_settings(load)
         self._weights = Weights(self._checkpoint)
+        self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
+        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint)
+        self._shared = SharedSchedule(self._start, self._step)
         self._sharing = Sharing()
 
     @property
@@ -77,7 +85,7 @@ class HFEngine(CheckpointEngine):
     def _capabilities(self) -> Capabilities:
         checkpoint = self._checkpoint
         honours = ENGINES["hf"] if checkpoint.takes_images else ENGINES["hf"] - {"images"}
-        limits = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
+        limits: dict[str, Any] = {"context_length": checkpoint.context_length, "vocab_size": checkpoint.vocab_size}
         return Capabilities(engine=self.name, honours=honours, reason=checkpoint.images_unsupported_reason, **limits)
 
     @property
@@ -88,18 +96,29 @@ class HFEngine(CheckpointEngine):
     @property
     def work(self) -> Work:
         """What the engine has computed so far, with all its plugins: passes, rows and tokens. It is the same for the same calls."""
-        return dataclasses.replace(self._traits.work)
+        return dataclasses.replace(self._traits.work, shares_nothing=self._prefixes.off)
 
     def close(self) -> None:
         self._weights.close()
         self._pixels.close()
         self._prepared.clear()
+        self._prefixes.clear()
+        self._grammars.clear()
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._prepared(source, options, index)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests are kept under way for it: some batches, so that prompts of like lengths are read together."""
+        return 8 * (self._checkpoint.load.batch_size or ROWS)
+
+    def open(self, wake: Callable[[], object]) -> HFCall:
+        """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
+        return self._call(text=False)
+
     def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of one batch advance together.
+        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of calls at one time advance together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
         `generate` does.
@@ -110,20 +129,10 @@ class HFEngine(CheckpointEngine):
         return in_order(self._run(inputs, text=False))
 
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
-        rows = [HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text) for position, encoded in enumerate(inputs)]
-        for row in rows:
-            row.fail(check_ids(row.encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(row.encoded.prompt))
-        yield from newly_done(rows)
-        live = [row for row in rows if not row.done]
-        if not live:
-            return
-        check_process()
-        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
-        schedule = Schedule(model, self._checkpoint, live, size, self._pixels, self._traits, self._weights.compiled)
-        while not schedule.finished:
-            advanced = self._step(schedule)
-            yield from (row.event for row in advanced or () if row.error is None and row.event is not None)
-            yield from newly_done(live if advanced is None else advanced)
+        with contextlib.closing(self._call(text=text)) as call:
+            call.add([*enumerate(inputs)])
+            while call.open:
+                yield from call.events()
 
     @property
     def longest_scored(self) -> int | None:
@@ -146,10 +155,35 @@ class HFEngine(CheckpointEngine):
         return [slots[position] for position in range(len(inputs))]
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, in a thread. A call that is cancelled computes no further step."""
-        done: list[TokensMade | RowDone] = []
-        await read_in_thread(self._run(inputs, text=False), lambda event: done.append(event) if isinstance(event, RowDone) else None)
-        return in_order(done)
+        """As `generate`, beside the event loop; calls that run at the same time share the model's steps. A cancelled one takes part in no further step."""
+        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
+            return in_order([event async for event in events])
+
+    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
+        """As `stream`, for asynchronous code; see `agenerate`."""
+        return self._arun(inputs, text=True)
+
+    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+        with contextlib.closing(self._call(text=text, least=1 if text else len(inputs))) as call:
+            await asyncio.to_thread(call.add, [*enumerate(inputs)])
+            while call.open:
+                for event in await call.aevents():
+                    yield event
+
+    def _call(self, *, text: bool, least: int = 1) -> HFCall:
+        def made(position: int, encoded: Encoded) -> HFRow:
+            row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text)
+            row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+            row.follow(self._grammars.of(row.options))
+            return row
+
+        return HFCall(self._shared, made, least=least)
+
+    def _start(self) -> Schedule:
+        """A schedule on the model, which loads where needed."""
+        check_process()
+        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
+        return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:
         try:
@@ -171,8 +205,8 @@ class HFEngine(CheckpointEngine):
         load = self._checkpoint.load
         return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
 
-    def _step(self, schedule: Schedule) -> list[HFRow] | None:
-        """One step of the schedule: the rows that went on; None where the memory was full, and the rows wait again with what they have made."""
+    def _step(self, schedule: Schedule) -> list[HFRow]:
+        """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
         try:
             with self._weights.lock, torch.no_grad():
                 return schedule.step()
@@ -185,10 +219,11 @@ class HFEngine(CheckpointEngine):
             if not is_out_of_memory(error):
                 raise
             words = str(error)
+        rows = schedule.rows
         for row in schedule.requeue_after_oom():
             row.fail(_failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
         release()
-        return None
+        return rows
 
 
 def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:

@@ -107,7 +107,7 @@ class Prepared:
 
 
 class Pixels:
-    """What the checkpoint's processor makes of images. Those of processors with sizes of their own hang on all images of a pass, and are not kept.
+    """What the checkpoint's processor makes of images. Those of processors with sizes of their own depend on all images of a pass, and are not kept.
 
     At most `limit` bytes are kept; a pass that needs more at once has them for as long as it is put together.
     """

@@ -24,7 +24,7 @@ from pipegen.records.results import Encoded, Finish, TokenLogprob
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["SPARE", "Cost", "HFRow", "group_size", "order"]
+__all__ = ["SPARE", "Cost", "HFRow", "group_size", "order", "order_key"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,11 @@ class HFRow(EngineRow):
         options = encoded.options
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
         self.event: TokensMade | None = None
-        """What tells of the newest token."""
+        """What tells of the newest token; None where nobody wants to know."""
+        self.box: Any = None
+        """Where the row's events go."""
+        self.dropped = False
+        """Whether the row's call has left it."""
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
@@ -94,8 +98,13 @@ class HFRow(EngineRow):
 
     @property
     def source(self) -> Hashable:
-        """What the row's next token hangs on, sampling apart: rows of one source are read once."""
-        return self.sequence, tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
+        """What the row's next token depends on, besides sampling: rows of one source are read once."""
+        return self.sequence, self.images
+
+    @property
+    def images(self) -> Hashable:
+        """The prompt's images, by their content and size."""
+        return tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
 
     @property
     def must_go_on(self) -> bool:
@@ -104,7 +113,7 @@ class HFRow(EngineRow):
 
     @property
     def done(self) -> bool:
-        return self.halted is not None or super().done
+        return self.dropped or self.halted is not None or super().done
 
     @property
     def has_processors(self) -> bool:
@@ -139,7 +148,8 @@ class HFRow(EngineRow):
         self.fail(self.decoder.failure)
         if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
-        self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=self.decoder.shown if self._text else None)
+        if self._text:
+            self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=self.decoder.shown)
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
@@ -190,10 +200,10 @@ def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, Pl
 def _truth(answer: object) -> bool | None:
     """What a stopping criterion answered for one row; None where it is neither yes nor no."""
     try:
-        said = torch.as_tensor(answer)
+        verdict = torch.as_tensor(answer)
     except (RuntimeError, TypeError, ValueError):
         return None
-    return bool(said.all()) if said.numel() else None
+    return bool(verdict.all()) if verdict.numel() else None
 
 
 def order(costs: Sequence[Cost]) -> Group:
@@ -205,7 +215,12 @@ def order(costs: Sequence[Cost]) -> Group:
     >>> order([Cost(3, answer=5), Cost(9, answer=5), Cost(4, answer=8)])
     (2, 1, 0)
     """
-    return tuple(sorted(range(len(costs)), key=lambda position: (-costs[position].answer, -costs[position].prompt - costs[position].patches)))
+    return tuple(sorted(range(len(costs)), key=lambda position: order_key(costs[position])))
+
+
+def order_key(cost: Cost) -> tuple[int, int]:
+    """By what rows are sorted, smallest first: see `order`."""
+    return -cost.answer, -cost.prompt - cost.patches
 
 
 def group_size(prompts: Sequence[int], rows: int, tokens: int | None = None) -> int:

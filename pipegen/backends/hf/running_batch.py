@@ -18,7 +18,6 @@ from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInput
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.rows import HFRow
 
 __all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 
@@ -26,7 +25,7 @@ __all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefil
 Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
-def prefill(model: Any, rows: Sequence[HFRow], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
+def prefill(model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
     """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
@@ -147,6 +146,27 @@ class RunningBatch:
             self._columns = torch.arange(2 * width, device=device)
         return (self._columns[: width + 1] >= self._pads).long()
 
+    def extended(self, model: Any, own: Sequence[Sequence[int]], pad: int) -> tuple[RunningBatch, torch.Tensor]:
+        """Copies of this one row, each with tokens of its own read behind it in one pass; and the logits of the next token, as `prefill` gives them."""
+        begun, longest = self.width, max(map(len, own))
+        batch = self.copies([0] * len(own))
+        shifts = [longest - len(ids) for ids in own]
+        device = model.device
+        tokens = torch.tensor([(pad,) * shift + tuple(ids) for shift, ids in zip(shifts, own, strict=True)], device=device)
+        inputs = batch._shared
+        if batch._positions is not None:
+            steps = (torch.arange(longest, device=device) - torch.tensor(shifts, device=device)[:, None]).clamp(min=0)
+            inputs = {**inputs, "position_ids": batch._positions + steps}
+            batch._positions = batch._positions + torch.tensor([[len(ids)] for ids in own], device=device)
+        mask = None
+        if any(shifts):
+            mask = torch.tensor([[1] * begun + [0] * shift + [1] * (longest - shift) for shift in shifts], device=device)
+        given = {"next_sequence_length": longest, "past_key_values": batch.cache, "attention_mask": mask, "is_first_iteration": False}
+        outputs = model(**model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True)
+        caches.shift(batch.cache, begun, shifts)
+        batch.lengths, batch._pads, batch._whole = [begun + len(ids) for ids in own], None, None
+        return batch, _last(outputs, tokens)
+
     @property
     def next_inputs(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """The positions of each row's coming column, and the model's other inputs."""
@@ -187,10 +207,10 @@ def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: tor
     return positions.index_copy(-2, torch.tensor(places, device=positions.device), other)
 
 
-def batch_inputs(rows: Sequence[HFRow], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
+def batch_inputs(rows: Sequence[Any], model: Any, checkpoint: Checkpoint, pixels: Callable[[Sequence[Any]], ImageInputs] | None = None) -> dict[str, Any]:
     """What `model.generate` takes for these rows: ids and mask, shape (rows, longest), padded on the left; the images of all rows in order.
 
-    `pixels` gives the inputs of images, the checkpoint where nothing is said.
+    `pixels` gives the inputs of images, the checkpoint by default.
     Position ids are left to the model's own preparation, which makes them from the mask (and, for models with several rotary axes, from the images).
     """
     sequences = [row.sequence for row in rows]

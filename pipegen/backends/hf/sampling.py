@@ -1,8 +1,8 @@
 """Choosing the next token of each row, every row by its own options, in one batch.
 
-The order is vLLM's: penalties, the mask of ending tokens, the plugins' processors, temperature, min_p, top_k, top_p. The formulas are those of
-transformers' logits processors and warpers (and, for presence and frequency, of the OpenAI API): repetition counts prompt and answer, the other two the
-answer alone. Logprobs come from the logits as the model gave them.
+The order is vLLM's: penalties, the mask of ending tokens, the plugins' processors, temperature, min_p, top_k, top_p; the form of the answer is the last
+mask before temperature. The formulas are those of transformers' logits processors and warpers (and, for presence and frequency, of the OpenAI API):
+repetition counts prompt and answer, the other two the answer alone. Logprobs come from the logits as the model gave them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
+from pipegen.backends.hf.grammar import constrain
 from pipegen.backends.hf.rows import HFRow
 from pipegen.core.errors import BackendFailed
 from pipegen.records.options import GenerationOptions
@@ -22,6 +23,7 @@ from pipegen.records.results import TokenLogprob, margin_of
 
 __all__ = ["Sampler", "draw", "penalise", "probabilities"]
 
+NO_NUMBERS = "the model's logits are no finite numbers"
 Choice = tuple[int, TokenLogprob | None]
 """A token, with its logprob where its row asks for it."""
 
@@ -116,6 +118,7 @@ class Sampler:
         self._sampled = [at for at, option in enumerate(self._options) if option.temperature]
         self._least = [at for at, row in enumerate(rows) if row.ending_ids]
         self._special = [at for at, row in enumerate(rows) if row.has_processors or row.options.no_repeat_ngram_size or row.options.allowed_token_ids]
+        self._formed = [at for at, row in enumerate(rows) if row.grammar is not None]
         asked = [option for option in self._options if option.logprobs]
         self._top = max((option.top_logprobs or 0 for option in asked), default=0)
         self._logprobs = bool(asked)
@@ -155,7 +158,8 @@ class Sampler:
         waiting = [at for at in self._least if self._rows[at].must_go_on]
         blocked = [(at, token) for at in waiting for token in self._rows[at].ending_ids if token < self._vocabulary]
         special = [at for at in self._special if not self._rows[at].done]
-        if scores is logits and (blocked or special):
+        formed = {at: self._rows[at] for at in self._formed if not self._rows[at].done}
+        if scores is logits and (blocked or special or formed):
             scores = scores.clone()
         if blocked:
             at, token = torch.tensor(blocked, device=self._device).T
@@ -169,6 +173,8 @@ class Sampler:
                 ban: Any = NoRepeatNGramLogitsProcessor(row.options.no_repeat_ngram_size)  # annotated for subclasses of Tensor that nothing makes
                 own = ban(row.ids(self._device), own)
             scores[at] = row.process(own)[0]
+        if formed:
+            constrain(formed, scores)
         return scores
 
     def _reported(self, logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> list[Choice]:
@@ -181,7 +187,9 @@ class Sampler:
         precise = _precise(self._device)
         for row, values in zip(self._rows, torch.cat([column.to(precise) for column in columns], dim=-1).tolist(), strict=True):
             if not math.isfinite(values[1]) and not row.done:
-                row.error = BackendFailed("the model's logits are no finite numbers", backend="hf", scope="row", hint="try dtype='float32' or 'bfloat16'")
+                grammar = row.grammar if values[1] == -math.inf else None  # with a form, no token may be left
+                hint = "try dtype='float32' or 'bfloat16'"
+                row.error = BackendFailed(NO_NUMBERS, backend="hf", scope="row", hint=hint) if grammar is None else grammar.stuck()
             choices.append((int(values[0]), _logprob(row.options, values) if row.options.logprobs else None))
         return choices
 

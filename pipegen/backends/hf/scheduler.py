@@ -1,11 +1,11 @@
-"""Which rows of a call the model works on at each step: continuous batching.
+"""Which rows the model works on at each step: continuous batching. Rows may be added at any time (see `pipegen.backends.hf.shared`).
 
 **States.** A row is *waiting*, *prefilled*, *running* or *done*.
 
-- waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since one prefill serves all of them.
+- waiting: its prompt is not in any cache. Rows with equal prompts and images wait together, since one prefill serves all of them (see `Waiting`).
 - prefilled: its sequence is in the cache of `_prefilled`, and the logits of its next token are known; it waits for a free slot of the running batch.
 - running: it is in the running batch, and each decode step brings it one token.
-- done: it has ended or failed. Its slot is free at once, and is reused or dropped by a later step.
+- done: it has ended or failed, or its call has left it. Its slot is free at once, and is reused or dropped by a later step.
 
 **Transitions.** `step` does one of two things, and each of them brings at least one row one token further:
 
@@ -14,7 +14,7 @@
 - Otherwise `_decode` runs one pass for all running rows. Before the pass, `_requeue_long` moves rows that have just become long for LongRoPE back to
   waiting, and `_evict_finished` drops done rows.
 
-`requeue_after_oom` moves every row that is not done back to waiting, with the tokens it has, and halves the number of tokens that may be cached.
+`requeue` moves every row that is not done back to waiting, with the tokens it has; `requeue_after_oom` also halves the number of tokens that may be cached.
 
 **Invariants.**
 
@@ -31,18 +31,20 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.hf.cache import max_cached_tokens
+from pipegen.backends.hf.cache import can_shift, max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.rows import HFRow, group_size, order
-from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch, prefill
+from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
+from pipegen.backends.hf.rows import HFRow, group_size
+from pipegen.backends.hf.running_batch import Made, RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
+from pipegen.backends.hf.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
 
 __all__ = ["ModelTraits", "Schedule", "Work"]
@@ -62,6 +64,10 @@ class Work:
     """Tokens that these read."""
     padded_tokens: int = 0
     """The same with the padding between prompts of different lengths."""
+    shared_tokens: int = 0
+    """Tokens of prompts that were not read, since prompts before them begin alike."""
+    shares_nothing: str = ""
+    """Why prompts that begin alike are read whole; empty where they are not."""
     steps: int = 0
     """Passes that brought rows one token further."""
     row_steps: int = 0
@@ -92,14 +98,14 @@ class _PrefilledRows(NamedTuple):
 
 
 class Schedule:
-    """The rows of one call, at most `size` of them running at a time. Its steps must be run without gradients."""
+    """Rows of any number of calls, at most `size` of them running at a time. Its steps must be run without gradients."""
 
     def __init__(
-        self, model: Any, checkpoint: Checkpoint, rows: Sequence[HFRow], size: int, pixels: Pixels, traits: ModelTraits, compiled: Compiled | None = None
+        self, model: Any, checkpoint: Checkpoint, size: int, pixels: Pixels, traits: ModelTraits, prefixes: Prefixes, compiled: Compiled | None = None
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
-        self._rows = tuple(rows)
-        self._waiting: deque[tuple[HFRow, ...]] = deque()
+        self._prefixes = prefixes
+        self._waiting = Waiting(overdue=16 * size)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
@@ -109,11 +115,25 @@ class Schedule:
         if traits.max_tokens is not None:
             traits.max_tokens *= 2  # what was too little then may be enough now
         self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # of the pass at work: its sequences, their width, and the rows that it is for
-        self._queue()
+
+    def add(self, rows: Sequence[HFRow]) -> None:
+        """Let rows wait for their turn."""
+        self._waiting.add(rows, apart=self._traits.fixed)
+
+    @property
+    def rows(self) -> list[HFRow]:
+        """All rows, those too that are done since the last step."""
+        prefilled = [] if self._prefilled is None else [row for row, _ in self._prefilled.rows]
+        known = (*self._running, *prefilled, *self._waiting.rows, *self._load[2])  # a step that broke off may have held rows that are nowhere else
+        return list({id(row): row for row in known}.values())
 
     @property
     def finished(self) -> bool:
         return not (self._active or self._prefilled or self._waiting)
+
+    def prune(self) -> None:
+        """Drop the rows that wait and are done, since their calls have left them; those that run are dropped by the next step."""
+        self._waiting.prune()
 
     @property
     def _active(self) -> int:
@@ -127,31 +147,27 @@ class Schedule:
             pass  # something was found out about the model: choose again what is read together
         return self._insert(self._prefilled, free) if free and self._prefilled else self._decode()
 
-    def _queue(self) -> None:
-        """Let all rows that are not done wait, the most expensive first, those with equal prompts and images together."""
-        left = [row for row in self._rows if not row.done]
-        sources: dict[Any, list[HFRow]] = {}
-        for position in order([row.cost for row in left]):
-            row = left[position]
-            sources.setdefault(id(row) if self._traits.fixed else row.source, []).append(row)
-        self._waiting = deque(map(tuple, sources.values()))
-
     def _prefill(self, active: int) -> bool:
         """Read the sequences that come next, as many as fit; whether to try again, since the model turns out not to take these together."""
         width = self._batch.width if active and self._batch is not None else 0
-        candidates = list(islice(self._waiting, self._size))
-        lengths = [source[0].length for source in candidates]
+        near = self._waiting.next(2 * self._size)
+        if not near:
+            return False
+        share = None if self._traits.even or self._traits.fixed else self._prefixes.share(near)
+        places, begun = ([*range(len(near))], 0) if share is None else (share.places, share.lengths[-1])
+        lengths = [near[place][0].length for place in places[: self._size]]
         if self._traits.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))
-        size = group_size(lengths, len(lengths), PASS)
+        size = group_size([length - begun for length in lengths], len(lengths), PASS)
         while size > 1 and not self._fits(active + size, max(width, *lengths[:size])):
             size -= 1
         if active and not self._fits(active + size, max(width, *lengths[:size])):
             return False
-        lengths, chosen = lengths[:size], candidates[:size]
+        places, lengths = places[:size], lengths[:size]
+        chosen = [near[place] for place in places]
         self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
-        self._pixels.ahead(image for source in islice(self._waiting, size + self._size) for image in source[0].encoded.prompt.images)
-        result = prefill(self._model, [source[0] for source in chosen], self._checkpoint, self._pixels)
+        self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
+        result = self._read([source[0] for source in chosen], () if share is None else share.lengths)
         if result is None:
             self._traits.even = True
             return True
@@ -160,17 +176,47 @@ class Schedule:
             raise CompileFailed(f"the cache of {type(self._model).__name__} is not known: its steps cannot be compiled")
         if isinstance(batch, StaticBatch) and not self._traits.fixed:
             self._traits.fixed = True
-            self._queue()
+            self.requeue()
             return True
-        for _ in chosen:
-            self._waiting.popleft()
+        self._waiting.take(places)
         self._prefilled = _PrefilledRows(batch, logits, deque((row, index) for index, source in enumerate(chosen) for row in source))
         self._measure(batch)
+        return False
+
+    def _read(self, rows: Sequence[HFRow], begun: Sequence[int]) -> Made | None:
+        """Read the rows' sequences: whole, or what stands behind the prefix that they share, whose lengths `begun` says. As `prefill`."""
+        prefix = self._prefix(rows[0], begun) if begun else None
+        if prefix is not None and not can_shift(prefix.cache, max(row.length for row in rows)):
+            prefix, self._prefixes.off = None, "a prompt is longer than the model's sliding window"
+        if prefix is None:
+            made = prefill(self._model, rows, self._checkpoint, self._pixels)
+            if made is not None:
+                self._count([row.length for row in rows])
+            return made
+        own = [row.sequence[begun[-1] :] for row in rows]
+        self._traits.work.shared_tokens += begun[-1] * len(rows)
+        self._count([*map(len, own)])
+        return prefix.extended(self._model, own, self._checkpoint.pad_token_id)
+
+    def _prefix(self, row: HFRow, lengths: Sequence[int]) -> RunningBatch | None:
+        """The cache of the longest of these prefixes of the row; None where the model's cache, or the memory for prefixes, does not take it."""
+
+        def begin(prefix: PrefixRow) -> RunningBatch | None:
+            made = prefill(self._model, [prefix], self._checkpoint, self._pixels)
+            self._count([prefix.length])
+            return made[0] if made is not None and isinstance(made[0], RunningBatch) else None
+
+        def go_on(batch: RunningBatch, ids: tuple[int, ...]) -> RunningBatch:
+            self._count([len(ids)])
+            return batch.extended(self._model, [ids], self._checkpoint.pad_token_id)[0]
+
+        return self._prefixes.read(row, lengths, begin, go_on)
+
+    def _count(self, lengths: Sequence[int]) -> None:
         work = self._traits.work
         work.passes += 1
         work.prompt_tokens += sum(lengths)
-        work.padded_tokens += max(lengths) * size
-        return False
+        work.padded_tokens += max(lengths) * len(lengths)
 
     def _fits(self, sequences: int, width: int) -> bool:
         return self._max_tokens is None or sequences * width <= self._max_tokens
@@ -268,17 +314,24 @@ class Schedule:
         crossing = {index for index, row in enumerate(self._running) if limit is not None and not row.done and row.length == limit + 1}
         if crossing and isinstance(self._batch, StaticBatch):
             crossing = {index for index, row in enumerate(self._running) if not row.done}
-        self._waiting.extendleft((self._running[index],) for index in sorted(crossing, reverse=True))
+        self._waiting.add_first([self._running[index] for index in sorted(crossing)])
         if len(crossing) == self._active:
             self._running, self._batch, self._sampler = [], None, None
         elif crossing:
             self._keep([index for index in range(len(self._running)) if index not in crossing])
 
+    def requeue(self) -> None:
+        """Let all rows wait again, with what they have made."""
+        rows = [row for row in self.rows if not row.done]
+        self._running, self._batch, self._sampler, self._prefilled = [], None, None, None
+        self._waiting.clear()
+        self.add(rows)
+
     def requeue_after_oom(self) -> Sequence[HFRow]:
         """After a pass that ran out of memory: all rows wait again, and fewer may run at a time. Returns the rows that did not fit even alone."""
         sequences, width, rows = self._load
-        self._running, self._batch, self._sampler, self._prefilled = [], None, None, None
+        self._prefixes.clear()
         if sequences > 1:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
-        self._queue()
+        self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]

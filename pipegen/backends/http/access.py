@@ -88,12 +88,12 @@ def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
     if base_url is None:
         return default, f"{default}/v1"
     try:
-        said = base_url.strip()
-        parts = urlsplit(said)
+        address = base_url.strip()
+        parts = urlsplit(address)
         port = parts.port
     except (AttributeError, ValueError):
         raise InvalidField("base_url takes the address of a server, such as 'http://localhost:8000'") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(c.isspace() or not c.isprintable() for c in said):
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(c.isspace() or not c.isprintable() for c in address):
         raise InvalidField("base_url takes an address that begins with http:// or https://, such as 'http://localhost:8000'")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise InvalidField("base_url takes an address without user, password, query and fragment: a key goes to api_key")
@@ -110,11 +110,11 @@ def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
 def access_to(base_url: str | None, *, default: str, variable: str, api_key: str | None = None, headers: Mapping[str, str] | None = None) -> Access:
     """The access to a server: the key is `api_key`, else that of the environment variable, else `EMPTY`. Raises `InvalidField` as `root_of` does."""
     key = api_key or os.environ.get(variable) or LOCAL_KEY
-    said = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **(headers or {})}
-    for name, value in said.items():
+    merged = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **(headers or {})}
+    for name, value in merged.items():
         if not isinstance(name, str) or not isinstance(value, str) or any(mark in value for mark in "\r\n\0") or not value.isascii():
             raise InvalidField("headers (and the key) take a mapping of strings in ASCII, without line breaks")
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers take names of letters, digits and dashes, such as 'X-Team'")
     root, api = addresses_of(base_url, default)
-    return Access(root, said, api)
+    return Access(root, merged, api)

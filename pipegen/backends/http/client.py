@@ -15,7 +15,7 @@ __all__ = ["BASE", "Broken", "Client", "Events", "Opened", "TooLong", "Upload", 
 BASE = 2**24
 """The bytes that any answer may have."""
 TOKEN, LIKELIEST, EXPERTS = 2**8, 2**8, 2**12
-"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are asked; and what is said of its experts, where that is."""
+"""The bytes that a token may add to an answer; each of its likeliest others, where logprobs are asked; and what is reported of its experts, where that is."""
 EVENT = 2**10
 """The bytes that an event of a stream may have besides: one comes for each token."""
 PIXEL = 2**6
@@ -178,7 +178,7 @@ class Client:
     def _data(self, body: bytes | Upload | None) -> tuple[Any, Mapping[str, str] | None]:
         """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
         if isinstance(body, Upload):
-            return body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body whose length is not said
+            return body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body of unknown length
         if body is None or len(body) > LARGE:
             return body and io.BytesIO(body), None
         return self._payload(body), None

@@ -126,7 +126,7 @@ class Room:
             if turn.done() and not turn.cancelled():
                 self.leave(size)
             else:
-                self._admit()  # whoever waits behind may fit
+                self._admit()  # another that waits may fit
             raise
 
     def leave(self, size: int) -> None:

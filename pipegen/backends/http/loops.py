@@ -37,6 +37,10 @@ class _Work(Generic[T]):
         else:
             self.done.set_result(task.result())
 
+    def call(self, do: Callable[[], object]) -> None:
+        """Have this done on its loop."""
+        self._loop.call_soon_threadsafe(do)
+
     def cancel(self) -> None:
         """Cancel it, and wait until it has ended."""
         self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
@@ -80,6 +84,10 @@ class LoopThread:
             if not at_work.done.done():
                 at_work.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> _Work[T]:
+        """Begin to await it on that loop."""
+        return _Work(self._running(), work)
 
     def iterate(self, events: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """Go through an asynchronous iterator on that loop; leaving early cancels it, and waits until it has ended."""

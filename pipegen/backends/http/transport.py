@@ -205,8 +205,8 @@ class Transport:
 
         def wait(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome is not None else None
-            said = error.error.retry_after if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited) else None
-            return max(said or 0.0, jitter(state))
+            pause = error.error.retry_after if isinstance(error, AttemptFailed) and isinstance(error.error, RateLimited) else None
+            return max(pause or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
             pause = wait(state) if state.attempt_number <= self.retries else 0.0

@@ -26,7 +26,6 @@ from pipegen.records.fields import InvalidField, freeze, record
 from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
-from pipegen.records.secret import revealed
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
@@ -41,7 +40,7 @@ ENDED = ("stop", "eos", "tool_calls", "function_call")
 
 @record
 class ChatOutput:
-    """What a chat server said in one row: `raw_text` as it came, `text` cut before the stop."""
+    """What a chat server answered for one row: `raw_text` as it came, `text` cut before the stop."""
 
     job: ResolvedRequest
     text: str
@@ -152,7 +151,7 @@ class ChatRow:
         return "".join(final)
 
     def _add(self, call: Mapping[str, Any], place: int) -> None:
-        """Add a tool call, or a piece of one: strings of arguments are joined, everything else is said once."""
+        """Add a tool call, or a piece of one: strings of arguments are joined, everything else comes once."""
         index = call.get("index", place)
         if type(index) is not int:
             self._error = MalformedResponse(f"tool_calls[{place}].index is {index!r:.40}")
@@ -181,7 +180,7 @@ class ChatRow:
         if self._error is not None:
             return Failure(self._error)
         finish, stop = self._ending()
-        said = ChatOutput(
+        output = ChatOutput(
             job=self._job,
             text="".join(self._text),
             raw_text="".join(self._raw),
@@ -194,7 +193,7 @@ class ChatRow:
             prompt_token_ids=self._prompt_ids,
             usage=freeze(self._usage),
         )
-        return Success(said)
+        return Success(output)
 
     def _ending(self) -> tuple[Finish, str | int | None]:
         if self._halted is not None:
@@ -211,51 +210,51 @@ class ChatRow:
         return Finish.EOS, None
 
 
-def result_of(said: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
     A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
     what was asked.
     """
-    made, asked = said.usage.get("completion_tokens", len(said.token_ids)), said.job.options.max_new_tokens or 0
-    wrong = _miscounted(said, made, route)
+    made, asked = output.usage.get("completion_tokens", len(output.token_ids)), output.job.options.max_new_tokens or 0
+    wrong = _miscounted(output, made, route)
     if wrong is not None:
         return Failure(wrong)
-    clipped = said.finish is Finish.LENGTH and 0 < made < asked
-    options = dataclasses.replace(said.job.options, max_new_tokens=made) if clipped else said.job.options
-    text = trimmed(said.text, options, plugins)
+    clipped = output.finish is Finish.LENGTH and 0 < made < asked
+    options = dataclasses.replace(output.job.options, max_new_tokens=made) if clipped else output.job.options
+    text = trimmed(output.text, options, plugins)
     if not is_ok(text):
         return Failure(text.failure())
     return Success(
         GenerationResult(
-            id=said.job.request.id,
+            id=output.job.request.id,
             text=text.unwrap(),
-            raw_text=said.raw_text,
-            prompt_token_ids=said.prompt_token_ids,
-            token_ids=said.token_ids,
-            finish=said.finish,
-            stop=said.stop,
-            prompt_tokens=said.usage.get("prompt_tokens", len(said.prompt_token_ids)),
+            raw_text=output.raw_text,
+            prompt_token_ids=output.prompt_token_ids,
+            token_ids=output.token_ids,
+            finish=output.finish,
+            stop=output.stop,
+            prompt_tokens=output.usage.get("prompt_tokens", len(output.prompt_token_ids)),
             completion_tokens=made,
-            logprobs=said.logprobs,
-            margin=closest_choice(said.logprobs),
+            logprobs=output.logprobs,
+            margin=closest_choice(output.logprobs),
             route=route,
-            reasoning=said.reasoning,
-            thinking_unfinished=not said.tool_calls and thinking_unfinished(said.finish, said.raw_text, reasoning=said.reasoning),
-            tool_calls=said.tool_calls,
+            reasoning=output.reasoning,
+            thinking_unfinished=not output.tool_calls and thinking_unfinished(output.finish, output.raw_text, reasoning=output.reasoning),
+            tool_calls=output.tool_calls,
             options=options,
             clipped_from=asked if clipped else None,
         )
     )
 
 
-def _miscounted(said: ChatOutput, made: int, route: str) -> MalformedResponse | None:
+def _miscounted(output: ChatOutput, made: int, route: str) -> MalformedResponse | None:
     """What is wrong where the server ended the row before it may end, or after it must: it did not do as it was asked.
 
     A plain server may count in tokens of another kind, so its count is not held against it.
     """
-    least, most = said.job.options.min_new_tokens or 0, said.job.options.max_new_tokens
-    if said.finish in (Finish.EOS, Finish.STOP_TOKEN, Finish.LENGTH) and 0 < made < least:
+    least, most = output.job.options.min_new_tokens or 0, output.job.options.max_new_tokens
+    if output.finish in (Finish.EOS, Finish.STOP_TOKEN, Finish.LENGTH) and 0 < made < least:
         return MalformedResponse(f"{route} ended the row after {made} tokens, of at least {least}")
     if most is not None and made > most and route != "openai_chat":
         return MalformedResponse(f"{route} generated {made} tokens, of at most {most}")
@@ -292,7 +291,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:
-            # The server's own cut could not be told from other ends: the stream is cut here instead, and closed.
+            # The server's own cut looks like other ends: the stream is cut here instead, and closed.
             return self.followed(0, asked, deadline, None)
         return self.sender.whole(WholeRow(self, asked), deadline)
 
@@ -333,7 +332,7 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=revealed(self.sender.settings.extra_body),
+                extra_body=self.sender.extra_body,
             )
         )
 
@@ -354,16 +353,16 @@ def _stops(job: ResolvedRequest) -> tuple[str, ...]:
 
 def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRequest]:
     """The request with its effective options, or the promise that does not hold when a server renders."""
-    said = request.options
+    given = request.options
     for name, asked, words in (
-        ("use_generation_config", said is not None and said.use_generation_config, "the checkpoint's generation settings are not known here"),
-        ("max_prompt_tokens", said is not None and said.max_prompt_tokens is not None, "the prompt's length is not known before the server has it"),
-        ("on_overflow", said is not None and said.on_overflow == "clip", "the prompt's length is not known before the server has it"),
+        ("use_generation_config", given is not None and given.use_generation_config, "the checkpoint's generation settings are not known here"),
+        ("max_prompt_tokens", given is not None and given.max_prompt_tokens is not None, "the prompt's length is not known before the server has it"),
+        ("on_overflow", given is not None and given.on_overflow == "clip", "the prompt's length is not known before the server has it"),
     ):
         if asked:
             return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour {name}: {words}", option=name))
     try:
-        options = resolve(said)
+        options = resolve(given)
     except InvalidField as refusal:
         return Failure(InvalidRequest(f"options: {refusal}"))
     if options.min_new_tokens and (engine.watches or (options.stop is not None and options.stop.stop)):
@@ -371,21 +370,21 @@ def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRe
             f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
         )
         return Failure(UnsupportedOption(words, option="min_new_tokens"))
-    if engine.server_limit and (said is None or said.max_new_tokens is None):
+    if engine.server_limit and (given is None or given.max_new_tokens is None):
         options = dataclasses.replace(options, max_new_tokens=None)
     chat = options.chat
     if (
         chat is not None
         and "reasoning_effort" in engine.sender.settings.extra_body
-        and (said is None or said.chat is None or said.chat.enable_thinking is None)
+        and (given is None or given.chat is None or given.chat.enable_thinking is None)
     ):
         # The servers themselves switch thinking on and off by it, unless the switch is set too.
         options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
     if engine.name == "openai_chat" and chat is not None:
-        if said is not None and said.chat is not None and said.chat.enable_thinking is False:
+        if given is not None and given.chat is not None and given.chat.enable_thinking is False:
             words = f"{shown(engine.name)} does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
-            return Failure(UnsupportedOption(words, option="enable_thinking", hint="leave it out, or say the server's own switch in extra_body"))
-        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is said of it
+            return Failure(UnsupportedOption(words, option="enable_thinking", hint="leave it out, or set the server's own switch in extra_body"))
+        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is sent
     if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
         return Failure(UnsupportedOption(f"{shown(engine.name)} always opens the assistant's turn", option="add_generation_prompt"))
     if engine.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:

@@ -10,7 +10,7 @@ its own in pipegen is passed on as it is.
 `extra_body` of chat completions: which of its fields a dialect has.
 
 >>> check_extra_body({"n": 2}, "plain").message
-'extra_body.n is said by pipegen itself'
+'extra_body.n is set by pipegen itself'
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> Unsupported
     """
     for name, value in extra_body.items():
         if name in SAID:
-            return UnsupportedOption(f"extra_body.{name} is said by pipegen itself", option=name, hint="leave it out: requests, samples and stream(...) say it")
+            return UnsupportedOption(f"extra_body.{name} is set by pipegen itself", option=name, hint="leave it out: requests, samples and stream(...) say it")
         if dialect == "plain" and name != "separate_reasoning":  # which has a keyword of its own, and is SGLang's
             continue
         if value is not None and name in REMOVED:

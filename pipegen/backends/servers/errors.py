@@ -29,12 +29,12 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     >>> retry_after({"retry-after": "2"}), retry_after({"retry-after": "Thu, 01 Jan 1970 00:00:10 GMT"}, now=4.0), retry_after({"retry-after": "soon"})
     (2.0, 6.0, None)
     """
-    said = headers.get("retry-after", "").strip()
+    header = headers.get("retry-after", "").strip()
     try:
-        seconds = float(said)
+        seconds = float(header)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(said).timestamp() - (time.time() if now is None else now)
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (time.time() if now is None else now)
         except (ValueError, TypeError, OverflowError, LookupError):
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
@@ -42,8 +42,8 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 
 def refusal_of(server: str, reply: WireReply, message: str) -> GenerationError:
     """The error of an answer that is none: 429 and 503 are `RateLimited`, 408 and 504 `Timeout`, 4xx `InvalidRequest`, and the rest `BackendFailed`."""
-    said = f": {message}" if message else ""
-    words = f"{server} answered {reply.status}{said}"[:1000]
+    ending = f": {message}" if message else ""
+    words = f"{server} answered {reply.status}{ending}"[:1000]
     if reply.status in (429, 503):
         return RateLimited(words, retry_after=retry_after(reply.headers))
     if reply.status in (408, 504):

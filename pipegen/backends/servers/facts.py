@@ -26,7 +26,7 @@ ABOUT = ("version", "enable_deterministic_inference", "max_req_input_len", "has_
 
 
 def models_of(answer: Mapping[str, Any]) -> dict[str, int | None]:
-    """The models that `/v1/models` lists, each with its context length where it is said.
+    """The models that `/v1/models` lists, each with its context length where the server reports it.
 
     >>> models_of({"data": [{"id": "tiny", "max_model_len": 256}, {"id": "other"}]})
     {'tiny': 256, 'other': None}

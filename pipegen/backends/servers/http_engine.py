@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast
@@ -87,8 +88,8 @@ class HttpEngine(ABC, Generic[A, R]):
     def _limit_by(self, facts: Facts) -> int | None:
         """How many tokens a row may have, prompt and answer together, as these facts say it."""
         model = self.sender.model(facts)
-        said = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
-        return min((limit for limit in said if limit is not None), default=None)
+        limits = (facts.models.get(model.unwrap() or "") if is_ok(model) else None, self.wire.limit(facts))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def close(self) -> None:
         """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""
@@ -109,6 +110,15 @@ class HttpEngine(ABC, Generic[A, R]):
     def stream(self, inputs: Sequence[A]) -> Iterator[Any]:
         """What comes as it comes, and one `RowDone` for each row."""
         return self._loop.iterate(lambda: self.astream(inputs))
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are kept under way for it: as many as may be at the server, and some that are ready when one of them ends."""
+        return self.sender.settings.max_in_flight * 5 // 4 + 1
+
+    def open(self, wake: Callable[[], object]) -> ServerCall[A, R]:
+        """A call whose rows are asked for on the loop of the thread that serves synchronous callers; each has a deadline of its own."""
+        return ServerCall(self, self._loop, wake)
 
     async def agenerate(self, inputs: Sequence[A]) -> list[Slot[R]]:
         """As `generate`, on the caller's own loop."""
@@ -131,6 +141,66 @@ class HttpEngine(ABC, Generic[A, R]):
                 yield event
         finally:
             await rows.aclose()
+
+
+class ServerCall(Generic[A, R]):
+    """An open call of a server: its rows are asked for as they are added, at most `max_in_flight` at a time."""
+
+    computes = False
+
+    def __init__(self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]) -> None:
+        self._engine, self._wake = engine, wake
+        self._waiting, self._ended = deque[tuple[int, A]](), deque[tuple[int, Slot[R]]]()
+        self._bug: BaseException | None = None
+        self._idle: set[asyncio.Future[None]] = set()
+        self._work = loop.begin(self._serve())
+
+    def add(self, inputs: Sequence[tuple[int, A]]) -> None:
+        self._waiting.extend(inputs)
+        self._work.call(self._came)
+
+    def step(self) -> list[tuple[int, Slot[R]]]:
+        """The rows that have ended; it never waits. A bug raises."""
+        if self._bug is not None:
+            raise self._bug
+        ended: list[tuple[int, Slot[R]]] = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def close(self) -> None:
+        """Cancel the rows that still run, and wait until they have ended."""
+        if not self._work.done.done():
+            self._work.cancel()
+
+    def _came(self) -> None:
+        """Let as many workers go on as there are rows that wait."""
+        for idle in [idle for idle in self._idle if not idle.done()][: len(self._waiting)]:
+            idle.set_result(None)
+
+    async def _serve(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._engine.sender.settings.max_in_flight):
+                    group.create_task(self._worker())
+        except BaseExceptionGroup as raised:
+            self._bug = raised.exceptions[0]
+            self._wake()
+
+    async def _worker(self) -> None:
+        transport = self._engine.sender.transport
+        while True:
+            while self._waiting:
+                number, asked = self._waiting.popleft()
+                slot = await self._engine.row(asked, transport.ends(transport.call_ends()))
+                self._ended.append((number, slot))
+                self._wake()
+            idle = asyncio.get_running_loop().create_future()
+            self._idle.add(idle)
+            try:
+                await idle
+            finally:
+                self._idle.discard(idle)
 
 
 @dataclass(slots=True)

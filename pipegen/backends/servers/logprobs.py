@@ -25,11 +25,11 @@ SENTINEL = -9999.0
 """What servers write where a log probability is minus infinity, or is not there."""
 Pair = tuple[Any, Any]
 Entry = tuple[Pair | None, list[Pair]]
-"""What is said of one generated token and of the likeliest there: (id, logprob) each, not checked yet."""
+"""What is reported for one generated token and the likeliest there: (id, logprob) each, not checked yet."""
 
 
 def logprobs_of(entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: int = 0, seen: int = 0) -> Slot[tuple[TokenLogprob, ...]]:
-    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does, and where more is said than was generated.
+    """One logprob for each of these tokens, `seen` of which came before. Fails as `logprob` does, and where more is reported than was generated.
 
     >>> logprobs_of([], (7,), seen=2).failure().message
     'there is no logprob of generated token 2 (id 7)'
@@ -46,13 +46,13 @@ def logprobs_of(entries: Sequence[Entry], token_ids: Sequence[int], *, wanted: i
     return Success(tuple(out))
 
 
-def entries_in(said: Any) -> list[Entry]:
+def entries_in(reported: Any) -> list[Entry]:
     """What the `logprobs` of a choice say: `content` of the chat form, its tokens named by `token_id` or as `token_id:5`; or the columns of completions."""
-    if not isinstance(said, Mapping):
+    if not isinstance(reported, Mapping):
         return []
-    if isinstance(said.get("content"), list):
-        return [(_named(entry), [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in said["content"]]
-    tokens, values, tops = (_listed(said, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    if isinstance(reported.get("content"), list):
+        return [(_named(entry), [_named(other) or (None, None) for other in _listed(entry, "top_logprobs")]) for entry in reported["content"]]
+    tokens, values, tops = (_listed(reported, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     rows: list[Entry] = []
     for place, (token, value) in enumerate(zip(tokens, values, strict=False)):
         table = tops[place] if place < len(tops) else None
@@ -95,21 +95,21 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > SENTINEL
 
 
-def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
-    """The logprob of the generated token at `index`, from the (id, logprob) that the server said of it and of the likeliest there.
+def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
+    """The logprob of the generated token at `index`, from the (id, logprob) that the server reports for it and for the likeliest there.
 
-    What is missing, no number, not finite, the sentinel that stands for minus infinity, or said of another token is `MalformedResponse`, which names
+    What is missing, no number, not finite, the sentinel that stands for minus infinity, or reported for another token is `MalformedResponse`, which names
     the index. 0.0 is a logprob. More of the likeliest than `wanted` were asked for the margin; where those are no numbers, it is not known.
 
     >>> logprob(5, 3, (5, None), (), 0).failure().message
     'the logprob of generated token 3 (id 5) is None, not a number'
     """
-    if said is None:
+    if reported is None:
         return malformed(f"there is no logprob of generated token {index} (id {token_id})")
-    if said[0] != token_id or isinstance(said[0], bool):
-        return malformed(f"the logprob of generated token {index} is said of id {said[0]!r:.40}, and the token has id {token_id}")
-    if not _number(said[1]):
-        return malformed(f"the logprob of generated token {index} (id {token_id}) is {said[1]!r:.40}, not a number")
+    if reported[0] != token_id or isinstance(reported[0], bool):
+        return malformed(f"the logprob of generated token {index} is reported for id {reported[0]!r:.40}, and the token has id {token_id}")
+    if not _number(reported[1]):
+        return malformed(f"the logprob of generated token {index} (id {token_id}) is {reported[1]!r:.40}, not a number")
     numbers = [(other, float(value)) for other, value in top if type(other) is int and _number(value)]
     if len(numbers) < wanted and len(numbers) < len(top):
         other, value = next(pair for pair in top if type(pair[0]) is not int or not _number(pair[1]))
@@ -118,7 +118,7 @@ def logprob(token_id: int, index: int, said: tuple[Any, Any] | None, top: Sequen
         return malformed(f"generated token {index} has {len(top)} top logprobs, and {wanted} were asked")
     likeliest = sorted(numbers, key=lambda entry: -entry[1])
     margin = margin_of(value for _, value in likeliest) if len(numbers) == len(top) >= MARGIN else None
-    return Success(TokenLogprob(token_id=token_id, logprob=float(said[1]), top=tuple(likeliest[:wanted]), margin=margin))
+    return Success(TokenLogprob(token_id=token_id, logprob=float(reported[1]), top=tuple(likeliest[:wanted]), margin=margin))
 
 
 Scores = tuple[tuple[float, bool], ...]

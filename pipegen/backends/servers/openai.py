@@ -12,12 +12,13 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -59,6 +60,7 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
         "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
+        **_form(options, dialect),
     }
     more: dict[str, Any] = {}
     if dialect != "plain" and chat is not None:
@@ -76,7 +78,6 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: b
                 **(chat.template_kwargs or {}),
                 **({} if thinking is None else {"enable_thinking": thinking}),
             },
-            **_form(options, dialect),
             "continue_final_message": True if chat.continue_final_message else None,
             "add_generation_prompt": (False if not chat.add_generation_prompt else None) if dialect == "vllm" else None,
             "no_stop_trim": True if dialect == "sglang" and stops else None,
@@ -110,8 +111,8 @@ def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completi
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
-    said = answer.get("usage")
-    return {name: value for name, value in said.items() if type(value) is int and 0 <= value < _MANY} if isinstance(said, Mapping) else {}
+    usage = answer.get("usage")
+    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
@@ -120,12 +121,12 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
 
 
 def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, place: str) -> Slot[Completion]:
-    said = choice.get(holder)
-    if not isinstance(said, Mapping):
-        return malformed(f"{place}.{holder} is {type(said).__name__}, not an object")
-    reasoning = said.get("reasoning_content") if said.get("reasoning_content") is not None else said.get("reasoning")
-    calls, finish, index = said.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
-    for name, value in (("content", said.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
+    message = choice.get(holder)
+    if not isinstance(message, Mapping):
+        return malformed(f"{place}.{holder} is {type(message).__name__}, not an object")
+    reasoning = message.get("reasoning_content") if message.get("reasoning_content") is not None else message.get("reasoning")
+    calls, finish, index = message.get("tool_calls") or [], choice.get("finish_reason"), choice.get("index", 0)
+    for name, value in (("content", message.get("content")), ("reasoning", reasoning), ("finish_reason", finish)):
         if value is not None and not isinstance(value, str):
             return malformed(f"{place}.{name} is {type(value).__name__}, not a string")
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls) or type(index) is not int:
@@ -144,7 +145,7 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
             prompt_token_ids=None if known is None else known.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
-            text=said.get("content"),
+            text=message.get("content"),
             reasoning=reasoning,
             tool_calls=tuple([freeze(call) for call in calls]),
             usage=_usage(answer),
@@ -166,7 +167,8 @@ def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
-    return {"vllm": vllm.unsupported, "sglang": sglang.unsupported}[dialect](ask) if dialect != "plain" else None
+    own = {"vllm": vllm.unsupported, "sglang": sglang.unsupported}.get(dialect)
+    return unsupported_with_form(ask.options, "openai_chat") if own is None else own(ask)
 
 
 def _lacking(reply: WireReply, request: WireRequest) -> str:

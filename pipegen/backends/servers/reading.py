@@ -17,9 +17,8 @@ from pipegen.backends.servers.wire import Completion, WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.fields import NESTING
-from pipegen.records.options import GenerationOptions
 
-__all__ = ["error_message", "form_of", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
+__all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,20 +33,6 @@ def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = list(value) if isinstance(value, tuple) else value
     return out
-
-
-def form_of(options: GenerationOptions) -> dict[str, Any]:
-    """What form the answer must have, under the option's name; empty where it is free.
-
-    >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
-    {'choice': ['a', 'b']}
-    """
-    asked = options.structured
-    if asked is None:
-        return {}
-    choice = None if asked.choice is None else list(asked.choice)
-    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
-    return {name: value for name, value in said.items() if value is not None}
 
 
 def malformed(words: str) -> Failure[Any]:
@@ -79,7 +64,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
 
 
 def _deeper(value: Any, data: bytes) -> bool:
-    """Whether a value is nested too deeply for whoever reads it by recursion."""
+    """Whether a value is nested too deeply to be read by recursion."""
     if data.count(b"[") + data.count(b"{") <= NESTING:
         return False
     level = [value]
@@ -120,9 +105,9 @@ def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:
             if isinstance(holder, str):
                 return holder[:2000], value
             if isinstance(holder, Mapping):
-                said = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
-                if said is not None:
-                    return (said if isinstance(said, str) else json.dumps(said))[:2000], holder
+                words = next((holder[name] for name in ("message", "detail") if holder.get(name)), None)
+                if words is not None:
+                    return (words if isinstance(words, str) else json.dumps(words))[:2000], holder
     return text[:2000], {}
 
 

@@ -23,7 +23,7 @@ import functools
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from returns.result import Failure, Success
 
@@ -40,6 +40,7 @@ from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ServerSettings
+from pipegen.records.secret import revealed
 
 __all__ = ["Asked", "Make", "Sender"]
 
@@ -89,8 +90,14 @@ class Sender:
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model
         self.transport = Transport(access, settings)
+        self._extra_body = LastCallCache(revealed)
         self.directory = Directory(self.transport, wire.about)
         self.model = LastCallCache(self._model_by)
+
+    @property
+    def extra_body(self) -> dict[str, Any]:
+        """What is merged into each body, secrets revealed; nobody may change it."""
+        return cast("dict[str, Any]", self._extra_body(self.settings.extra_body))
 
     async def facts(self, deadline: float) -> Facts:
         """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""

@@ -32,7 +32,6 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Raw
 from pipegen.records.scores import Continued, TokenScores
-from pipegen.records.secret import revealed
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
@@ -56,6 +55,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         super().__init__(wire, access, settings, model)
         self._checkpoint: ModelMetadata = checkpoint
         self._ends = LastCallCache(self._ends_of)
+        self._room = LastCallCache(self._room_by)
 
     @property
     def identity(self) -> str:
@@ -70,8 +70,15 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         honours = ENGINES[self.name] if self.wire.honours is None else self.wire.honours
         if facts.about.get("enable_deterministic_inference") is True:
             honours |= {"repeatable"}
-        limits = {"context_length": self.limit_of(facts), "vocab_size": self._checkpoint.vocab_size}
-        return Capabilities(engine=self.name, honours=honours - {"images"} if reason else honours, reason=reason, **limits)
+        room = self._room(facts)
+        return dataclasses.replace(room, honours=honours - {"images"} if reason else honours, reason=reason)
+
+    def _room_by(self, facts: Facts) -> Capabilities:
+        """The limits of a row, which is all that `check_fit` asks for."""
+        fills = self.sender.settings.server_limit
+        return Capabilities(
+            engine=self.name, honours=frozenset(), context_length=self.limit_of(facts), vocab_size=self._checkpoint.vocab_size, fills_context=fills
+        )
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return grid_only(self._checkpoint.prepare_image(source, options, index), self.name)
@@ -125,7 +132,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
             refused = refused or self._checkpoint.check_server_resize(prompt)
         if refused is not None:
             return Failure(refused)
-        room = _room_for(self.name, self.limit_of(facts), self._checkpoint.vocab_size)
+        room = self._room(facts)
         other = other_factors(self._checkpoint.positions, encoded, room)
         return check_fit(encoded, room) if other is None else Failure(other)
 
@@ -164,8 +171,8 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         plan, server_side_stops = plan_stops(options, self.tokenizer), self.wire.server_side_stops(options) - facts.lacks
         ids = ending_ids(options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size)
         hidden = self.wire.raw_stops and (options.decode is None or options.decode.skip_special_tokens is not False)
-        told = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
-        stops = plan.text if told else ()
+        at_server = "stops" in server_side_stops and not (hidden and any(touches(stop, tuple(self.tokenizer.special_tokens)) for stop in plan.text))
+        stops = plan.text if at_server else ()
         return _Ends(ids, stops, followed=bool(plan.raw) or stops != plan.text or (bool(ids) and "ids" not in server_side_stops))
 
     def heavy(self, asked: Encoded) -> bool:
@@ -187,7 +194,7 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
                 model=model,
                 rid=rid,
                 stream=stream,
-                extra_body=revealed(self.sender.settings.extra_body),
+                extra_body=self.sender.extra_body,
             )
         )
 
@@ -242,12 +249,6 @@ class _Scored(_Whole):
             return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
         logprobs, greedy = zip(*completion.scores, strict=True)
         return Success(TokenScores(continued=self.continued, logprobs=logprobs, greedy=greedy))
-
-
-@functools.lru_cache(maxsize=64)
-def _room_for(name: str, limit: int | None, vocab_size: int | None) -> Capabilities:
-    """What `check_fit` asks of an engine: its name and its limits."""
-    return Capabilities(engine=name, honours=frozenset(), context_length=limit, vocab_size=vocab_size)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,8 +11,8 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends import grammar
 from pipegen.backends.http.last_call import LastCallCache
-from pipegen.backends.servers import reading
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
@@ -33,7 +33,7 @@ MOST_STOPS = 32
 
 
 def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
-    """SGLang's `sampling_params` for these options, everything said; `None` is not sent.
+    """SGLang's `sampling_params` for these options, everything set; `None` is not sent.
 
     `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `server_side_stops`).
     """
@@ -42,7 +42,7 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
-    said = {
+    params = {
         **wire_fields(options, "sglang"),
         "n": n if n > 1 else None,
         "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
@@ -56,12 +56,12 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
         "spaces_between_special_tokens": False,
         **form_of(options),
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
     """The form of the answer, in SGLang's words: a choice is a regular expression of its texts."""
-    form = reading.form_of(options)
+    form = grammar.form_of(options)
     return {"regex": "(" + "|".join(map(re.escape, form["choice"])) + ")"} if "choice" in form else form
 
 
@@ -85,6 +85,9 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
         words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
+    refused = grammar.unsupported_with_form(options, "sglang_server")
+    if refused is not None:
+        return refused
     changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
     if options.logprobs and changed:
         words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"
@@ -164,8 +167,8 @@ def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Co
             return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
         noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
         if ask.options.logprobs:
-            told = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
-            first = seen if isinstance(told, list) and len(told) == seen + len(new) else 0
+            entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+            first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
             noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
         known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
         scores = scores_of_meta(meta, ask) if ask.scored else Success(None)

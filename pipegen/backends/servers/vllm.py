@@ -11,11 +11,12 @@ from typing import Any
 
 from returns.result import Failure, Success
 
+from pipegen.backends.grammar import form_of, unsupported_with_form
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
-from pipegen.backends.servers.reading import error_message, form_of, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -34,7 +35,7 @@ MOST_LOGPROBS = 20
 
 
 def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
-    """vLLM's `SamplingParams` for these options, everything said; `None` is not sent.
+    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
     """
@@ -43,7 +44,7 @@ def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
 
 @LastCallCache
 def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
-    said = {
+    params = {
         **wire_fields(options, "vllm"),
         "n": n,
         "top_k": options.top_k,
@@ -59,7 +60,7 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
         "detokenize": bool(stops),
         "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def logprobs_asked(options: GenerationOptions) -> int | None:
@@ -86,7 +87,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
         words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
-    return None
+    return unsupported_with_form(options, "vllm_server")
 
 
 def server_side_stops(options: GenerationOptions) -> frozenset[str]:
@@ -112,16 +113,16 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     if ask.images:
         words = "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
-    said: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
+    reports: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
     params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
     del params["detokenize"]
-    said |= {"prompt_logprobs": 1} if ask.scored else {}
-    return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **said}, ask))
+    reports |= {"prompt_logprobs": 1} if ask.scored else {}
+    return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **reports}, ask))
 
 
 def _request(path: str, body: dict[str, Any], ask: ServerRequest, *, lacks: str = "") -> WireRequest:
-    said = {name: value for name, value in body.items() if value is not None}
-    return WireRequest(path=path, body=merged(said, ask.extra_body) if ask.extra_body else said, stream=ask.stream, rid=ask.rid, lacks=lacks)
+    present = {name: value for name, value in body.items() if value is not None}
+    return WireRequest(path=path, body=merged(present, ask.extra_body) if ask.extra_body else present, stream=ask.stream, rid=ask.rid, lacks=lacks)
 
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
@@ -175,7 +176,7 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
 
 
 _TOO_LONG = (
-    re.compile(r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length \((?P<limit>\d+)\)"),  # where max_tokens is not said
+    re.compile(r"[Ii]nput length \((?P<prompt>\d+)\) exceeds (?:the )?model's maximum context length \((?P<limit>\d+)\)"),  # where max_tokens is not set
     re.compile(r"decoder prompt \(length (?P<prompt>\d+)\).*longer than the maximum model length of (?P<limit>\d+)", re.DOTALL),
     re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?prompt contains (?:at least )?(?P<prompt>\d+)", re.DOTALL),
     re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the (?:messages|prompt)", re.DOTALL),

@@ -24,7 +24,7 @@ __all__ = ["Completion", "Facts", "ServerRequest", "Wire", "WireReply", "WireReq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRequest:
-    """One generation as a server is asked for it, whatever the engine: everything said, nothing of the wire's own words yet."""
+    """One generation as a server is asked for it, whatever the engine: everything set, nothing of the wire's own words yet."""
 
     token_ids: tuple[int, ...] = ()
     """The prompt, with one placeholder for each image; empty where the server renders."""

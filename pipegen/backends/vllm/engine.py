@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +16,14 @@ from returns.result import Failure
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.grammar import grammar_of, unsupported_with_form
+from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
 from pipegen.backends.vllm.scoring import queue_scores, scores_of
-from pipegen.backends.vllm.start import check_arguments, image_limit
+from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -35,6 +37,10 @@ from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 
 __all__ = ["VLLMEngine"]
+
+
+_SEQUENCES = 256
+"""Rows that vLLM runs side by side where nothing is said; on a GPU more, where its memory takes them."""
 
 
 class VLLMEngine(CheckpointEngine):
@@ -56,7 +62,7 @@ class VLLMEngine(CheckpointEngine):
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
-        limits = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
+        limits: dict[str, Any] = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
         return Capabilities(engine=self.name, honours=honours, reason=reason, **limits)
 
     @cached_property
@@ -102,17 +108,20 @@ class VLLMEngine(CheckpointEngine):
         """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
         return self._run(inputs, text=True)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests are kept under way for it: twice as many as vLLM runs side by side, so that its scheduler has some to choose from."""
+        return 2 * int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
+
+    def open(self, wake: Callable[[], object]) -> VLLMCall:
+        """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
+        return VLLMCall(self, text=False)
+
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
-        if not inputs:
-            return
-        running = self._core.running()
-        rows, call = self._rows(inputs, text=text), Call(running)
-        try:
-            yield from self._begin(rows, call, running)
-            while not all(row.done for row in rows):
-                yield from _taken(rows, call, call.step())
-        finally:
-            call.leave()
+        with contextlib.closing(VLLMCall(self, text=text)) as call:
+            call.add([*enumerate(inputs)])
+            while call.rows:
+                yield from call.events()
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
@@ -124,14 +133,18 @@ class VLLMEngine(CheckpointEngine):
         return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
-        if not inputs:
+        made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
+        for done in newly_done(made):
+            yield done
+        rows = {row.position: row for row in made if not row.done}
+        if not rows:
             return
         running = await asyncio.to_thread(self._core.running)
-        rows, call = self._rows(inputs, text=text), Call(running, waits=False)
+        call = Call(running, waits=False)
         try:
-            for refused in await asyncio.to_thread(self._begin, rows, call, running):
+            for refused in await asyncio.to_thread(self._begin, list(rows.values()), call, running):
                 yield refused
-            while not all(row.done for row in rows):
+            while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
                     yield event
         finally:
@@ -180,22 +193,27 @@ class VLLMEngine(CheckpointEngine):
                 slots[position] = Failure(refused)
         return slots
 
-    def _rows(self, inputs: Sequence[Encoded], *, text: bool) -> list[VLLMRow]:
-        said: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        return [VLLMRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **said) for position, encoded in enumerate(inputs)]
+    def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
+        shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
+        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for number, encoded in inputs]
+        for row in rows:
+            row.fail(unsupported_with_form(row.options, self.name))
+            if takes_grammars(self._checkpoint.load):
+                row.follow(grammar_of(row.options, self.tokenizer, self.eos_token_ids, self._checkpoint.vocab_size, self.name))
+        return rows
 
     @property
     def _most_logprobs(self) -> int:
         """How many logprobs of a position vLLM may be asked for."""
-        said = self._checkpoint.load.engine_kwargs.get("max_logprobs")
-        return said if isinstance(said, int) else MOST_LOGPROBS
+        limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
+        return limit if isinstance(limit, int) else MOST_LOGPROBS
 
     def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
         capabilities = self.capabilities
         for row in rows:
             self._queue(row, call, running, capabilities)
-        return [RowDone(row=row.position, slot=row.slot()) for row in rows if row.done]
+        return list(newly_done(rows))
 
     def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
@@ -207,7 +225,7 @@ class VLLMEngine(CheckpointEngine):
             return
         prompt = row.encoded.prompt
         try:
-            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs)
+            params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs, grammar=row.grammar)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return
@@ -229,12 +247,56 @@ def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slot
             slots[position] = scores_of(inputs[position], output.prompt_logprobs)
 
 
-def _taken(rows: Sequence[VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
+class VLLMCall:
+    """The rows of one call, to which more may be added. vLLM starts with the first one."""
+
+    computes = True
+
+    def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
+        self._engine, self._text = engine, text
+        self._call: Call | None = None
+        self.rows: dict[int, VLLMRow] = {}
+        """The rows that have not ended."""
+        self._refused: list[RowDone] = []
+
+    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+        """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
+        rows = self._engine._rows(inputs, text=self._text)
+        self.rows.update((row.position, row) for row in rows)
+        self._refused += newly_done(rows)
+        live = [row for row in rows if not row.done]
+        if live:
+            running = self._engine._core.running()
+            self._call = self._call or Call(running)
+            self._refused += self._engine._begin(live, self._call, running)
+
+    def events(self) -> list[TokensMade | RowDone]:
+        """What has come, after a step where nothing has. Raises as `generate` does."""
+        events: list[TokensMade | RowDone] = [*self._refused]
+        self._refused.clear()
+        if not events and self._call is not None:
+            events = list(_taken(self.rows, self._call, self._call.step()))
+        for event in events:
+            if isinstance(event, RowDone):
+                del self.rows[event.row]
+        return events
+
+    def step(self) -> list[tuple[int, Slot[Raw]]]:
+        """The rows that have ended, after a step where none has."""
+        return [(event.row, event.slot) for event in self.events() if isinstance(event, RowDone)]
+
+    def close(self) -> None:
+        """End the rows that still run."""
+        if self._call is not None:
+            self._call.leave()
+
+
+def _taken(rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:
     """What the outputs bring to their rows; vLLM hears of those that end by stop strings and plugins, of which it does not know."""
     ended: list[int] = []
     for position, output in outputs:
-        row = rows[position]
-        if row.done:
+        row = rows.get(position)
+        if row is None or row.done:
             continue
         event = row.take_output(output)
         if event is not None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from returns.result import Failure
+
+from pipegen.backends.grammar import form_of, has_form
 from pipegen.backends.rows import EngineRow, other_prompt
 from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
-from pipegen.core.errors import MalformedResponse
+from pipegen.core.errors import MalformedResponse, UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
-from pipegen.records.results import Encoded, Prompt
+from pipegen.records.results import Encoded, Finish, Prompt, Raw
 from pipegen.stages.parts.row_decoder import ending_ids
 
 __all__ = ["VLLMRow", "differs", "vllm_prompt"]
@@ -71,6 +75,7 @@ class VLLMRow(EngineRow):
         super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
         self._most_logprobs = most_logprobs
         self.ending_ids = ending_ids(encoded.options, tokenizer, eos_token_ids, vocab_size)
+        self._tokenizer, self._ends = tokenizer, {*eos_token_ids, *tokenizer.special_tokens.values()}
         self._prompt_seen = False
         self.whole = not self.decoder.reads
 
@@ -112,3 +117,15 @@ class VLLMRow(EngineRow):
             self.fail(failure("vLLM ended the row with an error", "row"))
         else:
             self.fail(MalformedResponse(f"vLLM ended the row as {reason!r} after {len(self.token_ids)} tokens, where nothing ends it"))
+
+    def slot(self) -> Slot[Raw]:
+        """The finished row's answer. Where a form is too large for vLLM's library, it lets the answer end anywhere, and says so in its log alone."""
+        made, ids = super().slot(), self.token_ids
+        if self.grammar is None or not is_ok(made) or self.options.structured is None or self.decoder.finish not in (Finish.EOS, Finish.STOP_TOKEN):
+            return made
+        if ids[-1] not in self._ends or has_form(self.options.structured, self._tokenizer.decode(ids[:-1])):
+            return made
+        (name,) = form_of(self.options)
+        return Failure(
+            UnsupportedOption(f"vLLM ended the answer before it had its form: {name} is too large for it", option=name, hint=f"take a simpler {name}")
+        )

@@ -259,11 +259,15 @@ class Call:
 
     def step(self) -> list[tuple[int, Any]]:
         """Rows with their new outputs. Raises `CallFailed`."""
-        return [(self._rows[output.request_id], output) for output in self._running.step(self._box)]
+        return self._placed(self._running.step(self._box))
 
     async def astep(self) -> list[tuple[int, Any]]:
         """As `step`, beside the event loop."""
-        return [(self._rows[output.request_id], output) for output in await self._running.astep(self._box)]
+        return self._placed(await self._running.astep(self._box))
+
+    def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
+        """The outputs with their rows; a row whose last one this is, is forgotten."""
+        return [(self._rows.pop(output.request_id) if output.finished else self._rows[output.request_id], output) for output in outputs]
 
     def drop(self, rows: Collection[int]) -> None:
         """End these rows where they still run."""

@@ -1,4 +1,4 @@
-"""Options as vLLM's `SamplingParams`, one fresh one for each row, with everything said."""
+"""Options as vLLM's `SamplingParams`, one fresh one for each row, with everything set."""
 
 # vLLM need not be installed where types are checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -9,7 +9,7 @@ import functools
 import math
 from typing import Any
 
-from pipegen.backends.servers.reading import form_of
+from pipegen.backends.grammar import form_of
 from pipegen.core.errors import UnsupportedOption
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -47,32 +47,27 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     if options.temperature and options.temperature < least:
         words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
         return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {least:g} and above")
-    form = next(iter(form_of(options)), None)
-    if form is not None and options.min_new_tokens:
-        words = f"vllm does not honour min_new_tokens={options.min_new_tokens} with {form}: an answer that is complete before could neither end nor go on"
-        return UnsupportedOption(words, option="min_new_tokens")
-    if form is not None and options.stop is not None and options.stop.ignore_eos:
-        words = f"vllm does not honour ignore_eos=True with {form}: what came after the answer's end would not have its form"
-        return UnsupportedOption(words, option="ignore_eos")
     return None
 
 
-def _structured(options: GenerationOptions) -> dict[str, Any]:
-    """The form of the answer as an argument of `SamplingParams`; its name and its record's name depend on the version."""
-    form = form_of(options)
+def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, Any]:
+    """The form of the answer as an argument of `SamplingParams`, as a grammar where there is one; its name and its record's name depend on the version."""
+    form = form_of(options) if grammar is None else {"grammar": grammar}
     if not form:
         return {}
     from vllm import sampling_params as module
 
     ((name, value),) = form.items()
-    said = {"json" if name == "json_schema" else name: value}
+    current_form = {"json" if name == "json_schema" else name: value}
     current = getattr(module, "StructuredOutputsParams", None)
-    return {"structured_outputs": current(**said)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**said)}
+    return {"structured_outputs": current(**current_form)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**current_form)}
 
 
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False, most_logprobs: int = MOST_LOGPROBS) -> Any:
+def sampling_params(
+    options: GenerationOptions, ending_ids: tuple[int, ...], *, whole: bool = False, most_logprobs: int = MOST_LOGPROBS, grammar: str | None = None
+) -> Any:
     """The parameters of one row. `ending_ids` are all the ids that end it, the checkpoint's end tokens among them; `whole` asks for one output, at its end;
-    `most_logprobs` is vLLM's own `max_logprobs`.
+    `most_logprobs` is vLLM's own `max_logprobs`; `grammar` is the form of the answer, where vLLM is to take it from pipegen.
 
     vLLM halts at those ids. Stop strings and plugins are followed by pipegen, token by token, as for every engine; so vLLM makes no text.
     """
@@ -90,7 +85,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], *, 
         detokenize=False,
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
-        **_structured(options),
+        **_structured(options, grammar),
     )
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "engine_arguments",
     "image_limit",
     "starting",
+    "takes_grammars",
 ]
 
 
@@ -167,7 +168,7 @@ def image_limit(checkpoint: Checkpoint) -> int | None:
 
 
 def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The arguments of `EngineArgs`, everything that decides about the output said explicitly. Raises as `check_arguments` does."""
+    """The arguments of `EngineArgs`, everything that decides about the output set explicitly. Raises as `check_arguments` does."""
     check_arguments(checkpoint)
     load = checkpoint.load
     arguments: dict[str, Any] = {
@@ -179,13 +180,28 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
     }
     if load.revision is not None:
         arguments |= {"revision": load.revision, "tokenizer_revision": load.revision}
+    if takes_grammars(load):
+        arguments["structured_outputs_config"] = GRAMMARS
     if load.batch_size is not None:
         arguments["max_num_seqs"] = load.batch_size
     if "disable_log_stats" in argument_names():
         arguments["disable_log_stats"] = True
     if checkpoint.is_vision_model and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
-    return {**arguments, **revealed(load.engine_kwargs)}
+    given = dict(revealed(load.engine_kwargs))
+    if takes_grammars(load) and "structured_outputs_config" in given:
+        given["structured_outputs_config"] = {**GRAMMARS, **given["structured_outputs_config"]}
+    return {**arguments, **given}
+
+
+GRAMMARS: Mapping[str, Any] = {"backend": "guidance"}
+"""vLLM's settings for forms of answers, where nothing is said. With its own ("auto") the first row decides for all which library has the forms of answers."""
+
+
+def takes_grammars(load: ModelLoadConfig) -> bool:
+    """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not where a setting names another library than llguidance."""
+    said = load.engine_kwargs.get("structured_outputs_config", {})
+    return isinstance(said, Mapping) and said.get("backend", "guidance") == "guidance"
 
 
 def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -146,6 +146,17 @@ def added(tokenizer: Tokenizer, token_id: int) -> str | None:
     return of_tokenizer(tokenizer.piece, token_id) if isinstance(tokenizer, SpellsAlone) else None
 
 
+def own_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of a token as it is after other text; U+FFFD for a part of a character.
+
+    >>> from pipegen.testing.toy import ToyTokenizer
+    >>> own_text(ToyTokenizer(), 97), own_text(ToyTokenizer(), 255)
+    ('a', '\ufffd')
+    """
+    piece = added(tokenizer, token_id)
+    return _alone(tokenizer, token_id) if piece is None else piece
+
+
 @functools.lru_cache(maxsize=2**16)
 def _alone(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of one token by itself."""

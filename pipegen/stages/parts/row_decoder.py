@@ -101,10 +101,13 @@ class RowDecoder:
     def take(self, token_ids: Sequence[int]) -> str:
         """`feed` for several tokens, up to the one that ends the row."""
         ids, shown = self.token_ids, ""
-        if not self.reads and self.finish is None and len(ids) + len(token_ids) <= self.last and self._endings.keys().isdisjoint(token_ids):
-            ids += token_ids
+        if not self.reads and self.finish is None:  # all but those that may end the row are only stored
+            stored = token_ids[: max(0, self.last - len(ids))]
+            if not self._endings.keys().isdisjoint(stored):
+                stored = stored[: next(place for place, token_id in enumerate(stored) if token_id in self._endings)]
+            ids += stored
             self._looked = len(ids)
-            return ""
+            token_ids = token_ids[len(stored) :]
         for token_id in token_ids:
             if token_id in self.stop_safe and len(ids) < self.last:
                 ids.append(token_id)

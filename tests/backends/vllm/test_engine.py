@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ from returns.result import Failure
 from support.models import encoded, write_model
 
 import pipegen as pg
+from pipegen.backends.vllm import engine as vllm_engine
 from pipegen.backends.vllm.engine import VLLMEngine
 from pipegen.backends.vllm.sampling import sampling_params
 from pipegen.core.distribution import install_hint
@@ -163,6 +165,45 @@ def test_the_form_of_the_answer_is_said_in_the_words_of_the_version(
     free = sampling_params(encoded([10]).options, ())
     assert not hasattr(free, "structured_outputs")
     assert not hasattr(free, "guided_decoding")
+    own = sampling_params(encoded([10], structured={name: FORMS[name]}).options, (), grammar="start: x")
+    assert getattr(own, argument) == form(grammar="start: x")
+
+
+@pytest.mark.parametrize(
+    ("said", "settings", "taken"),
+    [
+        ({}, {"backend": "guidance"}, True),
+        ({"structured_outputs_config": {"enable_in_reasoning": True}}, {"backend": "guidance", "enable_in_reasoning": True}, True),
+        ({"structured_outputs_config": {"backend": "xgrammar"}}, {"backend": "xgrammar"}, False),
+        ({"structured_outputs_config": {"backend": "auto"}}, {"backend": "auto"}, False),
+    ],
+)
+def test_forms_are_given_as_grammars_where_no_other_library_is_named(
+    said: dict[str, Any], settings: dict[str, Any], taken: bool, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    running = engine(engine_kwargs=said)
+    asked: list[Any] = []
+    plain = vllm_engine.sampling_params
+    monkeypatch.setattr(vllm_engine, "sampling_params", lambda *args, **more: asked.append(more["grammar"]) or plain(*args, **more))
+    slots = running.generate([encoded([10], max_new_tokens=1, structured={"choice": ("a", "b")})])
+    assert pg.is_ok(slots[0])
+    assert started[0].arguments.structured_outputs_config == settings
+    ends = " | ".join(f"<[{number}]>" for number in running.eos_token_ids)
+    assert asked == [f'start: form ({ends})\nform: TEXT\nTEXT: "a" | "b"\n' if taken else None]
+
+
+@pytest.mark.parametrize("form", [{"regex": "("}, {"json_schema": {"not": {}}}, {"json_schema": {"type": "no"}}])
+def test_a_form_that_cannot_be_compiled_fails_its_slot_and_starts_nothing(form: Any, started: list[Any]) -> None:
+    pytest.importorskip("llguidance")
+    bad = encoded([10], max_new_tokens=1, structured=form)
+    (slot,) = engine().generate([bad])
+    assert isinstance(slot.failure(), pg.UnsupportedOption)
+    assert slot.failure().option in form
+    assert asyncio.run(engine().agenerate([bad])) == [slot]
+    assert started == []
+    both = engine().generate([bad, encoded([10], max_new_tokens=1)])
+    assert [pg.is_ok(one) for one in both] == [False, True]
 
 
 @pytest.mark.parametrize(("option", "more"), [("min_new_tokens", {"min_new_tokens": 1}), ("ignore_eos", {"stop": pg.StopOptions(ignore_eos=True)})])
@@ -171,6 +212,19 @@ def test_what_would_break_the_form_of_the_answer_is_refused(option: str, more: d
     assert isinstance(slots[0].failure(), pg.UnsupportedOption)
     assert slots[0].failure().option == option
     assert pg.is_ok(slots[1])
+
+
+@pytest.mark.parametrize(("text", "fine"), [("yes", True), ("ye", False), ("", False)])
+def test_an_answer_that_vllm_ends_before_it_has_its_form_fails(text: str, fine: bool, started: list[Any]) -> None:
+    pytest.importorskip("llguidance")
+    running = engine()
+    (row,) = running._rows([encoded([10], max_new_tokens=20, structured={"choice": ("yes", "no")})], text=False)
+    row.take([*running.tokenizer.encode(text), running.eos_token_ids[0]])
+    slot = row.slot()
+    assert pg.is_ok(slot) is fine
+    if not fine:
+        assert slot.failure().option == "choice"
+        assert "ended the answer before it had its form" in slot.failure().message
 
 
 def test_what_does_not_fit_the_running_engine_is_too_long(started: list[Any]) -> None:  # T7

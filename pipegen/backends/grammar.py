@@ -1,0 +1,174 @@
+"""The form of an answer as a grammar. Engines that run in this process are given the same grammar text, so that they leave the same tokens to choose from.
+
+The grammar is Lark's, as the library llguidance reads it: the form, and then one of the tokens that end the answer. JSON has no white space between its
+parts (a schema's own `x-guidance` may say otherwise).
+
+>>> from pipegen.records.option_records import StructuredOptions
+>>> text_of(StructuredOptions(choice=("yes", "no")), (2, 5))
+'start: form (<[2]> | <[5]>)\\nform: TEXT\\nTEXT: "yes" | "no"\\n'
+"""
+
+# llguidance need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from returns.result import Failure, Success
+
+from pipegen.core.border import guard
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.slots import Slot
+from pipegen.engines.extras import MissingExtra, need
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.engine_list import shown
+from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.stages.stopping import ending_ids
+
+__all__ = ["cannot_compile", "form_of", "grammar_of", "has_form", "text_of", "unsupported_with_form"]
+
+
+def form_of(options: GenerationOptions) -> dict[str, Any]:
+    """What form the answer must have, under the option's name; empty where it is free.
+
+    >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
+    {'choice': ['a', 'b']}
+    """
+    asked = options.structured
+    if asked is None:
+        return {}
+    choice = None if asked.choice is None else list(asked.choice)
+    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_here: bool = False) -> UnsupportedOption | None:
+    """What an engine cannot honour of a form and what stands beside it; None where all is well.
+
+    `masked_here` says that pipegen itself masks the logits. Then `min_new_tokens` is kept beside a form, and logprobs are the model's own; others take
+    logprobs after the mask.
+    """
+    name = next(iter(form_of(options)), None)
+    if name is None or options.structured is None:
+        return None
+    beside = f"{shown(engine)} does not honour {{}} with {name}: "
+    if options.min_new_tokens and not masked_here:
+        words = beside.format(f"min_new_tokens={options.min_new_tokens}") + "an answer that is complete before could neither end nor go on"
+        return UnsupportedOption(words, option="min_new_tokens")
+    if options.stop is not None and options.stop.ignore_eos:
+        words = beside.format("ignore_eos=True") + "what came after the answer's end would not have its form"
+        return UnsupportedOption(words, option="ignore_eos")
+    if options.logprobs and not masked_here:
+        words = beside.format("logprobs=True") + "it takes them among the tokens that the form allows, so they are not the model's own"
+        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or take hf")
+    wrong = _wrong_with(options.structured)
+    return cannot_compile(name, wrong) if wrong else None
+
+
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propertyNames", "allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+@functools.lru_cache(maxsize=1024)
+def _wrong_with(form: StructuredOptions) -> str:
+    """What is wrong with a schema by JSON Schema itself, whichever engine reads it: a type that there is not. Empty where nothing is, or was found."""
+    parts: list[Any] = [json.loads(form.json_schema)] if isinstance(form.json_schema, str) else []
+    while parts:
+        schema = parts.pop()
+        if not isinstance(schema, dict):
+            continue
+        kinds = schema.get("type", ())
+        for kind in kinds if isinstance(kinds, (list, tuple)) else (kinds,):
+            if not isinstance(kind, str) or kind not in TYPES:
+                return f"Invalid type: {kind if isinstance(kind, str) else json.dumps(kind)}"
+        for key in _SCHEMAS:
+            inner = schema.get(key)
+            parts += inner if isinstance(inner, list) else [inner]
+        for key in _MAPS:
+            inner = schema.get(key)
+            parts += inner.values() if isinstance(inner, dict) else ()
+    return ""
+
+
+def grammar_of(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int | None, engine: str) -> Slot[str | None]:
+    """The grammar of the answer, checked; None where its form is free.
+
+    A complete answer ends with one of the model's end tokens, or with another special token that ends the row. Gives `UnsupportedOption`, which names the
+    option, for a form that llguidance does not take, and where llguidance is not installed.
+    """
+    name = next(iter(form_of(options)), None)
+    if name is None or options.structured is None:
+        return Success(None)
+    try:
+        need("llguidance", "structured", f"{name} on {shown(engine)}")
+    except MissingExtra as missing:
+        return Failure(UnsupportedOption(str(missing), option=name))
+    kept = {*eos_token_ids, *tokenizer.special_tokens.values()}
+    ends = tuple(number for number in ending_ids(options, tokenizer, eos_token_ids, vocab_size) if number in kept)
+    if not ends:
+        words = f"{shown(engine)} does not honour {name}: the model has no end token, with which a complete answer could end"
+        return Failure(UnsupportedOption(words, option=name, hint="say one in stop_token_ids"))
+    made = guard(functools.partial(_checked, options.structured, ends), lambda raised: cannot_compile(name, raised.words))
+    return made.bind(lambda checked: Failure(cannot_compile(name, checked[1])) if checked[1] else Success(checked[0]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _checked(form: StructuredOptions, ends: tuple[int, ...]) -> tuple[str, str]:
+    """The grammar, and what is wrong with it; an empty text where nothing is."""
+    from llguidance import LLMatcher
+
+    text = text_of(form, ends)
+    return text, LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text))
+
+
+@functools.lru_cache(maxsize=256)
+def _by_bytes(form: StructuredOptions) -> Any:
+    """The grammar of a form alone, over bytes instead of a model's tokens."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(text_of(form, ())), log_level=0)
+
+
+def has_form(form: StructuredOptions, text: str) -> bool:
+    """Whether a whole text has the form. A space that the tokenizer does not show at the very start may be missing."""
+    for answer in (text.encode(), b" " + text.encode()):
+        matcher = _by_bytes(form).deep_copy()
+        if matcher.try_consume_tokens(list(answer)) == len(answer) and matcher.is_accepting():
+            return True
+    return False
+
+
+def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
+    """The grammar of a form, ended by one of these tokens where there are some. Of a regular expression, llguidance says how it is written in a grammar."""
+    if form.choice is not None:
+        body = "TEXT\nTEXT: " + " | ".join(map(json.dumps, form.choice))  # a name in capitals is one lexeme, however many texts there are
+    elif form.regex is not None:
+        from llguidance import regex_to_lark
+
+        body = f"/{regex_to_lark(form.regex, '')}/"
+    else:
+        schema = json.loads(str(form.json_schema))
+        own = schema.get("x-guidance")
+        settings = {"whitespace_flexible": False, **(own if isinstance(own, dict) else {})}
+        body = "%json " + json.dumps({**schema, "x-guidance": settings})
+    end = f" ({' | '.join(f'<[{number}]>' for number in ends)})" if ends else ""
+    return f"start: form{end}\nform: {body}\n"
+
+
+def cannot_compile(option: str, wrong: str) -> UnsupportedOption:
+    """The error for a form that llguidance does not take, in its words.
+
+    >>> cannot_compile("json_schema", "at 2(7): failed to compile JSON schema: Invalid type: no\\n   1 | start: ...").message
+    'json_schema cannot be compiled: Invalid type: no'
+    >>> cannot_compile("regex", 'at 2(7): invalid regex "(" (in regex): regex parse error:\\n (\\n ^\\nerror: unclosed group').message
+    'regex cannot be compiled: unclosed group'
+    """
+    wrong = wrong.partition("\n<state>")[0]
+    found = re.search(r"^error: (.*)", wrong, re.MULTILINE) or re.search(r"failed to compile JSON schema: (.*)", wrong) or re.match(r"(.*)", wrong)
+    return UnsupportedOption(f"{option} cannot be compiled: {found[1] if found else wrong}"[:600], option=option, hint=f"correct {option}, or leave it out")

@@ -1,0 +1,105 @@
+"""`pipegen estimate`: what a run of these requests will take."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import islice
+from typing import Any
+
+from pipegen.cli.outputs import printable
+from pipegen.cli.plugins import attached
+from pipegen.cli.progress import shown_time
+from pipegen.cli.sources import Question, open_source
+from pipegen.cli.usage import Load, open_routes, refuse
+from pipegen.core.slots import is_ok
+from pipegen.drivers.batch import prepare_batch
+from pipegen.io.tables import Columns, TableError
+from pipegen.plugins import Plugin
+from pipegen.records import strict_json
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.report.estimate import Estimate, prepared
+
+__all__ = ["price_of", "run_estimate"]
+
+_TOGETHER = 32
+_SHOWN = 10
+"""How many over-long requests are shown."""
+
+
+def price_of(text: str | None) -> tuple[float, float] | None:
+    """The prices of `--price IN,OUT`."""
+    if text is None:
+        return None
+    try:
+        prompt, generated = (float(part) for part in text.split(","))
+    except ValueError:
+        refuse(f"takes two prices for a million tokens, prompt and generated, such as 0.15,0.60, not {text!r}", "--price")
+    if not (0 <= prompt < 1e12 and 0 <= generated < 1e12):
+        refuse(f"takes prices of at least 0, not {text!r}", "--price")
+    return prompt, generated
+
+
+def run_estimate(
+    source: str | None,
+    asked: Question,
+    columns: Columns,
+    load: Load,
+    options: GenerationOptions | None,
+    images: ImagePolicy,
+    policy: RequestPolicy,
+    *,
+    plugins: tuple[Plugin, ...] = (),
+    price: tuple[float, float] | None = None,
+    speed: float | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the estimate. The exit code: 0 if every request has a prompt that fits, else 1."""
+    if source is None and asked.prompt is None:
+        refuse("say what would be asked: IN, a file or a folder, or --prompt with one question", "IN")
+    if speed is not None and not 0 < speed < 1e12:
+        refuse(f"takes tokens a second, above 0, not {speed}", "--speed")
+    estimate = Estimate()
+    with contextlib.ExitStack() as stack:
+        asked = asked._replace(system=load.system if asked.system is None else asked.system)
+        opened = open_source(source, asked, images, columns, stack)
+        route = stack.enter_context(attached(open_routes(load), plugins))
+        try:
+            while batch := list(islice(opened.items, _TOGETHER)):
+                made = prepared(route, prepare_batch([item.slot for item in batch], options, images, policy))
+                for item, (slot, samples) in zip(batch, made, strict=True):
+                    if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
+                        refuse(f"{slot.failure().message}: take --backend hf, or a token server, with the same model", "--backend")
+                    estimate.add(str(item.origin.id), slot, samples)
+        except TableError as refusal:
+            refuse(str(refusal), "IN")
+    plain = estimate.plain(price, speed)
+    print(strict_json.dump(plain) if as_json else printable(in_words(plain)))
+    return 1 if estimate.errors else 0
+
+
+def in_words(plain: dict[str, Any]) -> str:
+    """The estimate for a reader."""
+    rows = [("requests", f"{plain['requests']:,}")]
+    if plain["longest_prompt"] is not None:
+        longest = plain["longest_prompt"]
+        rows += [
+            ("prompt tokens", f"{plain['prompt_tokens']:,}, {plain['mean_prompt_tokens']:,} a request"),
+            ("longest prompt", f"{longest['tokens']:,} ({longest['id']})"),
+        ]
+    if plain["images"]:
+        rows.append(("images", f"{plain['images']:,}, with {plain['image_tokens']:,} of the prompt tokens"))
+    rows.append(("shared prefixes", f"{plain['shared_prefix_share']:.1%} of the prompt tokens: a prefix cache saves {plain['shared_prefix_tokens']:,}"))
+    rows.append(("generated tokens", f"at most {plain['most_completion_tokens']:,} (max_new_tokens of each)"))
+    if "most_cost" in plain:
+        rows.append(("cost", f"at most {plain['most_cost']:,.2f}, of it {plain['prompt_cost']:,.2f} for the prompts"))
+    if "most_seconds" in plain:
+        rows.append(("time", f"at most {shown_time(plain['most_seconds'])}"))
+    lines = [f"{name:<17} {value}" for name, value in rows]
+    if plain["failed"]:
+        lines.append(f"{plain['failed']:,} would fail:")
+        lines += [f"  {found['count']:,} {kind}, the first is {found['first']}" for kind, found in plain["errors"].items()]
+    if plain["too_long"]:
+        listed = ", ".join(f"{one['id']} ({one['tokens']:,})" for one in plain["too_long"][:_SHOWN])
+        lines.append(f"  too long: {listed}" + (", ..." if len(plain["too_long"]) > _SHOWN else ""))
+    return "\n".join(lines)

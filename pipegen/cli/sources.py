@@ -1,0 +1,142 @@
+"""What IN is: a file of lines, a table, a text file, a folder, one question or stdin, each as requests one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipegen.cli.inputs import Item, from_csv, from_folder, from_lines, from_table, from_text, one_question, with_system
+from pipegen.cli.usage import refuse
+from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import lines_of
+from pipegen.io.tables import TARGETS, Columns, Table, TableError, is_table, read_table
+from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, line_values, schema_of_kinds
+from pipegen.media.folder import SUFFIXES, images_in
+from pipegen.records.fields import nearest
+from pipegen.records.requests import ImagePolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Question", "Source", "columns_of", "open_source"]
+
+
+class Question(NamedTuple):
+    """What is asked beside IN: of each image of a folder, or alone."""
+
+    prompt: str | None = None
+    system: str | None = None
+    images: tuple[str, ...] = ()
+    sidecar: str | None = None
+    overwrite: bool = False
+    """Whether sidecars are replaced."""
+
+
+class Source(NamedTuple):
+    """An input that is open."""
+
+    items: Iterator[Item]
+    columns: Columns
+    folder: Path | None
+    """Where relative paths of images start."""
+    total: Callable[[], int | None]
+    """How much there is to read, in the units of `Origin.read`: None where unknown."""
+    rows: Callable[[], int | None]
+    """How many requests there are: None where unknown. The input may be read once for it."""
+    kinds: Callable[[], dict[str, str]]
+    """The columns of the input and what they hold, where a file does not say it: the input is read once for it."""
+    table: Table | None = None
+
+    def names(self) -> list[str]:
+        """The columns of the input."""
+        return list(self.table.schema.names) if self.table is not None else list(self.kinds())
+
+    def schema(self) -> pa.Schema:
+        """The columns of the input with their types."""
+        return self.table.schema if self.table is not None else schema_of_kinds(self.kinds())
+
+
+def columns_of(maps: Sequence[str]) -> Columns:
+    """The columns of `--map prompt=question,id=uid`; `metadata=seed` carries a column along that has another's name."""
+    fields: dict[str, str] = {}
+    kept: set[str] = set()
+    for entry in (part for text in maps for part in text.split(",")):
+        field, equals, column = entry.partition("=")
+        if not (field and equals and column):
+            refuse(f"takes FIELD=COLUMN, such as prompt=question, not {entry!r}", "--map")
+        if field not in TARGETS:
+            refuse(f"{field!r} is no field of a request{nearest(field, TARGETS)}; one of {', '.join(TARGETS)}", "--map")
+        if field in fields:
+            refuse(f"says two columns for {field}", "--map")
+        if field == "metadata":
+            kept.add(column)
+        else:
+            fields[field] = column
+    return Columns(fields, frozenset(kept))
+
+
+def open_source(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack, flag: str = "IN") -> Source:
+    """Open an input: a wrong one is bad usage, of that flag."""
+    try:
+        return _opened(source, asked, images, columns, stack)
+    except OSError as refusal:
+        refuse(f"{source!r} cannot be read: {refusal.strerror or refusal}", flag)
+    except (TableError, MissingExtra) as refusal:
+        refuse(str(refusal), flag)
+
+
+def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack) -> Source:
+    if source is None:
+        kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
+        return Source(one_question(asked.prompt or "", asked.system, asked.images), columns, None, lambda: 1, lambda: 1, lambda: kinds)
+    if source == "-":
+        return Source(
+            from_lines(sys.stdin.buffer, None, columns),
+            columns,
+            None,
+            lambda: None,
+            lambda: None,
+            partial(refuse, "a table as OUT takes a file as IN", "--out"),
+        )
+    path = Path(source)
+    if path.is_dir() and (asked.prompt is not None or not is_table(path)):
+        if next(images_in(path), None) is None:
+            raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}) and no tables (.parquet, .arrow)")
+        items = from_folder(path, asked.prompt or "", asked.system, asked.sidecar, asked.overwrite)
+        count = partial(_count, images_in(path))
+        return Source(items, columns, None, count, count, lambda: {"image": "string"})
+    folder = None if images.root is not None else path.absolute() if path.is_dir() else path.absolute().parent
+    shown = folder or Path(os.path.abspath(images.root or "."))
+    if is_table(path):
+        table = read_table(path)
+        columns.check(table.schema.names, path)
+        return Source(with_system(from_table(table, folder, columns), asked.system), columns, shown, lambda: table.count, lambda: table.count, dict, table)
+    if path.suffix.lower() == ".csv":
+        names = csv_header(path)
+        columns.check(names, path)
+        items = with_system(from_csv(source, folder, columns), asked.system)
+        count = partial(_count, csv_rows(source))
+        return Source(items, columns, shown, count, count, lambda: dict.fromkeys(names, "string"))
+    stream = stack.enter_context(path.open("rb"))
+    size = os.fstat(stream.fileno()).st_size or None
+    if path.suffix.lower() == ".txt":
+        return Source(with_system(from_text(stream), asked.system), columns, shown, lambda: size, partial(_lines, path), lambda: {"prompt": "string"})
+    items = with_system(from_lines(stream, folder, columns), asked.system)
+    return Source(items, columns, shown, lambda: size, partial(_lines, path), lambda: column_kinds(line_values(path)))
+
+
+def _lines(path: Path) -> int | None:
+    """How many lines of a regular file are not blank."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as stream:
+        return _count(lines_of(stream))
+
+
+def _count(things: Iterable[object]) -> int:
+    return sum(1 for _ in things)

@@ -1,0 +1,208 @@
+"""`pipegen view`: results as a page to look at, alone or beside those of another run."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipegen.cli.export import command_in
+from pipegen.cli.inputs import Item
+from pipegen.cli.outputs import say
+from pipegen.cli.sources import Question, open_source
+from pipegen.cli.usage import refuse
+from pipegen.core.slots import is_ok
+from pipegen.engines.extras import MissingExtra
+from pipegen.io.jsonl import request_from_row
+from pipegen.io.results_in import results_in
+from pipegen.io.tables import Columns, TableError
+from pipegen.jobs.journal import JournalError, new_file
+from pipegen.media.image import open_image
+from pipegen.media.source import load_sources
+from pipegen.records.messages import ImageSource, plain_messages, shown
+from pipegen.records.plain import carried
+from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
+from pipegen.report.boxes import Scale, boxes_in
+from pipegen.report.gallery import PAGE_ROWS, Entry, Overview, Picture, card, ending, opening
+
+__all__ = ["run_view"]
+
+_SIDE = 480
+"""The longest side of an image on the page, in pixels."""
+_SAMPLES = 16
+"""Samples of one request that are shown."""
+
+
+class _View(NamedTuple):
+    results: Path
+    other: Path | None
+    asked: Path | None
+    """The input of the run."""
+    scale: Scale
+
+
+def run_view(
+    results: Path, other: Path | None, out: Path | None, asked: Path | None, *, scale: Scale, images: ImagePolicy, show: bool = False, rows: int = PAGE_ROWS
+) -> int:
+    """Write the page, or a folder of pages where there are more than `rows` results. The exit code is 0."""
+    view = _View(results, other, asked, scale)
+    try:
+        overview, count = _overview(view)
+        pages = max(1, -(-count // rows))
+        out = out if out is not None else results.with_suffix(".html" if pages == 1 else ".pages")
+        if pages == 1 and out.is_dir():
+            refuse(f"{out} is a folder; give a file in it", "--out")
+        if pages > 1 and not out.is_dir():
+            out.mkdir()
+        names = ["index.html", *(f"page-{number:04}.html" for number in range(2, pages + 1))]
+        cards = _cards(view, images)
+        for number, name in enumerate(names):
+            with new_file(out if pages == 1 else out / name) as stream:
+                stream.write(opening(overview, number, pages, names).encode())
+                for _, text in zip(range(rows), cards, strict=False):
+                    stream.write(text.encode())
+                stream.write(ending().encode())
+    except (TableError, MissingExtra) as refusal:
+        refuse(str(refusal), "RESULTS")
+    except JournalError as refusal:
+        refuse(str(refusal), "--out")
+    except OSError as refusal:
+        refuse(f"{refusal.filename!r} cannot be read or written: {refusal.strerror}", "RESULTS")
+    if show:
+        import webbrowser
+
+        webbrowser.open((out if pages == 1 else out / names[0]).absolute().as_uri())
+    say(f"{out if pages == 1 else out / names[0]}: {count} results" + (f" on {pages} pages" if pages > 1 else ""))
+    return 0
+
+
+def _overview(view: _View) -> tuple[Overview, int]:
+    """The counts of all results: the file is read once for them."""
+    kinds: Counter[str] = Counter()
+    errors: set[str] = set()
+    others = _by_id(view.other)
+    count = differing = 0
+    for values in results_in(view.results):
+        entry = _entry(values)
+        count += 1
+        kinds[entry.kind] += 1
+        if not entry.ok:
+            errors.add(entry.kind)
+        against = others.get(entry.id)
+        differing += against is None or (against.ok, against.texts) != (entry.ok, entry.texts)
+    name = None if view.other is None else view.other.name
+    return Overview(view.results.name, kinds, frozenset(errors), name, differing if name is not None else 0), count
+
+
+def _by_id(path: Path | None) -> dict[str, Entry]:
+    return {} if path is None else {entry.id: entry for entry in map(_entry, results_in(path))}
+
+
+def _cards(view: _View, images: ImagePolicy) -> Iterator[str]:
+    others = _by_id(view.other)
+    names = None if view.other is None else (view.results.name, view.other.name)
+    with contextlib.ExitStack() as stack:
+        asked = _Asked(view, images, stack)
+        for values in results_in(view.results):
+            entry = _entry(values)
+            request, metadata = asked.of(entry.id, values)
+            prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
+            sources = () if request is None else request.sources
+            pictures = [_picture(source, entry, view.scale, images, alone=len(sources) == 1) for source in sources]
+            yield card(entry, str(prompt), pictures, metadata, others.get(entry.id), compared=names)
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    """A result of any form, as it is shown. What a file lacks is left out."""
+    name = str(values.get("id"))
+    if not values.get("ok"):
+        error = values.get("error")
+        error = error if isinstance(error, Mapping) else {}
+        return Entry(name, str(error.get("type")), False, error=(str(error.get("message") or ""), str(error.get("hint") or "")))
+    samples = values.get("samples")
+    texts = [one.get("text") for one in samples if isinstance(one, Mapping)][:_SAMPLES] if isinstance(samples, list) and samples else [values.get("text")]
+    shown_facts = (("prompt tokens", "prompt_tokens"), ("generated", "completion_tokens"), ("stop", "stop"), ("margin", "margin"), ("route", "route"))
+    facts = tuple((label, str(values[key])) for label, key in shown_facts if values.get(key) not in (None, "", 0))
+    calls = values.get("tool_calls")
+    facts += (("tool calls", str(calls)),) if calls else ()
+    return Entry(
+        name,
+        str(values.get("finish")),
+        True,
+        tuple(str(text or "") for text in texts),
+        str(values.get("raw_text") or ""),
+        reasoning=str(values.get("reasoning") or ""),
+        facts=facts,
+    )
+
+
+class _Asked:
+    """The requests of the results: of the rows themselves, or of the input of the run, which is read beside them."""
+
+    def __init__(self, view: _View, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
+        self._items: Iterator[Item] = iter(())
+        self._columns = Columns()
+        job = Path(f"{view.results}.job")
+        if view.asked is not None:
+            opened = open_source(str(view.asked), Question(None), images, Columns(), stack, "--input")
+            self._items = opened.items
+        elif (job / "command.json").is_file():
+            command = command_in(job)
+            self._columns = Columns(dict(command.columns), frozenset(command.kept))
+            if command.source is None or os.path.exists(command.source):  # it may be gone, and the answers are there still
+                asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
+                self._items = open_source(command.source, asked, images, self._columns, stack).items
+        self._passed: dict[str, Item] = {}
+
+    def of(self, name: str, values: Mapping[str, Any]) -> tuple[GenerationRequest | None, Mapping[str, Any]]:
+        """The request of a result, and what was carried along with it."""
+        row = values.get("row")
+        metadata = values.get("metadata")
+        if isinstance(row, Mapping):
+            own = self._columns.request(row)
+            _, slot = request_from_row({key: value for key, value in own.items() if key in ("messages", "prompt", "images", "image")}, 1)
+            return (slot.unwrap() if is_ok(slot) else None), {key: value for key, value in carried(own).items() if value is not None}
+        found = self._passed.pop(name, None)
+        while found is None:
+            item = next(self._items, None)
+            if item is None:
+                break
+            if str(item.origin.id) == name:
+                found = item
+            elif len(self._passed) < PAGE_ROWS:
+                self._passed[str(item.origin.id)] = item  # rows may be in another order
+        request = None if found is None or not is_ok(found.slot) else found.slot.unwrap()
+        return request, metadata if isinstance(metadata, Mapping) else {}
+
+
+def _prompt(request: GenerationRequest) -> str:
+    if request.messages is None:
+        return request.prompt or ""
+    turns = []
+    for message in plain_messages(request.messages):
+        content = message["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        turns.append(f"{message['role']}: " + "".join(part["text"] if part["type"] == "text" else "[image] " for part in parts))
+    return "\n".join(turns)
+
+
+def _picture(source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool) -> Picture:
+    """An image of the request, small, with the boxes of the answer where it is the only one."""
+    name = Path(source.path).name if source.path is not None else "" if source.data is not None else shown(source.url or "")
+    loaded = load_sources(VlmGenerationRequest(prompt="", images=[source]), images)
+    if not is_ok(loaded):
+        return Picture(loaded.failure().message, None)
+    opened = open_image(loaded.unwrap().sources[0].data or b"", images)
+    if not is_ok(opened):
+        return Picture(opened.failure().message, None)
+    image = opened.unwrap()
+    boxes = boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
+    image.thumbnail((_SIDE, _SIDE))
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=85)
+    return Picture(name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes)

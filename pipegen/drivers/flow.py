@@ -1,0 +1,359 @@
+"""Continuous feeding: many small pipes under way at once, whose calls of one engine are merged into one call that is fed while it runs.
+
+Each request is a pipe of its own, a *unit*. Units are taken from the input, prepared up to their first call, and their rows are added to the open call of
+that engine. When the last row of a unit's call has ended, the unit goes on to its next call or to its end. So no request waits for another one, and an
+engine has rows to work on as long as there is input.
+
+**Bounds.** At most `in_flight` units are under way: as many as keep the engine full, which it tells, where the caller says nothing. Of the units that have
+ended, at most `REORDER` times as many wait for slower ones before them; then no input is taken until these have ended. No more units are prepared while
+the images of those under way take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+
+**Threads.** Stages, and engines of this process, work in the thread of who asks for the next slot. Images are read and resized on a few threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar
+
+from returns.result import Failure
+
+from pipegen.core.backend import BatchCall, FedBackend, OpenCall
+from pipegen.core.border import Raised, attempt, guard
+from pipegen.core.calls import Call
+from pipegen.core.drive import Returned, Started, advance, begin, drive
+from pipegen.core.errors import CallFailed, InternalError
+from pipegen.core.parallel import WORKERS
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.drivers.batch import admitted, loaded
+from pipegen.engines.extras import MissingExtra
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow", "NoRequest"]
+
+K = TypeVar("K")
+IN_FLIGHT = 64
+"""Requests under way for an engine that does not tell what keeps it full."""
+REORDER = 8
+"""So many times the requests under way may have ended and wait for one before them."""
+HELD_BYTES = 512 * 2**20
+"""Bytes of the images of requests under way, beyond which no more are prepared."""
+
+
+class NoRequest(Enum):
+    """What an input gives besides requests."""
+
+    NOW = auto()
+    """There is none at present; `Flow.wake` tells when to ask again."""
+    MORE = auto()
+    """There will be none any more."""
+
+
+class _Unit(Generic[K]):
+    """One request on its way."""
+
+    def __init__(self, key: K, asked: Slot[GenerationRequest]) -> None:
+        self.key, self.asked = key, asked
+        self.at_work: Started | None = None
+        """The pipe, up to the call under way."""
+        self.answers: list[Any] = []
+        """Of that call, as far as its rows have ended."""
+        self.missing = 0
+        """Its rows that have not."""
+        self.bytes = 0
+        """What its images take."""
+        self.slot: Slot[Any] | None = None
+        self.bug: Exception | None = None
+        """What raises when its turn comes."""
+
+    @property
+    def ended(self) -> bool:
+        return self.slot is not None or self.bug is not None
+
+
+class _Feed:
+    """The open call of one engine, the rows to be added next, and to which unit and place each row belongs."""
+
+    def __init__(self, call: OpenCall[Any, Any]) -> None:
+        self.call = call
+        self.new: list[tuple[int, Any]] = []
+        self.rows: dict[int, tuple[_Unit[Any], int]] = {}
+
+
+class Flow(Generic[K]):
+    """The slots of any number of requests; see the module.
+
+    take: gives the next key and request, or why there is none.
+    finished: is told of each slot as soon as there is one, before its turn.
+    isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe[GenerationRequest, Any],
+        take: Callable[[], tuple[K, Any] | NoRequest],
+        options: GenerationOptions | None = None,
+        *,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        isolate_bugs: bool = False,
+        finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
+    ) -> None:
+        self._pipe, self._take, self._options = pipe, take, options
+        self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
+        self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
+        self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
+        self._turns: deque[_Unit[K]] = deque()
+        """The units to be given out: all that were taken where they are ordered, else those that have ended."""
+        self._units: dict[int, _Unit[K]] = {}
+        """The units under way."""
+        self._waiting = 0
+        """Units that have ended and were not given out."""
+        self._bytes = 0
+        self._rows = 0
+        self._feeds: dict[int, _Feed] = {}
+        self._more, self._nothing_now = True, False
+        self._input_error: Exception | None = None
+        self._preparing: dict[Future[Started], _Unit[K]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._woken = threading.Event()
+        self.closed = False
+        """Whether no more work is wanted."""
+
+    def wake(self) -> None:
+        """Let a thread that waits within `round` look again: a row has ended, there is a request, or the flow is to be closed."""
+        self._woken.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._units)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all requests were taken and given out. Raises what the input raised, once all before it was given out."""
+        if self._more or self._units or self._waiting:
+            return False
+        if self._input_error is not None:
+            raise self._input_error
+        return True
+
+    def slots(self) -> Generator[tuple[K, Slot[Any]], None, None]:
+        """The keys and slots of all requests. Bugs raise when their turn comes, those of an engine at once."""
+        try:
+            while not self.exhausted:
+                yield from self.round()
+        finally:
+            self.close()
+
+    def round(self) -> Iterator[tuple[K, Slot[Any]]]:
+        """Take the requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
+        self._woken.clear()
+        self._fill()
+        if not (self._turns and self._turns[0].ended):
+            self._work()
+        while self._turns and self._turns[0].ended:
+            unit = self._turns.popleft()
+            self._waiting -= 1
+            if unit.bug is not None:
+                raise unit.bug
+            yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
+
+    def close(self) -> None:
+        """End all that is under way."""
+        self.closed, self._more = True, False
+        self.wake()
+        feeds, self._feeds = list(self._feeds.values()), {}
+        for feed in feeds:
+            feed.call.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for unit in self._units.values():
+            if unit.at_work is not None:
+                unit.at_work.running.close()
+        self._units.clear()
+
+    def _fill(self) -> None:
+        while self._more and self.room > 0:
+            given = attempt(self._take)
+            if not is_ok(given):
+                self._more, self._input_error = False, given.failure()
+                return
+            taken = given.unwrap()
+            self._nothing_now = taken is NoRequest.NOW
+            if isinstance(taken, NoRequest):
+                self._more = taken is NoRequest.NOW
+                return
+            self._begin(*taken)
+
+    @property
+    def room(self) -> int:
+        """How many requests may be taken now."""
+        crowded = self._bytes >= HELD_BYTES or len(self._preparing) >= 4 * WORKERS
+        return 0 if (crowded and self._units) or self._waiting >= REORDER * self._limit else self._limit - len(self._units)
+
+    def _begin(self, key: K, request: Any) -> None:
+        """Prepare a request: at once, or on another thread where it has images."""
+        asked = admitted(request, self._options, self._allows)
+        unit = _Unit(key, asked)
+        self._units[id(unit)] = unit
+        if self._ordered:
+            self._turns.append(unit)
+        if not (is_ok(asked) and asked.unwrap().sources):
+            self._advance(unit, lambda: begin(self._pipe, (unit.asked,)))
+            return
+        self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-flow")
+        future = self._pool.submit(lambda: begin(self._pipe, (loaded(asked, self._reads),)))
+        self._preparing[future] = unit
+        future.add_done_callback(lambda _: self.wake())
+
+    def _work(self) -> None:
+        """Let prepared units go on, and each engine of this process work for one step; wait where nothing else is to be done."""
+        prepared = [future for future in self._preparing if future.done()]
+        for future in prepared:
+            self._advance(self._preparing.pop(future), future.result)
+        worked = bool(prepared)
+        for backend, feed in list(self._feeds.items()):
+            if feed.rows and not self._awaits_more(feed):
+                worked |= self._step(backend, feed) or feed.call.computes
+        idle = not worked and not any(unit.ended for unit in self._turns)
+        if idle and (self._units or self._more) and not self.closed:
+            self._woken.wait()
+
+    def _awaits_more(self, feed: _Feed) -> bool:
+        """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
+        if not feed.call.computes or len(feed.new) < len(feed.rows):
+            return False
+        more = self._more and self.room > 0 and not self._nothing_now
+        return bool(self._preparing) or (more and isinstance(feed.call, BatchCall))
+
+    def _step(self, backend: int, feed: _Feed) -> bool:
+        """Add what is new, and take what has ended; whether something has."""
+
+        def stepped() -> Sequence[tuple[int, Slot[Any]]]:
+            new, feed.new = feed.new, []
+            if new:
+                feed.call.add(new)
+            return feed.call.step()
+
+        made = attempt(stepped)
+        if is_ok(made):
+            ended = made.unwrap()
+        else:
+            del self._feeds[backend]
+            feed.call.close()
+            raised = made.failure()
+            if not isinstance(raised, CallFailed):
+                self._isolate(feed, raised)
+                return True
+            ended = [(row, Failure(raised.error)) for row in feed.rows]
+        for row, answer in ended:
+            unit, place = feed.rows.pop(row)
+            unit.answers[place] = answer
+            unit.missing -= 1
+            if not unit.missing and unit.at_work is not None:
+                running = unit.at_work.running
+                self._advance(unit, lambda running=running, unit=unit: Started(running, advance(running, unit.answers)))  # type: ignore[misc]
+        return bool(ended)
+
+    def _advance(self, unit: _Unit[K], go: Callable[[], Started]) -> None:
+        """Let a unit go on to its next call or to its end. A bug in its stages is its own."""
+        gone = attempt(go)
+        if not is_ok(gone):
+            bug = gone.failure()
+            if self._isolates and not isinstance(bug, MissingExtra):
+                self._end(unit, _isolated(self._pipe, [unit.asked], bug)[0])
+                return
+            unit.bug, self._more = bug, False
+            self._end(unit, None)
+            return
+        unit.at_work = gone.unwrap()
+        step = unit.at_work.step
+        if isinstance(step, Returned):
+            self._end(unit, step.batch[0])
+            return
+        feed = self._feed(step)
+        unit.answers, unit.missing = [None] * len(step.inputs), len(step.inputs)
+        self._bytes -= unit.bytes
+        unit.bytes = sum(map(_image_bytes, step.inputs))
+        self._bytes += unit.bytes
+        for place, asked in enumerate(step.inputs):
+            feed.rows[self._rows] = unit, place
+            feed.new.append((self._rows, asked))
+            self._rows += 1
+
+    def _feed(self, wanted: Call) -> _Feed:
+        backend = wanted.backend
+        if self._limits is not None and id(backend) not in self._limits:
+            self._limits[id(backend)] = backend.in_flight if isinstance(backend, FedBackend) else IN_FLIGHT
+            self._limit = max(self._limits.values())
+        if id(backend) not in self._feeds:
+            self._feeds[id(backend)] = _Feed(backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
+        return self._feeds[id(backend)]
+
+    def _end(self, unit: _Unit[K], slot: Slot[Any] | None) -> None:
+        """A unit has its slot, or a bug."""
+        unit.slot, unit.at_work = slot, None
+        del self._units[id(unit)]
+        self._bytes -= unit.bytes
+        self._waiting += 1
+        if not self._ordered:
+            self._turns.append(unit)
+        if slot is not None:
+            self._finished(unit.key, slot)
+
+    def _isolate(self, feed: _Feed, bug: Exception) -> None:
+        """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
+        if not self._isolates or isinstance(bug, MissingExtra):
+            raise bug
+        units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
+        for unit, slot in zip(units, _isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
+            if unit.at_work is not None:
+                unit.at_work.running.close()
+            self._end(unit, slot)
+
+
+def _image_bytes(asked: Any) -> int:
+    """What the images of a call's input take, in bytes: as pixels, or as they came."""
+    prompt = getattr(asked, "prompt", None)
+    if prompt is not None:
+        return sum(len(image.rgb) for image in prompt.images)
+    request = getattr(asked, "request", None)
+    return 0 if request is None else sum(len(source.data or b"") for source in request.sources)
+
+
+def _isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:
+    """The slots of requests of which a bug raised in the run of all: run again in halves, down to the one that raises, which fails with `InternalError`.
+
+    A package that is missing is no bug of a request: that comes through.
+    """
+    if len(batch) == 1:
+        made = guard(lambda: _raise(bug), _internal)
+        return (Failure(made.failure()),)
+    half = len(batch) // 2
+    return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(pipe, part))
+
+
+def _again(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> Batch[Any]:
+    done = attempt(lambda: drive(pipe, tuple(batch)))
+    if is_ok(done):
+        return done.unwrap()
+    if isinstance(done.failure(), MissingExtra):
+        raise done.failure()
+    return _isolated(pipe, batch, done.failure())
+
+
+def _internal(raised: Raised) -> InternalError:
+    return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
+
+
+def _raise(bug: Exception) -> None:
+    raise bug

@@ -1,0 +1,77 @@
+"""Results in: the lines or rows that `pipegen generate` wrote, each in the form of `to_plain`, whatever the file is.
+
+A row of Parquet also has `row`: the columns of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipegen.io.jsonl import lines_of
+from pipegen.io.tables import PARQUET, TableError, read_table
+from pipegen.records import strict_json
+
+__all__ = ["results_in"]
+
+_ANSWER = (
+    *("ok", "text", "finish_reason", "stop", "usage", "error", "raw_text", "reasoning", "tool_calls", "samples", "model", "options"),
+    *("prompt_token_ids", "token_ids", "tokens", "logprobs"),
+)
+
+
+def results_in(path: Path) -> Iterator[dict[str, Any]]:
+    """The results of a file, in its order. Raises `TableError`, which names the file and the line, for what is none, and `OSError`."""
+    if path.suffix.lower() in PARQUET:
+        table = read_table(path)
+        if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
+            raise TableError(f"{path}: not results of pipegen generate: it has no columns ok, text and finish_reason")
+        yield from map(_from_row, table)
+        return
+    with path.open("rb") as stream:
+        for line in lines_of(stream):
+            try:
+                values = strict_json.load((line.data or b"").decode())
+            except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
+                raise TableError(f"{path}: not results of pipegen generate: line {line.number}: {refusal}") from None
+            if isinstance(values, dict) and "custom_id" in values and "response" in values:
+                values = _from_batch(values)
+            if not isinstance(values, dict) or not isinstance(values.get("id"), (str, int)):
+                raise TableError(f"{path} line {line.number}: takes a result with an id, as pipegen generate writes it")
+            yield values
+
+
+def _from_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: row[name] for name in _ANSWER if row.get(name) is not None}
+    more: dict[str, Any] = {"id": row.get("id"), "ok": bool(row.get("ok")), "row": {name: value for name, value in row.items() if name not in _ANSWER}}
+    if not more["ok"]:
+        error = dict(row.get("error") or {})
+        return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
+    for name in ("finish_reason", "model", "tokens", "logprobs", "usage", "samples", "options", "tool_calls"):
+        values.pop(name, None)
+    usage = row.get("usage") or {}
+    more |= {"finish": row.get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens") or 0, "completion_tokens": usage.get("completion_tokens") or 0}
+    options = strict_json.load(row["options"]) if row.get("options") else {}
+    calls = strict_json.load(row["tool_calls"]) if row.get("tool_calls") else []
+    samples = [
+        {"text": one["text"] or "", "raw_text": one["text"] or "", "finish": one["finish_reason"], "options": options}
+        for one in row.get("samples") or ()
+        if one["text"] is not None
+    ]
+    return {**more, "raw_text": "", **values, "options": options, "tool_calls": calls, "samples": samples}
+
+
+def _from_batch(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the OpenAI batch form."""
+    if values.get("error"):
+        error = values["error"]
+        inner = error.get("error") or {}
+        return {"id": values["custom_id"], "ok": False, "error": {"type": error.get("code"), "message": error.get("message"), "hint": inner.get("hint", "")}}
+    body = values["response"].get("body") or {}
+    choice = (body.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    usage = body.get("usage") or {}
+    text = choice.get("text", message.get("content")) or ""
+    counts = {name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
+    return {"id": values["custom_id"], "ok": True, "text": text, "raw_text": text, "finish": choice.get("finish_reason"), **counts, "options": {}}

@@ -1,0 +1,368 @@
+"""Tables out: one row for each slot, with the columns of the input before those of the answer.
+
+The schema is fixed before the first row. Parquet has nested columns, and images as `datasets` shows them; CSV has flat ones.
+
+| column | what it is |
+| --- | --- |
+| the input's | as they were; one that has the name of an answer's column gets `input_` before it |
+| `ok` | whether there is an answer |
+| `text`, `finish_reason`, `stop` | the answer, and how it ended |
+| `usage` | `prompt_tokens`, `completion_tokens` |
+| `error` | `type`, `message`, `hint`, where there is no answer |
+| `raw_text`, `reasoning`, `tool_calls`, `samples` | as in a result; tool calls are JSON text |
+| `model`, `options` | the model's name, and the effective options as JSON text |
+| `prompt_token_ids`, `token_ids`, `tokens`, `logprobs` | unless they are left out; the last two where log probabilities were asked for |
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from pipegen.core.functional import without_none
+from pipegen.core.slots import Slot, is_ok
+from pipegen.engines.extras import need
+from pipegen.io.jsonl import LineId, readable
+from pipegen.io.tables import Block, Columns, Row, TableError
+from pipegen.records import strict_json
+from pipegen.records.fields import InvalidField, thaw
+from pipegen.records.messages import ImageSource
+from pipegen.records.options import GenerationOptions, flat_values
+from pipegen.records.results import GenerationResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CSV_COLUMNS", "TableOut", "Write", "answer_columns", "csv_out", "parquet_out"]
+
+GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
+"""How many rows, and bytes (about), are written together."""
+Write = Callable[[Row, LineId, Slot[GenerationResult]], None]
+"""Writes one row: what it was made of, its id, and its slot."""
+CSV_COLUMNS = ("ok", "text", "finish_reason", "stop", "prompt_tokens", "completion_tokens", "error_type", "error_message", "error_hint")
+
+
+class _Options:
+    """The options of results as JSON text. Most results of a run share theirs."""
+
+    def __init__(self) -> None:
+        self._last: tuple[GenerationOptions | None, str] = (None, "")
+
+    def text(self, options: GenerationOptions) -> str:
+        if self._last[0] is not options and self._last[0] != options:
+            self._last = (options, strict_json.dump(strict_json.plain(without_none(flat_values(options)))))
+        return self._last[1]
+
+
+def answer_columns(*, brief: bool) -> pa.Schema:
+    """The columns of an answer, and their types."""
+    import pyarrow as pa
+
+    text, count = pa.string(), pa.int32()
+    columns = [
+        ("ok", pa.bool_()),
+        ("text", text),
+        ("finish_reason", text),
+        ("stop", text),
+        ("usage", pa.struct([("prompt_tokens", count), ("completion_tokens", count)])),
+        ("error", pa.struct([("type", text), ("message", text), ("hint", text)])),
+        ("raw_text", text),
+        ("reasoning", text),
+        ("tool_calls", text),
+        ("samples", pa.list_(pa.struct([("text", text), ("finish_reason", text), ("completion_tokens", count)]))),
+        ("model", text),
+        ("options", text),
+    ]
+    ids = [("prompt_token_ids", pa.list_(count)), ("token_ids", pa.list_(count)), ("tokens", pa.list_(text)), ("logprobs", pa.list_(pa.float64()))]
+    return pa.schema(columns if brief else [*columns, *ids])
+
+
+def _answer(slot: Slot[GenerationResult], model: str, options: _Options, *, brief: bool) -> tuple[Any, ...]:
+    """The values of the answer's columns."""
+    if not is_ok(slot):
+        error = slot.failure()
+        failure = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+        return (False, None, None, None, None, failure, None, None, None, None, model, None, *(() if brief else (None,) * 4))
+    result = slot.unwrap()
+    samples = [_sample(one) for one in result.completions] if result.samples else None
+    ids: tuple[Any, ...] = ()
+    if not brief:
+        logprobs = result.logprobs
+        ids = (result.prompt_token_ids, result.token_ids, None, None)
+        if logprobs is not None:
+            ids = (*ids[:2], [one.text for one in logprobs], [one.logprob for one in logprobs])
+    return (
+        True,
+        result.text,
+        result.finish.value,
+        None if result.stop is None else str(result.stop),
+        {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens},
+        None,
+        result.raw_text,
+        result.reasoning,
+        strict_json.dump(strict_json.plain(result.tool_calls)) if result.tool_calls else None,
+        samples,
+        model,
+        options.text(result.options),
+        *ids,
+    )
+
+
+def _sample(slot: Slot[GenerationResult]) -> dict[str, Any]:
+    if not is_ok(slot):
+        return {"text": None, "finish_reason": type(slot.failure()).__name__, "completion_tokens": 0}
+    return {"text": slot.unwrap().text, "finish_reason": slot.unwrap().finish.value, "completion_tokens": slot.unwrap().completion_tokens}
+
+
+class TableOut:
+    """What tables have in common: the columns of the input under their names in the output, and where images of it start.
+
+    folder: where relative paths of images start.
+    """
+
+    def __init__(self, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None, *, answer: Sequence[str]) -> None:
+        self.columns, self.folder = columns, folder
+        self.own_id = columns.column_of("id") == "id" and "id" in names
+        taken = {*answer, *(() if self.own_id else ("id",))}
+        self.names: dict[str, str] = {}
+        for name in names:
+            shown = name
+            while shown in taken:
+                shown = f"input_{shown}"
+            taken.add(shown)
+            self.names[name] = shown
+        self.images = {column for field in ("image", "images") if (column := columns.column_of(field)) is not None and column in names}
+
+    def stored(self, value: Any) -> dict[str, Any] | None:
+        """An image as data sets store it: `{"bytes", "path"}`; None where it is none."""
+        try:
+            source = ImageSource.of(value)
+        except InvalidField:
+            return None
+        if source.data is not None:
+            return {"bytes": source.data, "path": value.get("path") if isinstance(value, Mapping) else None}
+        if source.path is not None:
+            return {"bytes": None, "path": os.path.join(self.folder, source.path) if self.folder is not None else source.path}
+        head, _, body = (source.url or "").partition(",")
+        if head[:5].lower() == "data:" and head.endswith(";base64"):
+            with contextlib.suppress(ValueError):
+                return {"bytes": base64.b64decode(body), "path": None}
+        return {"bytes": None, "path": source.url}
+
+    def all_stored(self, value: Any) -> list[Any] | None:
+        """A column's value, one image or several, as a list of stored ones."""
+        if isinstance(value, str) and value.startswith("["):
+            with contextlib.suppress(strict_json.NotStrict):
+                value = strict_json.load(value)
+        return None if value is None else [self.stored(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+@contextlib.contextmanager
+def parquet_out(
+    stream: BinaryIO, schema: pa.Schema, columns: Columns, *, model: str, brief: bool = False, folder: str | os.PathLike[str] | None = None
+) -> Iterator[Write]:
+    """A function that writes a row of a Parquet file. `schema` is that of the input. The file is whole when the block is left.
+
+    Raises `TableError` for a value that a column does not take, and `OSError` as the stream does.
+    """
+    need("pyarrow", "data", "a Parquet file")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = _Parquet(schema, columns, folder, model=model, brief=brief)
+    writer = pq.ParquetWriter(stream, table.schema, compression="zstd")
+
+    def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
+        if table.add(row, name, slot):
+            writer.write_table(table.taken())
+
+    try:
+        yield write
+        if table.rows:
+            writer.write_table(table.taken())
+    except BaseException:
+        with contextlib.suppress(OSError, pa.ArrowException):  # what raised is told, not what follows from it
+            writer.close()
+        raise
+    writer.close()
+
+
+class _Parquet(TableOut):
+    """Rows that are to be written together, and the schema."""
+
+    def __init__(self, schema: pa.Schema, columns: Columns, folder: str | os.PathLike[str] | None, *, model: str, brief: bool) -> None:
+        import pyarrow as pa
+
+        answer = answer_columns(brief=brief)
+        super().__init__(schema.names, columns, folder, answer=answer.names)
+        self.model, self.brief, self.options = model, brief, _Options()
+        self.rows: list[Row] = []
+        self.ids: list[LineId] = []
+        self.answers: list[tuple[Any, ...]] = []
+        self.bytes = 0.0
+        self.input = schema.remove_metadata()
+        self._image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        fields = [self._field(field) for field in self.input]
+        fields = fields if self.own_id else [pa.field("id", pa.string()), *fields]
+        self.schema = pa.schema([*fields, *answer], metadata=self._metadata(schema, fields))
+
+    def _field(self, field: pa.Field) -> pa.Field:
+        import pyarrow as pa
+
+        name = self.names[field.name]
+        if field.name not in self.images:
+            return pa.field(name, field.type)
+        return pa.field(name, self._image if self.columns.column_of("image") == field.name else pa.list_(self._image))
+
+    def _metadata(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> dict[bytes, bytes] | None:
+        """What makes `datasets` show the images, and what it knew of the input's columns."""
+        import pyarrow as pa
+
+        features: dict[str, Any] = {}
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not of this form
+            known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+            features = {self.names[name]: feature for name, feature in known.items() if name in self.names}
+        image = {"_type": "Image"}
+        for name in self.images:
+            shown = self.names[name]
+            (kind,) = (field.type for field in fields if field.name == shown)
+            features[shown] = image if kind == self._image else {"feature": image, "_type": "List"} if pa.types.is_list(kind) else image
+        return {b"huggingface": json.dumps({"info": {"features": features}}).encode()} if features else None
+
+    def add(self, row: Row, name: LineId, slot: Slot[GenerationResult]) -> bool:
+        """Keep a row; whether there are enough to be written."""
+        values = _answer(slot, self.model, self.options, brief=self.brief)
+        self.rows.append(row)
+        self.ids.append(name)
+        self.answers.append(values)
+        if row.block is not None:
+            self.bytes += row.block.bytes_a_row
+        else:
+            self.bytes += sum(len(value) for value in row.values.values() if isinstance(value, (str, bytes)))
+        self.bytes += 2 * len(values[1] or "") + (0 if self.brief or values[-4] is None else 8 * len(values[-4]))
+        return len(self.rows) >= GROUP_ROWS or self.bytes >= GROUP_BYTES
+
+    def taken(self) -> pa.Table:
+        """The rows as a table; they are let go of."""
+        import pyarrow as pa
+
+        columns = [] if self.own_id else [_array("id", list(map(str, self.ids)), pa.string())]
+        columns += self._inputs()
+        answer = self.schema.names[len(columns) :]
+        columns += [_array(name, values, self.schema.field(name).type) for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)]
+        made = pa.Table.from_arrays(columns, schema=self.schema)
+        self.rows, self.ids, self.answers, self.bytes = [], [], [], 0.0
+        return made
+
+    def _inputs(self) -> list[Any]:
+        """The input's columns: those of Arrow as they were read."""
+        runs = list(_runs(self.rows))
+        return [self._named(self._column(field, runs)) if self.own_id and field.name == "id" else self._column(field, runs) for field in self.input]
+
+    def _named(self, column: Any) -> Any:
+        """The input's ids; a row that has none has its number for one, as elsewhere."""
+        import pyarrow as pa
+
+        kind = column.type
+        if not column.null_count or not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+            return column
+        made = [str(name) if pa.types.is_string(kind) else int(name) for name in self.ids]
+        return pa.chunked_array([pa.array([name if given is None else given for given, name in zip(column.to_pylist(), made, strict=True)], kind)])
+
+    def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
+        import pyarrow as pa
+
+        wanted = self.schema.field(self.names[field.name]).type
+        chunks: list[Any] = []
+        for block, rows in runs:
+            if block is not None and field.name in block.batch.schema.names:
+                column = block.batch.column(field.name).take(pa.array([row.index for row in rows], pa.int64()))
+                if column.type == wanted and not (field.name in self.images and _by_path(column)):
+                    chunks.append(column)
+                    continue
+                values = column.to_pylist()
+            else:
+                values = [row.values.get(field.name) if block is None else None for row in rows]
+            if field.name in self.images:
+                values = [self.all_stored(value) for value in values]
+                values = values if pa.types.is_list(wanted) else [value[0] if value else None for value in values]
+            chunks.append(_array(field.name, values, wanted))
+        return pa.chunked_array(chunks, type=wanted)
+
+
+def _by_path(images: Any) -> bool:
+    """Whether some of a column's stored images have no bytes: their paths may be relative ones."""
+    import pyarrow as pa
+
+    return bool((images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count)
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[tuple[Block | None, list[Row]]]:
+    """The rows in pieces that were read together."""
+    piece: list[Row] = []
+    for row in rows:
+        if piece and row.block is not piece[0].block:
+            yield piece[0].block, piece
+            piece = []
+        piece.append(row)
+    if piece:
+        yield piece[0].block, piece
+
+
+def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if pa.types.is_string(kind) and not all(value is None or type(value) is str for value in values):
+        values = [value if value is None or isinstance(value, str) else _as_text(value) for value in values]
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half of a character
+        return pa.array([value and value.encode(errors="replace").decode() for value in values], kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as refusal:
+        raise TableError(f"the column {name!r} holds {kind}, and a value does not fit: {str(refusal).splitlines()[0]:.200}") from None
+
+
+def _as_text(value: Any) -> str:
+    return strict_json.dump(thaw(value, readable))
+
+
+@contextlib.contextmanager
+def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None = None) -> Iterator[Write]:
+    """As `parquet_out`, for CSV: nested values are JSON text, an image is its path, and of several samples the first counts."""
+    table = TableOut(names, columns, folder, answer=CSV_COLUMNS)
+    text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="", write_through=True)
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *CSV_COLUMNS])
+
+    def cell(column: str, value: Any) -> Any:
+        if column in table.images:
+            paths = [one and one["path"] for one in table.all_stored(value) or ()]
+            value = paths if len(paths) > 1 else paths[0] if paths else None
+        if isinstance(value, (list, tuple, Mapping)):
+            return _as_text(value)
+        return str(value).lower() if isinstance(value, bool) else None if value is None else readable(value)
+
+    def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
+        own = [cell(column, row.values.get(column)) for column in table.names]
+        if table.own_id and row.values.get("id") is None:
+            own[list(table.names).index("id")] = name
+        lines.writerow([*(() if table.own_id else (name,)), *own, *_flat(slot)])
+
+    try:
+        yield write
+    finally:
+        text.detach()
+
+
+def _flat(slot: Slot[GenerationResult]) -> tuple[Any, ...]:
+    if not is_ok(slot):
+        error = slot.failure()
+        return ("false", None, None, None, None, None, type(error).__name__, error.message, error.hint)
+    result = slot.unwrap()
+    return ("true", result.text, result.finish.value, result.stop, result.prompt_tokens, result.completion_tokens, None, None, None)

@@ -1,0 +1,101 @@
+"""CSV, and what types the columns of rows have that say none: those of CSV and JSON Lines.
+
+>>> import tempfile
+>>> file = tempfile.NamedTemporaryFile(suffix=".csv")
+>>> _ = file.write(b"id,prompt\\n7,Hi\\n8,\\n"), file.flush()
+>>> [row for _, row in csv_rows(file.name)]
+[{'id': '7', 'prompt': 'Hi'}, {'id': '8', 'prompt': None}]
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegen.engines.extras import need
+from pipegen.io.jsonl import lines_of
+from pipegen.io.tables import TableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["column_kinds", "csv_header", "csv_rows", "line_values", "schema_of_kinds"]
+
+_LONGEST_CELL = 256 * 2**20
+_INT64 = 2**63
+
+
+def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """The rows of a CSV file with a header, each with its number: the cells as text, empty ones as None. A row that has too many cells is what is wrong.
+
+    Raises `TableError` where the file is no CSV.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream)
+            header = _header(next(reader, []), path)
+            for number, cells in enumerate(filter(None, reader), 1):
+                if len(cells) > len(header):
+                    yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
+                else:
+                    yield number, dict.fromkeys(header) | {name: cell for name, cell in zip(header, cells, strict=False) if cell}
+    except (csv.Error, UnicodeDecodeError) as refusal:
+        raise TableError(f"{path} is no CSV in UTF-8: {refusal}") from None
+
+
+def csv_header(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the columns. Raises `TableError` where the file is no CSV."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            return _header(next(csv.reader(stream), []), path)
+    except (csv.Error, UnicodeDecodeError) as refusal:
+        raise TableError(f"{path} is no CSV in UTF-8: {refusal}") from None
+
+
+def _header(names: Sequence[str], path: str | os.PathLike[str]) -> list[str]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if not names or twice is not None:
+        raise TableError(f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}"))
+    return list(names)
+
+
+def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON Lines; none for a line that holds another thing."""
+    with open(path, "rb") as stream:
+        for line in lines_of(stream):
+            try:
+                values = json.loads(line.data or b"null")
+            except (ValueError, RecursionError):
+                values = None
+            yield values if isinstance(values, dict) else {}
+
+
+def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What the columns of rows hold that say no types: bool, int64, double or string; what is nested, mixed or too large is JSON text, a string too.
+
+    >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])
+    {'a': 'double', 'b': 'bool', 'c': 'string', 'd': 'string'}
+    """
+    kinds: dict[str, set[type]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found = kinds.setdefault(str(name), set())
+            if value is not None:
+                found.add(str if type(value) is int and not -_INT64 <= value < _INT64 else type(value))
+    return {name: _KINDS.get(frozenset(found), "string") for name, found in kinds.items()}
+
+
+_KINDS = {frozenset({bool}): "bool", frozenset({int}): "int64", frozenset({float}): "double", frozenset({int, float}): "double"}
+
+
+def schema_of_kinds(kinds: Mapping[str, str]) -> pa.Schema:
+    """The schema of such columns."""
+    need("pyarrow", "data", "a Parquet file")
+    import pyarrow as pa
+
+    types = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
+    return pa.schema([(name, types[kind]) for name, kind in kinds.items()])

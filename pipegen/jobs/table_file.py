@@ -1,0 +1,71 @@
+"""A table of answers, from pairs of a row and its slot, as `imap_keyed` gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipegen.core.slots import Slot
+from pipegen.io.table_out import Write, csv_out, parquet_out
+from pipegen.io.tables import Columns, Row, TableError
+from pipegen.io.text_tables import column_kinds, schema_of_kinds
+from pipegen.jobs.journal import new_file
+from pipegen.records.results import GenerationResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["write_table"]
+
+_LOOKED_AT = 1000
+"""Rows whose values say what the columns hold, where no schema is given."""
+
+
+def write_table(
+    path: str | os.PathLike[str],
+    pairs: Iterable[tuple[Mapping[str, Any], Slot[GenerationResult]]],
+    *,
+    schema: pa.Schema | None = None,
+    columns: Mapping[str, str] | None = None,
+    model: str = "",
+    brief: bool = False,
+) -> int:
+    """Write rows with their answers to a Parquet or CSV file, by its suffix, and give back how many. The file appears when it is whole.
+
+    schema: the columns of the rows and their types, such as `read_table(...).schema` or `dataset.features.arrow_schema`. Without it the first 1,000 rows
+    say it; a later value that does not fit is an error.
+    columns: the columns that fields of requests were read from, where their names differ.
+    brief: leave token ids and log probabilities out.
+
+    Raises `TableError`, and `JournalError` where the file cannot be written.
+
+    >>> import tempfile
+    >>> from pipegen.core.errors import Timeout
+    >>> from returns.result import Failure
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     count = write_table(f"{folder}/out.csv", [({"id": 7, "prompt": "Hi", "label": 1}, Failure(Timeout("slow")))])
+    ...     print(count, Path(folder, "out.csv").read_text().splitlines()[1])
+    1 7,Hi,1,false,,,,,,Timeout,slow,"send it again, or allow more time"
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".parquet", ".pq", ".csv"):
+        raise TableError(f"{path} ends with {suffix or 'no suffix'}: a table is .parquet or .csv")
+    names = Columns(columns or {})
+    left = iter(pairs)
+    first = list(islice(left, _LOOKED_AT)) if schema is None else []
+    kinds = column_kinds(row for row, _ in first)
+    count = 0
+    with new_file(Path(path)) as stream, contextlib.ExitStack() as stack:
+        if suffix == ".csv":
+            write: Write = stack.enter_context(csv_out(stream, list(kinds) if schema is None else schema.names, names))
+        else:
+            write = stack.enter_context(parquet_out(stream, schema_of_kinds(kinds) if schema is None else schema, names, model=model, brief=brief))
+        for count, (row, slot) in enumerate(chain(first, left), 1):
+            values = dict(row)
+            given = values.get(names.column_of("id") or "id")
+            write(Row(values), str(count) if given is None else given, slot)
+    return count

@@ -1,0 +1,28 @@
+"use strict";
+const cards = [...document.querySelectorAll("article")];
+const chips = [...document.querySelectorAll("button[data-kind]")];
+const text = document.getElementById("text"), id = document.getElementById("id"), same = document.getElementById("same");
+const count = document.getElementById("count");
+const words = new Map();
+let kind = "";
+function wordsOf(card) {
+  if (!words.has(card)) words.set(card, card.textContent.toLowerCase());
+  return words.get(card);
+}
+function show() {
+  let shown = 0;
+  const wanted = text.value.toLowerCase(), name = id.value.toLowerCase(), equal = same ? same.value : "";
+  for (const card of cards) {
+    const data = card.dataset;
+    const fits = (!kind || data.kind === kind) && (!equal || data.same === equal) && (!name || data.id.toLowerCase().includes(name))
+      && (!wanted || wordsOf(card).includes(wanted));
+    card.hidden = !fits;
+    shown += fits;
+  }
+  count.textContent = `${shown} of ${cards.length} shown`;
+  for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.kind === kind));
+}
+for (const chip of chips) chip.addEventListener("click", () => { kind = chip.dataset.kind; show(); });
+for (const field of [text, id]) field.addEventListener("input", show);
+if (same) same.addEventListener("change", show);
+show();

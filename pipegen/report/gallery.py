@@ -1,0 +1,194 @@
+"""Results as a page to look at: one HTML file that holds everything, or a folder of pages.
+
+Whatever comes from a request, a model or an error is escaped, and the page's policy lets no script run but its own, which it names by digest.
+
+>>> marked("a red cat", "a blue cat")
+('a <mark>red</mark> cat', 'a <mark>blue</mark> cat')
+>>> marked("<b>", "<i>")[0]
+'&lt;<mark>b</mark>&gt;'
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+from pipegen.core.distribution import version
+from pipegen.report.boxes import Box
+
+__all__ = ["PAGE_ROWS", "Entry", "Overview", "Picture", "card", "ending", "marked", "opening", "safe"]
+
+PAGE_ROWS = 2000
+"""The most rows of one page."""
+_PAGE = Path(__file__).with_name("gallery.html")
+_SCRIPT = Path(__file__).with_name("gallery.js")
+_TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+_LONGEST = 200_000
+"""Characters of one text that are shown."""
+_WORDS = 4000
+"""The most words that are compared one by one; of longer texts only a common beginning and end are found."""
+
+
+class Picture(NamedTuple):
+    """An image of a request: a data URL made here, or why there is none; and the boxes of the answer."""
+
+    name: str
+    url: str | None
+    boxes: tuple[Box, ...] = ()
+
+
+class Entry(NamedTuple):
+    """One result, as it is shown."""
+
+    id: str
+    kind: str
+    """How it finished, or the type of its error."""
+    ok: bool
+    texts: tuple[str, ...] = ()
+    """The answer; of several samples each."""
+    raw_text: str = ""
+    error: tuple[str, str] | None = None
+    """Message and hint."""
+    reasoning: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+class Overview(NamedTuple):
+    """Counts over all results of a file."""
+
+    name: str
+    kinds: Mapping[str, int]
+    """How many ended in each way, or failed with each type of error."""
+    errors: frozenset[str]
+    """Those of them that are errors."""
+    other: str | None = None
+    """The name of the other file, of a comparison."""
+    differing: int = 0
+
+
+def safe(text: str) -> str:
+    r"""Foreign text for a page: escaped, with control characters and those that turn the text's direction made visible.
+
+    >>> safe("<script>\x1b[2J\u202e"), safe('"a" & \'b\'')
+    ('&lt;script&gt;\\x1b[2J\\u202e', '&quot;a&quot; &amp; &#x27;b&#x27;')
+    """
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), shown)
+    return html.escape(shown)
+
+
+def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> str:
+    """The beginning of a page, up to its first card."""
+    script = _SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    total = sum(overview.kinds.values())
+    chips = [_chip("", "all", total)] + [_chip(kind, kind, count, bad=kind in overview.errors) for kind, count in Counter(dict(overview.kinds)).most_common()]
+    links = [f'<a href="{safe(name)}"{" aria-current=page" if number == page else ""}>{number + 1}</a>' for number, name in enumerate(names)]
+    compared = '<label>text <select id="same"><option value="">all</option><option value="0">differs</option><option value="1">equal</option></select></label>'
+    head, _, _ = _PAGE.read_text(encoding="utf-8").partition("$cards")
+    return Template(head).substitute(
+        digest=digest,
+        title=safe(overview.name if overview.other is None else f"{overview.name} and {overview.other}"),
+        facts=f"{total:,} results, {sum(overview.kinds[kind] for kind in overview.errors):,} errors"
+        + (f"; {overview.differing:,} differ from {safe(overview.other)}" if overview.other is not None else ""),
+        chips="".join(chips),
+        compared=compared if overview.other is not None else "",
+        pages=f'<nav aria-label="pages">page {" ".join(links)}</nav>' if pages > 1 else "",
+    )
+
+
+def ending() -> str:
+    """The end of a page."""
+    _, _, tail = _PAGE.read_text(encoding="utf-8").partition("$cards")
+    return Template(tail).substitute(version=safe(version()), script=_SCRIPT.read_text(encoding="utf-8"))
+
+
+def _chip(kind: str, name: str, count: int, *, bad: bool = False) -> str:
+    pressed = "false" if kind else "true"
+    return f'<button type="button" data-kind="{safe(kind)}" aria-pressed="{pressed}"{" class=bad" if bad else ""}>{safe(name)} <b>{count:,}</b></button>'
+
+
+def card(
+    entry: Entry,
+    prompt: str,
+    pictures: Sequence[Picture],
+    metadata: Mapping[str, Any] | None = None,
+    other: Entry | None = None,
+    *,
+    compared: tuple[str, str] | None = None,
+) -> str:
+    """One result; where two files are compared, which have these names, beside that of the other."""
+    sides = [_side(entry, other)] if compared is None else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
+    same = (
+        compared is not None
+        and other is not None
+        and (entry.ok, entry.texts, entry.kind if not entry.ok else "") == (other.ok, other.texts, other.kind if not other.ok else "")
+    )
+    images = "".join(map(_picture, pictures))
+    asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
+    facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
+    return (
+        f'<article data-id="{safe(entry.id)}" data-kind="{safe(entry.kind)}" data-same="{int(same)}"><h2>{safe(entry.id)}</h2>'
+        f'{f"<div class=images>{images}</div>" if images else ""}{asked}<div class="sides">{"".join(sides)}</div>{_facts(facts)}</article>\n'
+    )
+
+
+def _side(entry: Entry | None, other: Entry | None, name: str = "") -> str:
+    head = f"<h3>{safe(name)}</h3>" if name else ""
+    if entry is None:
+        return f'<section class="missing">{head}not in this file</section>'
+    if not entry.ok:
+        message, hint = entry.error or ("", "")
+        return f'<section class="error">{head}<b class="kind">{safe(entry.kind)}</b><p>{safe(message)}</p><p class="hint">{safe(hint)}</p></section>'
+    texts = list(entry.texts)
+    against = list(other.texts) if other is not None and other.ok else []
+    shown = [marked(text, against[place])[0] if place < len(against) else safe(text) for place, text in enumerate(texts)]
+    answers = "".join(f'<pre class="text">{text}</pre>' for text in shown)
+    reasoning = f'<details><summary>reasoning</summary><pre class="raw">{safe(entry.reasoning)}</pre></details>' if entry.reasoning else ""
+    raw = f'<details><summary>raw text</summary><pre class="raw">{safe(entry.raw_text)}</pre></details>' if entry.raw_text not in ("", *texts) else ""
+    return f"<section>{head}{answers}{reasoning}{raw}{_facts((('finish', entry.kind), *entry.facts))}</section>"
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(value[:2000])}</dd></div>" for name, value in facts)
+    return f"<dl>{rows}</dl>" if rows else ""
+
+
+def _picture(picture: Picture) -> str:
+    if picture.url is None:
+        return f'<figure class="broken"><figcaption>{safe(picture.name)}</figcaption></figure>'
+    boxes = "".join(
+        f'<div class="box" style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"><span>{safe(box.label)}</span></div>'
+        for box in picture.boxes
+    )
+    image = f'<img loading="lazy" alt="{safe(picture.name)}" src="{html.escape(picture.url)}">'
+    return f'<figure><div class="frame">{image}{boxes}</div><figcaption>{safe(picture.name)}</figcaption></figure>'
+
+
+def marked(first: str, second: str) -> tuple[str, str]:
+    """Two texts for a page, with the words marked that differ."""
+    one, other = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
+    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    left = min(len(one), len(other)) - start
+    end = next((place for place in range(left) if one[-1 - place] != other[-1 - place]), left)
+    pieces = (one[start : len(one) - end], other[start : len(other) - end])
+    middle = _parted(*pieces) if max(map(len, pieces)) <= _WORDS else [(True, "".join(pieces[0]), "".join(pieces[1]))]
+    whole = [(False, "".join(one[:start]), "".join(one[:start])), *middle, (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :]))]
+    return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(_mark(differs, text) for differs, _, text in whole)
+
+
+def _parted(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[bool, str, str]]:
+    for tag, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        yield tag != "equal", "".join(one[a:b]), "".join(other[c:d])
+
+
+def _mark(differs: bool, text: str) -> str:
+    return "" if not text else f"<mark>{safe(text)}</mark>" if differs else safe(text)

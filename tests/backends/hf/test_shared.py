@@ -1,0 +1,205 @@
+"""Calls at one time share the model's passes: each gets what it would get alone, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import pipegen as pg
+from pipegen.backends.hf.rows import HFRow
+from pipegen.backends.hf.waiting import Waiting
+
+ON = {"ignore_eos": True}
+
+
+def asked(count: int) -> list[dict[str, Any]]:
+    lengths = random.Random(0)
+    return [
+        {"prompt": f"Write {number}", "options": {"stop": ON, "max_new_tokens": lengths.randint(20, 30) if number % 10 == 4 else lengths.randint(2, 6)}}
+        for number in range(count)
+    ]
+
+
+def passes(engine: Any) -> int:
+    return int(engine.work.passes + engine.work.steps)
+
+
+def spent(engine: Any, run: Any) -> tuple[Any, int]:
+    before = passes(engine)
+    return run(), passes(engine) - before
+
+
+def test_awaited_calls_share_passes(engine: Any) -> None:
+    route, requests = pg.route(engine), asked(64)
+
+    async def awaited() -> list[Any]:
+        batches = await asyncio.gather(*(pg.arun(route, [request]) for request in requests))
+        return [batch[0] for batch in batches]
+
+    whole, alone = spent(engine, lambda: list(pg.run(route, requests)))
+    slots, together = spent(engine, lambda: asyncio.run(awaited()))
+    assert slots == whole
+    assert together <= 1.3 * alone
+    assert engine._shared._schedule is None
+
+
+def test_streams_share_passes(engine: Any) -> None:
+    route, requests = pg.route(engine), asked(12)
+
+    async def streamed(request: Any) -> Any:
+        texts, done = "", None
+        async for event in pg.astream(route, [request]):
+            texts, done = (texts + event.text, done) if isinstance(event, pg.Delta) else (texts, event.slot)
+        assert done is not None
+        assert texts == done.unwrap().text
+        return done
+
+    async def together() -> list[Any]:
+        return list(await asyncio.gather(*map(streamed, requests)))
+
+    whole, alone = spent(engine, lambda: list(pg.run(route, requests)))
+    slots, shared = spent(engine, lambda: asyncio.run(together()))
+    assert slots == whole
+    assert shared <= 1.5 * alone
+
+
+def test_threads_share_a_schedule_and_each_gets_its_own_rows(engine: Any) -> None:
+    route, requests = pg.route(engine), asked(40)
+    whole = list(pg.run(route, requests))
+    with ThreadPoolExecutor(8) as pool:
+        slots = list(pool.map(lambda request: pg.run(route, [request])[0], requests))
+    assert slots == whole
+    assert engine._shared._schedule is None
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, None])
+def test_what_is_fed_gives_what_one_call_gives_in_about_as_many_passes(in_flight: int | None, engine: Any) -> None:
+    route, requests = pg.route(engine), asked(90)
+    whole, alone = spent(engine, lambda: list(pg.run(route, requests)))
+    slots, fed = spent(engine, lambda: list(pg.imap(route, requests, in_flight=in_flight)))
+    assert slots == whole
+    if in_flight is None:
+        assert fed <= 1.1 * alone
+
+
+def test_who_leaves_early_takes_its_rows_along(engine: Any) -> None:
+    route, requests = pg.route(engine), asked(20)
+    slots: Any = pg.imap(route, requests)
+    next(slots)
+    assert engine._shared._schedule is not None
+    slots.close()
+    assert engine._shared._schedule is None
+    stream = engine.stream([])
+    assert list(stream) == []
+    assert pg.run(route, requests[:3]) == pg.run(route, requests[:3])
+
+
+def test_a_cancelled_call_leaves_those_beside_it_alone(engine: Any) -> None:
+    route, requests = pg.route(engine), asked(12)
+    whole = list(pg.run(route, requests))
+
+    async def one_of_them_cancelled() -> list[Any]:
+        tasks = [asyncio.create_task(pg.arun(route, [request])) for request in requests]
+        tasks[4].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        return [slot if isinstance(slot, BaseException) else slot[0] for slot in done]
+
+    slots: list[Any] = asyncio.run(one_of_them_cancelled())
+    assert isinstance(slots.pop(4), asyncio.CancelledError)
+    assert slots == [slot for number, slot in enumerate(whole) if number != 4]
+    assert engine._shared._schedule is None
+
+
+def test_a_step_that_raises_ends_every_call_with_rows_in_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = pg.route(engine)
+    assert pg.is_ok(pg.run(route, asked(1))[0])
+    both = threading.Barrier(2)
+    plain = engine._shared._step
+
+    def broken(schedule: Any) -> Any:
+        if len(schedule.rows) == 2:
+            raise ZeroDivisionError("a bug")
+        return plain(schedule)
+
+    monkeypatch.setattr(engine._shared, "_step", broken)
+
+    def called(number: int) -> Any:
+        both.wait(60)
+        return pg.run(route, [{"prompt": f"Hi {number}", "options": {"stop": ON, "max_new_tokens": 60}}])
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(called, number) for number in range(2)]
+        assert all(isinstance(call.exception(), ZeroDivisionError) or pg.is_ok(call.result()[0]) for call in calls)
+    monkeypatch.undo()
+    assert pg.is_ok(pg.run(route, asked(1))[0])
+
+
+def test_an_interruption_ends_the_call_that_it_hits_and_no_other(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    route, requests = pg.route(engine), asked(6)
+    whole = list(pg.run(route, requests))
+    plain, steps = engine._shared._step, 0
+    stream = pg.stream(route, requests)
+    first = next(stream)
+
+    def interrupted(schedule: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            raise KeyboardInterrupt
+        return plain(schedule)
+
+    monkeypatch.setattr(engine._shared, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pg.run(route, requests)
+    slots = [event.slot for event in (first, *stream) if isinstance(event, pg.Done)]
+    assert slots == whole
+
+
+def rows(encodeds: list[tuple[int, int]], engine: Any) -> list[HFRow]:
+    from support.models import encoded
+
+    return [HFRow(number, encoded(range(60, 60 + length), max_new_tokens=answer), engine.tokenizer, (), ()) for number, (length, answer) in enumerate(encodeds)]
+
+
+def test_a_cheap_row_is_not_passed_by_for_ever(engine: Any) -> None:
+    waiting = Waiting(overdue=3)
+    cheap, *dear = rows([(2, 1), *((3 + number, 9) for number in range(5))], engine)
+    waiting.add([cheap])
+    for row in dear[:2]:
+        waiting.add([row])
+    assert [source[0].position for source in waiting.next(2)] == [2, 1]
+    waiting.add([dear[2]])
+    assert [source[0].position for source in waiting.next(2)] == [0, 3]  # the order goes on from there, and then begins anew
+    waiting.take([0, 1])
+    assert [source[0].position for source in waiting.next(9)] == [2, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_waits_until_it_is_taken_once(seed: int, engine: Any) -> None:
+    chance = random.Random(seed)
+    waiting, left, taken = Waiting(overdue=chance.randint(1, 6)), rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine), []
+    total = len(left)
+    while left or waiting:
+        new = [left.pop() for _ in range(min(len(left), chance.randint(0, 5)))]
+        (waiting.add if chance.random() < 0.8 else waiting.add_first)(new)
+        count = chance.randint(0, 6)
+        chosen = [(place, source) for place, source in enumerate(waiting.next(count)) if chance.random() < 0.7]
+        waiting.take([place for place, _ in chosen])
+        taken += [row.position for _, source in chosen for row in source]
+    assert sorted(taken) == list(range(total))
+
+
+def test_rows_that_were_left_while_they_waited_are_pruned(engine: Any) -> None:
+    waiting = Waiting(overdue=10)
+    all_rows = rows([(3, 4), (3, 4), (5, 4)], engine)
+    waiting.add(all_rows)
+    all_rows[0].dropped = True
+    waiting.prune()
+    assert sorted(row.position for row in waiting.rows) == [1, 2]
+    assert torch.is_grad_enabled()

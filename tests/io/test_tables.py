@@ -1,0 +1,185 @@
+"""Tables in: Parquet, Arrow and CSV, whole and broken, with columns of any name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.io.tables import Columns, TableError, is_table, read_table
+from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, schema_of_kinds
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROWS = [{"prompt": f"p{n}", "label": n} for n in range(5)]
+
+
+def parquet(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path, **settings)
+    return path
+
+
+def test_a_folder_of_parquet_is_read_in_the_order_of_its_names_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("b/2.parquet", "a.parquet", ".hidden.parquet", "_temporary/x.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        parquet(tmp_path / name, [{"prompt": name}])
+    table = read_table(tmp_path)
+    assert [row["prompt"] for row in table] == ["a.parquet", "b/2.parquet"]
+    assert (len(table), is_table(tmp_path), is_table(tmp_path / "a.parquet"), is_table("in.jsonl")) == (2, True, True, False)
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_both_formats_of_arrow_files_are_read(tmp_path: Path, kind: str) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    path = tmp_path / "data.arrow"
+    opened = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream  # `datasets` writes streams
+    with opened(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    read = read_table(path)
+    assert list(read) == ROWS
+    assert list(read) == ROWS  # again
+    assert (len(read), read.schema.names) == (5, ["prompt", "label"])
+
+
+def test_files_of_one_folder_may_lack_columns_and_must_agree_on_types(tmp_path: Path) -> None:
+    parquet(tmp_path / "1.parquet", [{"prompt": "a"}])
+    parquet(tmp_path / "2.parquet", [{"prompt": "b", "label": 1}])
+    assert read_table(tmp_path).schema.names == ["prompt", "label"]
+    parquet(tmp_path / "3.parquet", [{"prompt": 3}])
+    with pytest.raises(TableError, match="cannot be read: Unable to merge: Field prompt has incompatible types"):
+        read_table(tmp_path)
+
+
+def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(TableError, match=r"x.parquet cannot be read: "):
+        read_table(tmp_path / "x.parquet")
+    (tmp_path / "x.arrow").write_bytes(b"nor arrow at all")
+    with pytest.raises(TableError, match=r"x.arrow cannot be read: "):
+        read_table(tmp_path / "x.arrow")
+    with pytest.raises(TableError, match="cannot be read: No such file"):
+        read_table(tmp_path / "gone.parquet")
+    for name in ("in.jsonl", ""):
+        (tmp_path / "in.jsonl").write_text("")
+        (tmp_path / "x.parquet").unlink(missing_ok=True)
+        (tmp_path / "x.arrow").unlink(missing_ok=True)
+        with pytest.raises(TableError, match="is no Parquet or Arrow file, and no folder of them"):
+            read_table(tmp_path / name)
+
+
+def test_a_file_that_breaks_off_ends_in_words(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", [{"prompt": "word " * 50 + str(n)} for n in range(20_000)], row_group_size=5000, compression="none")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 200_000] = b"\xff" * 200_000
+    path.write_bytes(data)
+    rows = iter(read_table(path))
+    assert next(rows)["prompt"].endswith(" 0")
+    with pytest.raises(TableError, match="cannot be read: "):
+        list(rows)
+
+
+def test_times_of_nanoseconds_become_pythons(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "prompt": ["a"],
+            "at": pa.array([1_500], pa.timestamp("ns", "UTC")),
+            "time": pa.array([1_500], pa.time64("ns")),
+            "long": pa.array([1_500], pa.duration("ns")),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    (row,) = read_table(tmp_path / "x.parquet")
+    assert (row["at"].microsecond, row["time"], row["long"]) == (1, dt.time(0, 0, 0, 1), dt.timedelta(microseconds=1))
+
+
+def test_large_rows_are_read_few_at_a_time(tmp_path: Path) -> None:
+    parquet(tmp_path / "x.parquet", [{"image": bytes([n]) * 2**20} for n in range(32)], compression="none")
+    assert max(block.batch.num_rows for block in read_table(tmp_path / "x.parquet").blocks()) <= 8
+
+
+# Columns
+
+
+def test_columns_have_other_names_and_shadow_those_of_fields() -> None:
+    columns = Columns({"prompt": "question", "id": "uid"}, frozenset({"options"}))
+    row = {"question": "Is it so?", "uid": 7, "prompt": "old", "options": ["yes", "no"], "label": 1, "metadata": {"page": 3}}
+    request = {"label": 1, "prompt": "Is it so?", "id": 7, "metadata": {"prompt": "old", "options": ["yes", "no"], "page": 3}}
+    assert columns.request(row) == request
+    assert columns.request({"question": "a", "metadata": "words"})["metadata"] == {"metadata": "words"}
+    assert columns.reads(list(row)) == ["question", "uid", "metadata"]
+    assert Columns().request(row) == row
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "words"),
+    [
+        (["prompt"], Columns({"id": "uid"}), "x has no column 'uid': its columns are prompt"),
+        (["prompt", "uids"], Columns({"id": "uid"}), "x has no column 'uid'; did you mean 'uids'?"),
+        (["question"], Columns(), "x has no column messages or prompt; say which one it is: --map prompt=COLUMN. Its columns are question"),
+        ([], Columns(), "It has no columns"),
+        (["prompt", "seed"], Columns(), "x has a column 'seed'; it is an option, and goes into options. --map metadata=seed carries it along"),
+        (["prompt"], Columns({}, frozenset({"prompt"})), "x has no column messages or prompt"),
+    ],
+)
+def test_a_table_without_what_a_request_needs_is_refused_with_its_columns(names: list[str], columns: Columns, words: str) -> None:
+    with pytest.raises(TableError) as refused:
+        columns.check(names, Path("x"))
+    assert words in str(refused.value)
+
+
+def test_columns_of_any_other_name_are_taken() -> None:
+    Columns().check(["prompt", "label", "choices", "text", "answer", "image_id", "idx"], Path("x"))
+    Columns({}, frozenset({"seed"})).check(["prompt", "seed"], Path("x"))
+    Columns({"prompt": "n"}).check(["n"], Path("x"))
+
+
+# CSV
+
+
+def test_csv_has_rows_of_any_length_and_cells_of_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('\ufeffid,prompt\r\n1,"two\nlines, and a "" quote"\r\n\r\n2\r\n3,a,b,c\r\n', encoding="utf-8")
+    assert csv_header(path) == ["id", "prompt"]
+    assert [row for _, row in csv_rows(path)] == [
+        {"id": "1", "prompt": 'two\nlines, and a " quote'},
+        {"id": "2", "prompt": None},
+        "it has 4 cells, and the header has 2",
+    ]
+
+
+def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("prompt\n" + "a" * 500_000 + "\n")
+    assert [len(row["prompt"]) for _, row in csv_rows(path) if isinstance(row, dict)] == [500_000]
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"", "has no header"), (b"a,a\n1,2", "has two columns 'a'"), (b"a\n\xff\n", "is no CSV in UTF-8")])
+def test_what_is_no_csv_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(data)
+    with pytest.raises(TableError, match=words):
+        list(csv_rows(path))
+    if b"\xff" not in data:
+        with pytest.raises(TableError, match=words):
+            csv_header(path)
+
+
+def test_the_types_of_columns_are_those_of_all_their_values() -> None:
+    rows: list[dict[str, Any]] = [{"a": 1, "b": 1, "c": 2**70, "d": None, "e": True, "f": [1]}, {"a": None, "b": 1.5, "e": 1, "f": {"x": 1}}]
+    kinds = column_kinds(rows)
+    assert kinds == {"a": "int64", "b": "double", "c": "string", "d": "string", "e": "string", "f": "string"}
+    assert [str(field.type) for field in schema_of_kinds(kinds)] == list(kinds.values())
+
+
+def test_json_columns_are_text_to_python(tmp_path: Path) -> None:
+    messages = json.dumps([{"role": "user", "content": "Hi"}])
+    kind = getattr(pa, "json_", None)
+    if kind is None:
+        pytest.skip("this pyarrow knows no arrow.json")
+    column = pa.ExtensionArray.from_storage(kind(pa.utf8()), pa.array([messages]))
+    pq.write_table(pa.table({"messages": column}), tmp_path / "x.parquet", store_schema=True)
+    assert list(read_table(tmp_path / "x.parquet")) == [{"messages": messages}]
