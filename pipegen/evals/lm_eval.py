@@ -144,7 +144,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
         given = [request.args for request in requests]
         asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
-        answers = pg.imap(self.route, [request for request, _ in asked]
+        answers = pg.imap(self.route, [request for request, _ in asked])
         out: list[str] = []
         for number, (arguments, (_, until), slot) in enumerate(zip(given, asked, answers, strict=True)):
             if not pg.is_ok(slot):
