@@ -14,7 +14,7 @@ from support.models import FAMILIES, HYBRIDS, VARIANTS, encoded
 
 from pipegen.backends.hf import scoring
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.backends.hf.scoring import _Context, common_prefixes
+from pipegen.backends.hf.scored_rows import Context, common_prefixes
 from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
@@ -272,8 +272,8 @@ def test_nothing_is_loaded_for_no_rows(folder_of: Callable[[str], Path]) -> None
     assert not engine.loaded
 
 
-def contexts(*sequences: Sequence[int]) -> list[_Context]:
-    return [_Context(encoded(sequence)) for sequence in sequences]
+def contexts(*sequences: Sequence[int]) -> list[Context]:
+    return [Context(encoded(sequence)) for sequence in sequences]
 
 
 def test_prefixes_are_shared_where_that_saves_tokens() -> None:
