@@ -3,8 +3,9 @@
     BENCH_QUESTIONS=200 python tests/bench/evals.py            # in the environment of `nox -s evals`; rows by name may follow
 
 The arms of a row take turns, `BENCH_REPEATS` times each (once, if nothing is said), with the model loaded before the clock starts; of lm-eval only its calls
-of the model are timed. A row shows the ratio of the medians, the memory that each arm needed beyond the loaded model, and whether the results are equal.
-`smollm2` is a random model of the shape of SmolLM2-135M; `wide` has a vocabulary of 151,936.
+of the model are timed. Seconds are the processor's, which a busy machine changes less; on one thread they are those of the wall. A row shows the ratio of
+the medians, the memory that each arm needed beyond the loaded model, and whether the results are equal. `smollm2` is a random model of the shape of
+SmolLM2-135M; `wide` has a vocabulary of 151,936.
 """
 
 from __future__ import annotations
@@ -87,16 +88,16 @@ def write_tasks(folder: Path) -> None:
 
 
 SPENT: list[float] = []
-"""Seconds of each call of a model: what a harness does besides is the same for both arms."""
+"""Seconds of the processor in each call of a model: what a harness does besides is the same for both arms."""
 
 
 def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **more: Any) -> Any:
-        begun = time.perf_counter()
+        begun = time.process_time()
         try:
             return method(*arguments, **more)
         finally:
-            SPENT.append(time.perf_counter() - begun)
+            SPENT.append(time.process_time() - begun)
 
     return call
 
@@ -155,9 +156,9 @@ def arm(row: str, own: bool, model: str, folder: str) -> None:
     else:
         _, name, part, more = ROWS[row]
         work = lm_eval_arm(own, model, folder, name, max(1, QUESTIONS // part), more)
-    before, begun = peak_memory(), time.perf_counter()
+    before, begun = peak_memory(), time.process_time()
     made = work()
-    print("ARM " + json.dumps({"seconds": sum(SPENT) or time.perf_counter() - begun, "memory": peak_memory() - before, "made": made}))
+    print("ARM " + json.dumps({"seconds": sum(SPENT) or time.process_time() - begun, "memory": peak_memory() - before, "made": made}))
 
 
 def main(names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ the last; nowhere else are logits made.
 - Rows with equal contexts are one *context* with several *tails*: it is read once, and its cache is copied for each tail.
 - Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*: it is read once, and its cache is copied for each context. This takes a
   cache whose layers see columns by their mask alone, since the columns between prefix and own part may be padding.
+- A text row that shares its context with none is read in one pass, without a cache and without a mask, padded on the right, if its logits are few enough.
 - Tails are read in pieces, so many columns at a time as keep the logits of a pass below `LOGITS` bytes; of each row `logsumexp` is taken alone.
 
 **Ways.** What a model's cache can do is found out from its first pass and remembered in `Sharing`: `deep` (prefixes and contexts), `contexts` (a sliding
@@ -22,9 +23,8 @@ from __future__ import annotations
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +37,12 @@ from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memor
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import group_size
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs, prefill
+from pipegen.backends.hf.scored_rows import CachedRows, Context, Tail, columns_of, common_prefixes, fed, note
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import Slot
-from pipegen.records.results import Encoded
 from pipegen.records.scores import Continued, TokenScores
 
-__all__ = ["LOGITS", "Scoring", "Sharing", "common_prefixes"]
+__all__ = ["LOGITS", "Scoring", "Sharing"]
 
 LOGITS = 64 * 2**20
 """Bytes of logits, in float32, that one pass may make."""
@@ -61,46 +61,6 @@ class Sharing:
     """`deep`, `contexts` or `none`; None while it is not known."""
 
 
-@dataclass(slots=True, eq=False)
-class _Tail:
-    """One row: its continuation, and the scores that it has so far."""
-
-    position: int
-    asked: Continued
-    logprobs: list[float] = field(default_factory=list)
-    greedy: list[bool] = field(default_factory=list)
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.asked.continuation
-
-    def clear(self) -> None:
-        self.logprobs, self.greedy = [], []
-
-    @property
-    def scores(self) -> TokenScores:
-        return TokenScores(continued=self.asked, logprobs=tuple(self.logprobs), greedy=tuple(self.greedy))
-
-
-@dataclass(slots=True, eq=False)
-class _Context:
-    """A context that is read once, and the rows that continue it. It is a row to `prefill`."""
-
-    encoded: Encoded
-    tails: list[_Tail] = field(default_factory=list)
-    cut: int | None = None
-    """Only so many of its first tokens are meant: the prefix that it shares."""
-    left = 1
-
-    @property
-    def sequence(self) -> tuple[int, ...]:
-        return self.encoded.prompt.token_ids[: self.cut]
-
-    @property
-    def length(self) -> int:
-        return len(self.sequence)
-
-
 class Scoring:
     """The rows of one call."""
 
@@ -108,24 +68,28 @@ class Scoring:
         self._weights, self._checkpoint, self._pixels, self._sharing, self._size = weights, checkpoint, pixels, sharing, size
         self._model = weights.model()
         self._keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        self._prefix: tuple[tuple[int, ...], _Cached] | None = None
+        self._prefix: tuple[tuple[int, ...], CachedRows] | None = None
         """The prefix that was read last."""
         self._max_tokens: int | None = None
         """How many tokens may be cached; None where the device does not tell."""
 
     def run(self, rows: Sequence[tuple[int, Continued]]) -> Iterator[tuple[int, Slot[TokenScores]]]:
         """The rows' scores as they are done, each with the row's position. Raises `CallFailed` where the device fails."""
-        contexts: dict[Any, _Context] = {}
-        alone: list[_Tail] = []
+        contexts: dict[Any, Context] = {}
+        alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
         for position, asked in rows:
-            tail, prompt = _Tail(position, asked), asked.encoded.prompt
+            tail, prompt = Tail(position, asked), asked.encoded.prompt
             if longest is not None and len(asked.token_ids) - 1 > longest:
                 alone.append(tail)
                 continue
             key = prompt.token_ids, tuple((image.digest, image.grid, image.width, image.height) for image in prompt.images)
-            contexts.setdefault(key, _Context(asked.encoded)).tails.append(tail)
+            contexts.setdefault(key, Context(asked.encoded)).tails.append(tail)
         groups = common_prefixes(contexts.values(), PREFIX) if self._sharing.way in (None, "deep") else [(0, [*contexts.values()])]
+        flat = [context.tails[0] for prefix, group in groups if not prefix for context in group if self._is_flat(context)]
+        for batch in self._flat_batches(flat):
+            yield from self._guarded(batch, self._read_flat)
+        groups = [(prefix, [context for context in group if prefix or not self._is_flat(context)]) for prefix, group in groups]
         for prefix, group in groups:
             for window in self._windows(group, prefix):
                 yield from self._window(window, prefix)
@@ -133,7 +97,51 @@ class Scoring:
         for tail in alone:
             yield from self._guarded([tail], lambda tails: self._by_itself(tails[0]))
 
-    def _windows(self, contexts: Sequence[_Context], prefix: int) -> Iterator[list[_Context]]:
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.get_output_embeddings().weight.shape[0])
+
+    def _is_flat(self, context: Context) -> bool:
+        """Whether the context's row goes through `_read_flat`."""
+        plain = not self._checkpoint.is_vision_model and self._checkpoint.positions.long_after is None
+        return plain and len(context.tails) == 1 and 4 * self._vocabulary * self._logits_of(context.tails[0]) <= LOGITS
+
+    def _logits_of(self, tail: Tail) -> int:
+        """At how many places a pass over the whole row makes logits."""
+        return len(tail.ids) if self._keeps else len(tail.asked.token_ids)
+
+    def _flat_batches(self, tails: Sequence[Tail]) -> Iterator[list[Tail]]:
+        """Rows that are read together, neighbours in length: their logits and their tokens are few enough."""
+        batch: list[Tail] = []
+        columns: set[int] = set()
+        for tail in sorted(tails, key=lambda tail: (-len(tail.asked.token_ids), tail.position)):
+            width, own = len((batch or [tail])[0].asked.token_ids), columns_of(tail)
+            together = len(columns.union(own)) if self._keeps else width
+            count = len(batch) + 1
+            if batch and (count > self._size or count * width > PASS or 4 * self._vocabulary * count * together > LOGITS):
+                yield batch
+                batch, columns = [], set()
+            batch.append(tail)
+            columns.update(own)
+        if batch:
+            yield batch
+
+    def _read_flat(self, tails: list[Tail]) -> None:
+        """Read whole rows in one pass, padded on the right: what comes after a token changes nothing of it."""
+        columns = sorted({column for tail in tails for column in columns_of(tail)})
+        place = {column: index for index, column in enumerate(columns)}
+        width, pad = max(len(tail.asked.token_ids) for tail in tails) - 1, self._checkpoint.pad_token_id
+        rows = [(*tail.asked.token_ids[:-1], *(pad,) * (width + 1 - len(tail.asked.token_ids))) for tail in tails]
+        with self._weights.lock, torch.no_grad():
+            ids = torch.tensor(rows, device=self._model.device)
+            more = {"logits_to_keep": torch.tensor(columns, device=ids.device)} if self._keeps else {}
+            logits = self._model(input_ids=ids, use_cache=False, return_dict=True, **more).logits
+        for index, tail in enumerate(tails):
+            own = columns_of(tail)
+            begin = place[own[0]] if self._keeps else own[0]
+            note(logits[index, begin : begin + len(own)], [(tail, 0)])
+
+    def _windows(self, contexts: Sequence[Context], prefix: int) -> Iterator[list[Context]]:
         """The contexts, the longest first, as many together as one pass reads."""
         left = sorted(contexts, key=lambda context: -context.length)
         while left:
@@ -143,17 +151,17 @@ class Scoring:
             yield left[:size]
             left = left[size:]
 
-    def _window(self, contexts: list[_Context], prefix: int) -> Iterator[tuple[int, Slot[TokenScores]]]:
+    def _window(self, contexts: list[Context], prefix: int) -> Iterator[tuple[int, Slot[TokenScores]]]:
         tails = [tail for context in contexts for tail in context.tails]
 
-        def work(some: list[_Tail]) -> None:
+        def work(some: list[Tail]) -> None:
             chosen = {tail.position for tail in some}
-            kept = [_Context(context.encoded, [tail for tail in context.tails if tail.position in chosen]) for context in contexts]
+            kept = [Context(context.encoded, [tail for tail in context.tails if tail.position in chosen]) for context in contexts]
             self._read([context for context in kept if context.tails], prefix)
 
         yield from self._guarded(tails, work)
 
-    def _guarded(self, tails: list[_Tail], work: Callable[[list[_Tail]], None]) -> Iterator[tuple[int, Slot[TokenScores]]]:
+    def _guarded(self, tails: list[Tail], work: Callable[[list[Tail]], None]) -> Iterator[tuple[int, Slot[TokenScores]]]:
         """The rows' answers after `work`; where the memory runs out, after each half of them."""
         words = ""
         try:
@@ -178,7 +186,7 @@ class Scoring:
         for part in (tails[:half], tails[half:]):
             yield from self._guarded(part, work)
 
-    def _read(self, contexts: list[_Context], prefix: int) -> None:
+    def _read(self, contexts: list[Context], prefix: int) -> None:
         """Read contexts, all of which begin with the same `prefix` tokens, and score their tails."""
         if self._sharing.way == "none" or (prefix and self._sharing.way == "contexts"):
             prefix = 0
@@ -198,18 +206,18 @@ class Scoring:
         del logits
         self._score_tails(held, contexts)
 
-    def _shared(self, context: _Context, prefix: int) -> _Cached | None:
+    def _shared(self, context: Context, prefix: int) -> CachedRows | None:
         """The context's prefix in a cache, kept until another one is asked for; None where the model's cache is not made to be shared so."""
         sequence = context.sequence[:prefix]
         if self._prefix is None or self._prefix[0] != sequence:
             self._prefix = None
-            made = self._prefilled([_Context(context.encoded, cut=prefix)])
+            made = self._prefilled([Context(context.encoded, cut=prefix)])
             if made is None or self._sharing.way != "deep":
                 return None
             self._prefix = sequence, made[0]
         return self._prefix[1]
 
-    def _prefilled(self, contexts: list[_Context]) -> tuple[_Cached, torch.Tensor] | None:
+    def _prefilled(self, contexts: list[Context]) -> tuple[CachedRows, torch.Tensor] | None:
         """The contexts in a cache, with the logits after their last tokens; None where the model's rows have to be read by themselves."""
         with self._weights.lock, torch.no_grad():
             rows: Any = contexts
@@ -219,12 +227,13 @@ class Scoring:
             self._sharing.way = "none"
             return None
         if self._sharing.way is None:
-            self._sharing.way = "deep" if caches.sees_all(batch.cache) else "contexts"
+            by_mask = getattr(self._model, "_supports_attention_backend", False) and batch.next_inputs[0] is not None
+            self._sharing.way = "deep" if by_mask and caches.sees_all(batch.cache) else "contexts"
         if self._max_tokens is None:
             self._max_tokens = caches.max_cached_tokens(batch.cache, len(batch) * batch.width, self._model.device)
-        return _Cached.of(batch, logits.device), logits
+        return CachedRows.of(batch, logits.device), logits
 
-    def _score_tails(self, held: _Cached, contexts: Sequence[_Context]) -> None:
+    def _score_tails(self, held: CachedRows, contexts: Sequence[Context]) -> None:
         """Read the tails behind their contexts, those of one length together."""
         left = [(index, tail) for index, context in enumerate(contexts) for tail in context.tails if len(tail.ids) > 1]
         left.sort(key=lambda pair: -len(pair[1].ids))
@@ -238,11 +247,11 @@ class Scoring:
             else:
                 self._score_rows(held, [tail for _, tail in taken])  # its last use
 
-    def _score_rows(self, held: _Cached, tails: list[_Tail]) -> None:
+    def _score_rows(self, held: CachedRows, tails: list[Tail]) -> None:
         """Read tails, each behind its row of the cache, a piece at a time."""
-        done, vocabulary = 0, self._model.get_output_embeddings().weight.shape[0]
+        done = 0
         while tails:
-            columns = max(1, LOGITS // (4 * vocabulary * len(tails)))
+            columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
             logits = self._extend(held, pieces, left=False, columns=None)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
@@ -255,7 +264,7 @@ class Scoring:
                 if going:
                     held = held.copies(going)
 
-    def _extend(self, held: _Cached, tokens: Sequence[tuple[int, ...]], *, left: bool, columns: int | None) -> torch.Tensor:
+    def _extend(self, held: CachedRows, tokens: Sequence[tuple[int, ...]], *, left: bool, columns: int | None) -> torch.Tensor:
         """One pass over new tokens of every row, padded on the right, or on the left: the logits of the last `columns` columns, or of all new ones."""
         with self._weights.lock, torch.no_grad():
             inputs = held.append(tokens, self._checkpoint.pad_token_id, left=left)
@@ -264,12 +273,11 @@ class Scoring:
             logits: torch.Tensor = self._model(**self._model.prepare_inputs_for_generation(**inputs), return_dict=True).logits
             return logits
 
-    def _by_itself(self, tail: _Tail) -> None:
+    def _by_itself(self, tail: Tail) -> None:
         """Score a row in passes over all of it, without a cache: one pass for as many logits as may be made at a time."""
         ids, before = tail.ids, len(tail.asked.encoded.prompt.token_ids)
-        row: Any = _Context(_fed(tail.asked))
-        vocabulary = self._model.get_output_embeddings().weight.shape[0]
-        size = max(1, LOGITS // (4 * vocabulary))
+        row: Any = Context(fed(tail.asked))
+        size = max(1, LOGITS // (4 * self._vocabulary))
         config: Any = GenerationConfig  # not annotated
         settings = config(do_sample=False, num_beams=1, use_cache=False, max_new_tokens=1, pad_token_id=self._checkpoint.pad_token_id)
         for first in range(0, len(ids), size):
@@ -278,14 +286,6 @@ class Scoring:
                 inputs = batch_inputs([row], self._model, self._checkpoint, self._pixels)
                 logits = self._model.generate(**inputs, generation_config=settings, custom_generate=_whole, columns=columns, keeps=self._keeps)
             note(logits, [(tail, first)])
-
-
-def _fed(asked: Continued) -> Encoded:
-    """The whole sequence but its last token, as a prompt."""
-    from pipegen.records.fields import altered
-
-    ids = asked.token_ids[:-1]
-    return altered(asked.encoded, prompt=altered(asked.encoded.prompt, token_ids=ids, compact_token_ids=ids))
 
 
 def _whole(model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **state: Any) -> torch.Tensor:
@@ -297,97 +297,6 @@ def _whole(model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **s
         prepared["logits_to_keep"] = torch.arange(columns.start, columns.stop, device=input_ids.device)
     logits: torch.Tensor = model(**prepared, return_dict=True).logits[0]
     return logits if keeps else logits[columns.start : columns.stop]
-
-
-def note(logits: torch.Tensor, tails: Iterable[tuple[_Tail, int]]) -> None:
-    """Take down the scores of tokens from the logits, shape (places, vocabulary), that were made before each of them.
-
-    Of each of the tails those tokens are meant that begin at the given index, as many as there are places.
-    """
-    if not len(logits):
-        return
-    values = logits.float()
-    sums, highest = values.logsumexp(-1), values.amax(-1)
-    for tail, first in tails:
-        targets = torch.tensor(tail.ids[first : first + len(values)], device=values.device)
-        own = values[: len(targets)].gather(1, targets[:, None])[:, 0]
-        tail.logprobs += (own - sums[: len(targets)]).tolist()
-        tail.greedy += (own >= highest[: len(targets)]).tolist()
-
-
-class _Cached:
-    """Rows of a cache that are read on, any number of tokens at a time.
-
-    `present` says which columns hold a token of each row: others are padding. `positions` are those of each row's next token.
-    """
-
-    def __init__(self, cache: Any, present: torch.Tensor, positions: torch.Tensor | None, shared: dict[str, Any]) -> None:
-        self.cache, self.present, self.positions, self.shared = cache, present, positions, shared
-
-    @staticmethod
-    def of(batch: RunningBatch, device: torch.device) -> _Cached:
-        """The rows of a batch whose prompts were read."""
-        width = batch.width
-        pads = torch.tensor([[width - length] for length in batch.lengths], device=device)
-        positions, shared = batch.next_inputs
-        return _Cached(batch.cache, torch.arange(width, device=device) >= pads, positions, shared)
-
-    @property
-    def rows(self) -> int:
-        return len(self.present)
-
-    @property
-    def width(self) -> int:
-        return int(self.present.shape[1])
-
-    def copies(self, rows: Sequence[int]) -> _Cached:
-        """Copies of these rows, in this order; a row may be named more than once."""
-        index = torch.tensor(rows, device=self.present.device)
-        positions = None if self.positions is None else self.positions.index_select(-2, index.to(self.positions.device))
-        return _Cached(caches.selected(self.cache, rows, self.width), self.present[index], positions, self.shared)
-
-    def append(self, tokens: Sequence[tuple[int, ...]], pad: int, *, left: bool) -> dict[str, Any]:
-        """What the model takes to read these tokens behind each row, padded to one length; the rows are then those that it will have read."""
-        count, device = max(map(len, tokens)), self.present.device
-        fill = [(pad,) * (count - len(own)) for own in tokens]
-        ids = torch.tensor([(*more, *own) if left else (*own, *more) for own, more in zip(tokens, fill, strict=True)], device=device)
-        lengths = torch.tensor([[len(own)] for own in tokens], device=device)
-        places = torch.arange(count, device=device) - (count - lengths if left else 0)
-        new = (places >= 0) & (places < lengths)
-        self.present = torch.cat([self.present, new], dim=1)
-        inputs = {**self.shared, "past_key_values": self.cache, "next_sequence_length": count}
-        if self.positions is not None:
-            own_places = places.clamp(min=0).minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
-            inputs["position_ids"] = self.positions + own_places
-            self.positions = self.positions + lengths.to(self.positions.device)
-        mask = None if bool(self.present.all()) else self.present.long()
-        return {"input_ids": ids, "attention_mask": mask, **inputs}
-
-
-def common_prefixes(contexts: Iterable[_Context], least: int) -> list[tuple[int, list[_Context]]]:
-    """Contexts in groups that begin with the same tokens, each with how many: at least `least`, and less than any of them has; 0 where nothing is shared.
-
-    Neighbours in sorted order are joined as long as that does not make fewer tokens shared. Contexts with images share nothing.
-    """
-    plain = sorted((context for context in contexts if not context.encoded.prompt.images), key=lambda context: context.sequence)
-    images = [context for context in contexts if context.encoded.prompt.images]
-    groups: list[tuple[int, list[_Context]]] = []
-    for context in plain:
-        if groups:
-            prefix, group = groups[-1]
-            joined = _common(group[-1].sequence, context.sequence, prefix or None)
-            if joined >= least and joined * len(group) >= prefix * (len(group) - 1):
-                groups[-1] = joined, [*group, context]
-                continue
-        groups.append((0, [context]))  # a group of one shares nothing yet
-    single = [context for prefix, group in groups if not prefix for context in group] + images
-    return [(prefix, group) for prefix, group in groups if prefix] + ([(0, single)] if single else [])
-
-
-def _common(first: Sequence[int], second: Sequence[int], most: int | None) -> int:
-    """With how many equal tokens both begin, one less than either has at most."""
-    limit = min(len(first) - 1, len(second) - 1, *([] if most is None else [most]))
-    return sum(1 for _ in takewhile(lambda index: first[index] == second[index], range(limit)))
 
 
 def _failure(words: str, scope: str, hint: str) -> BackendFailed:

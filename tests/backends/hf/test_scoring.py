@@ -14,7 +14,7 @@ from support.models import FAMILIES, HYBRIDS, VARIANTS, encoded
 
 from pipegen.backends.hf import scoring
 from pipegen.backends.hf.engine import HFEngine
-from pipegen.backends.hf.scoring import _Context, common_prefixes
+from pipegen.backends.hf.scored_rows import Context, common_prefixes
 from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
 from pipegen.core.slots import is_ok
 from pipegen.engines.settings import ModelLoadConfig
@@ -85,6 +85,38 @@ def agree(made: Sequence[TokenScores], wanted: Sequence[tuple[list[float], list[
 def test_each_token_has_the_log_probability_of_one_full_pass(family: str, engine_of: Callable[[str], Any], folder_of: Callable[[str], Path]) -> None:
     pairs = rows()
     agree(scores(engine_of(family), asked(pairs)), full_pass(folder_of(family), pairs))
+
+
+OLDER: dict[str, dict[str, Any]] = {
+    "MptForCausalLM": {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 256},
+    "GPTNeoForCausalLM": {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "OPTForCausalLM": {"hidden_size": 48, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 48, "init_std": 0.2},
+    "BloomForCausalLM": {"hidden_size": 48, "n_layer": 2, "n_head": 4},
+    "GPT2LMHeadModel": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "MambaForCausalLM": {"hidden_size": 48, "num_hidden_layers": 2, "state_size": 8},
+}
+"""Models whose attention is their own: positions by the columns' distance (MPT, Bloom), a local window that no layer of the cache shows (GPT Neo), learned
+positions (OPT, GPT-2), and one without attention."""
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_models_with_attention_of_their_own_have_the_numbers_of_one_full_pass(kind: str) -> None:
+    import transformers
+    from support.small_tokenizers import chatml_tokenizer
+
+    import pipegen as pg
+
+    tokenizer, of = chatml_tokenizer(), getattr(transformers, kind)
+    torch.manual_seed(0)
+    ids = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 1 if "OPT" in kind else None}
+    model = of(of.config_class(**{"initializer_range": 0.2, **OLDER[kind]}, **ids)).float().eval()
+    pairs = rows(4)
+    with pg.backends.hf(model, tokenizer=tokenizer, batch_size=5) as route:
+        made = scores(route.engine, asked(pairs))
+    for one, (context, own) in zip(made, pairs, strict=True):
+        with torch.no_grad():
+            places = model(torch.tensor([(context + own)[:-1]])).logits[0].float().log_softmax(-1)[len(context) - 1 :]
+        agree([one], [picked(places, own)])
 
 
 def test_greedy_continuations_are_told(engine: Any, folder_of: Callable[[str], Path]) -> None:
@@ -240,8 +272,8 @@ def test_nothing_is_loaded_for_no_rows(folder_of: Callable[[str], Path]) -> None
     assert not engine.loaded
 
 
-def contexts(*sequences: Sequence[int]) -> list[_Context]:
-    return [_Context(encoded(sequence)) for sequence in sequences]
+def contexts(*sequences: Sequence[int]) -> list[Context]:
+    return [Context(encoded(sequence)) for sequence in sequences]
 
 
 def test_prefixes_are_shared_where_that_saves_tokens() -> None:

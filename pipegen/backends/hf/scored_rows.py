@@ -1,0 +1,161 @@
+"""What a call that scores is made of: rows, the contexts that they share, and the rows of a cache that they are read behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.running_batch import RunningBatch
+from pipegen.records.fields import altered
+from pipegen.records.results import Encoded
+from pipegen.records.scores import Continued, TokenScores
+
+__all__ = ["CachedRows", "Context", "Tail", "columns_of", "common_prefixes", "fed", "note"]
+
+
+@dataclass(slots=True, eq=False)
+class Tail:
+    """One row: its continuation, and the scores that it has so far."""
+
+    position: int
+    asked: Continued
+    logprobs: list[float] = field(default_factory=list)
+    greedy: list[bool] = field(default_factory=list)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.asked.continuation
+
+    def clear(self) -> None:
+        self.logprobs, self.greedy = [], []
+
+    @property
+    def scores(self) -> TokenScores:
+        return TokenScores(continued=self.asked, logprobs=tuple(self.logprobs), greedy=tuple(self.greedy))
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """A context that is read once, and the rows that continue it. It is a row to `prefill`."""
+
+    encoded: Encoded
+    tails: list[Tail] = field(default_factory=list)
+    cut: int | None = None
+    """Only so many of its first tokens are meant: the prefix that it shares."""
+    left = 1
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        return self.encoded.prompt.token_ids[: self.cut]
+
+    @property
+    def length(self) -> int:
+        return len(self.sequence)
+
+
+def columns_of(tail: Tail) -> range:
+    """The places of the whole row after which a token of the continuation comes."""
+    before = len(tail.asked.encoded.prompt.token_ids)
+    return range(before - 1, before - 1 + len(tail.ids))
+
+
+def fed(asked: Continued) -> Encoded:
+    """The whole sequence but its last token, as a prompt."""
+    ids = asked.token_ids[:-1]
+    return altered(asked.encoded, prompt=altered(asked.encoded.prompt, token_ids=ids, compact_token_ids=ids))
+
+
+def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
+    """Take down the scores of tokens from the logits, shape (places, vocabulary), that were made before each of them.
+
+    Of each of the tails those tokens are meant that begin at the given index, as many as there are places.
+    """
+    if not len(logits):
+        return
+    values = logits.float()
+    sums, highest = values.logsumexp(-1), values.amax(-1)
+    for tail, first in tails:
+        targets = torch.tensor(tail.ids[first : first + len(values)], device=values.device)
+        own = values[: len(targets)].gather(1, targets[:, None])[:, 0]
+        tail.logprobs += (own - sums[: len(targets)]).tolist()
+        tail.greedy += (own >= highest[: len(targets)]).tolist()
+
+
+class CachedRows:
+    """Rows of a cache that are read on, any number of tokens at a time.
+
+    `present` says which columns hold a token of each row: others are padding. `positions` are those of each row's next token.
+    """
+
+    def __init__(self, cache: Any, present: torch.Tensor, positions: torch.Tensor | None, shared: dict[str, Any]) -> None:
+        self.cache, self.present, self.positions, self.shared = cache, present, positions, shared
+
+    @staticmethod
+    def of(batch: RunningBatch, device: torch.device) -> CachedRows:
+        """The rows of a batch whose prompts were read."""
+        width = batch.width
+        pads = torch.tensor([[width - length] for length in batch.lengths], device=device)
+        positions, shared = batch.next_inputs
+        return CachedRows(batch.cache, torch.arange(width, device=device) >= pads, positions, shared)
+
+    @property
+    def rows(self) -> int:
+        return len(self.present)
+
+    @property
+    def width(self) -> int:
+        return int(self.present.shape[1])
+
+    def copies(self, rows: Sequence[int]) -> CachedRows:
+        """Copies of these rows, in this order; a row may be named more than once."""
+        index = torch.tensor(rows, device=self.present.device)
+        positions = None if self.positions is None else self.positions.index_select(-2, index.to(self.positions.device))
+        return CachedRows(caches.selected(self.cache, rows, self.width), self.present[index], positions, self.shared)
+
+    def append(self, tokens: Sequence[tuple[int, ...]], pad: int, *, left: bool) -> dict[str, Any]:
+        """What the model takes to read these tokens behind each row, padded to one length; the rows are then those that it will have read."""
+        count, device = max(map(len, tokens)), self.present.device
+        fill = [(pad,) * (count - len(own)) for own in tokens]
+        ids = torch.tensor([(*more, *own) if left else (*own, *more) for own, more in zip(tokens, fill, strict=True)], device=device)
+        lengths = torch.tensor([[len(own)] for own in tokens], device=device)
+        places = torch.arange(count, device=device) - (count - lengths if left else 0)
+        new = (places >= 0) & (places < lengths)
+        self.present = torch.cat([self.present, new], dim=1)
+        inputs = {**self.shared, "past_key_values": self.cache, "next_sequence_length": count}
+        if self.positions is not None:
+            own_places = places.clamp(min=0).minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
+            inputs["position_ids"] = self.positions + own_places
+            self.positions = self.positions + lengths.to(self.positions.device)
+        mask = None if bool(self.present.all()) else self.present.long()
+        return {"input_ids": ids, "attention_mask": mask, **inputs}
+
+
+def common_prefixes(contexts: Iterable[Context], least: int) -> list[tuple[int, list[Context]]]:
+    """Contexts in groups that begin with the same tokens, each with how many: at least `least`, and less than any of them has; 0 where nothing is shared.
+
+    Neighbours in sorted order are joined as long as that does not make fewer tokens shared. Contexts with images share nothing.
+    """
+    plain = sorted((context for context in contexts if not context.encoded.prompt.images), key=lambda context: context.sequence)
+    images = [context for context in contexts if context.encoded.prompt.images]
+    groups: list[tuple[int, list[Context]]] = []
+    for context in plain:
+        if groups:
+            prefix, group = groups[-1]
+            joined = _common(group[-1].sequence, context.sequence, prefix or None)
+            if joined >= least and joined * len(group) >= prefix * (len(group) - 1):
+                groups[-1] = joined, [*group, context]
+                continue
+        groups.append((0, [context]))  # a group of one shares nothing yet
+    single = [context for prefix, group in groups if not prefix for context in group] + images
+    return [(prefix, group) for prefix, group in groups if prefix] + ([(0, single)] if single else [])
+
+
+def _common(first: Sequence[int], second: Sequence[int], most: int | None) -> int:
+    """With how many equal tokens both begin, one less than either has at most."""
+    limit = min(len(first) - 1, len(second) - 1, *([] if most is None else [most]))
+    return sum(1 for _ in takewhile(lambda index: first[index] == second[index], range(limit)))
