@@ -116,7 +116,7 @@ class Prefixes:
             if batch is None:
                 batch = begin(PrefixRow(row.sequence[:length], row.encoded, row.left))
                 if batch is None or not caches.can_shift(batch.cache, 0):
-                    self.off = "the model's layers keep something else than columns"
+                    self.off = "the model's layers keep something else than columns, or place tokens by them"
                     return None
             else:
                 batch = go_on(batch, row.sequence[there:length])

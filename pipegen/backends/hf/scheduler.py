@@ -204,7 +204,9 @@ class Schedule:
         def begin(prefix: PrefixRow) -> RunningBatch | None:
             made = prefill(self._model, [prefix], self._checkpoint, self._pixels)
             self._count([prefix.length])
-            return made[0] if made is not None and isinstance(made[0], RunningBatch) else None
+            batch = made[0] if made is not None else None
+            by_mask = getattr(self._model, "_supports_attention_backend", False)  # others place tokens by their columns, which change
+            return batch if by_mask and isinstance(batch, RunningBatch) and batch.next_inputs[0] is not None else None
 
         def go_on(batch: RunningBatch, ids: tuple[int, ...]) -> RunningBatch:
             self._count([len(ids)])

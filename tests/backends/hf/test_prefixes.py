@@ -110,7 +110,7 @@ def test_what_does_not_pay_is_not_shared(prompts: Tree, opened: Callable[..., HF
 def test_states_share_nothing_and_say_so(family: str, opened: Callable[..., HFEngine]) -> None:
     engine, prompts = opened(family), tree(3, branches=1)
     slots = ids(engine, prompts)
-    assert engine.work.shares_nothing == "the model's layers keep something else than columns"
+    assert engine.work.shares_nothing == "the model's layers keep something else than columns, or place tokens by them"
     assert slots == ids(opened(family, prefix_memory_bytes=0), prompts)
     assert opened(prefix_memory_bytes=0).work.shares_nothing == "prefix_memory_bytes is 0"
 
