@@ -19,7 +19,7 @@ from pipegen.drivers.arguments import Options, check_run, pairs, require_iterabl
 from pipegen.drivers.flow import NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_stale, write_settings
+from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_rows, remove_stale, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
 from pipegen.jobs.rows import Row, retry_of, rows_of
 from pipegen.records.options import GenerationOptions
@@ -139,7 +139,7 @@ def job(
     once. Rows that failed are asked again where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
 
     version: what else the answers depend on, such as stages of your own; another version asks all rows again.
-    restart: begin anew; the rows that are finished are removed.
+    restart: begin anew; the rows that are finished are removed. Refused while another run is at work on the job.
 
     A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.
 
@@ -229,12 +229,11 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, Non
 
 
 def _remove_rows(folder: Path) -> None:
-    """Begin anew. Raises `JournalError` for a folder that is no job's: nothing of it is removed."""
+    """Begin anew. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
     if not folder.is_dir():
         return
     rows = set(folder.glob("results-*.jsonl"))
     begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
     if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
-    for path in rows:
-        path.unlink()
+    remove_rows(folder)

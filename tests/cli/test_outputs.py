@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.jobs.journal import Journal
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -177,6 +178,7 @@ FAKED = """
 import pipegen.cli
 import pipegen as pg
 import pipegen.cli.generate as generate
+from pipegen.jobs.journal import Journal
 from pipegen.testing.fake import FakeEngine
 generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))
 pipegen.cli.main()
@@ -227,6 +229,21 @@ def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine
     ran = command("generate", file, "-o", out, "--model", "fake", "--retry", "sometimes")
     assert ran.code == 2
     assert "takes retryable, all, none or a type of error" in ran.err
+
+
+@pytest.mark.parametrize("flag", ["--restart", "--overwrite"])
+def test_a_job_is_not_begun_anew_while_another_process_runs_it(flag: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    again = ("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake")
+    command(*again)
+    folder = tmp_path / "out.jsonl.job"
+    rows = (folder / "results-0001.jsonl").read_bytes()
+    with Journal(folder):
+        ran = command(*again, flag)
+    assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (1, rows, 1)
+    assert [line for line in ran.err.splitlines() if "another run of this job is at work" in line] == [ran.err.splitlines()[0]]
+    assert "Traceback" not in ran.err
+    assert command(*again, flag).code == 0
+    assert len(engine.calls) == 2
 
 
 def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.journal import Journal, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.runner import Job, job, job_keyed
 from pipegen.records.results import Encoded
@@ -209,6 +209,36 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"no job|last line"):
             run(engine, tmp_path / "notes", PROMPTS, restart=restart)
     assert (tmp_path / "notes" / "results-0001.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, writer: int) -> None:
+    engine, folder = FakeEngine(echo), tmp_path / "job"
+    run(engine, folder, PROMPTS[:2])
+    others = [Journal(folder), Journal(folder)]
+    others[writer].append("0" * 32, {"id": "theirs", "ok": True})
+    others.pop(1 - writer).close()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(JournalError, match=rf"job: another run of this job is at work \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
+        run(engine, folder, PROMPTS, restart=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    others[0].close()
+    _, running = run(engine, folder, PROMPTS, restart=True)
+    assert (running.before, running.reused, running.finished) == (0, 0, 10)
+
+
+def test_rows_that_cannot_be_removed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:2])
+
+    def refused(fd: int, length: int) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.ftruncate", refused)
+        with pytest.raises(JournalError, match="cannot be removed: Read-only file system"):
+            run(engine, tmp_path, PROMPTS, restart=True)
+    assert run(engine, tmp_path, PROMPTS[:2])[1].reused == 2
 
 
 def test_pairs_keep_their_names(tmp_path: Path) -> None:
