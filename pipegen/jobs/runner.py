@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.flow import NoRequest
+from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_rows, remove_stale, write_settings
@@ -26,11 +26,13 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
+from pipegen.records.scores import Scored
 
 __all__ = ["Job", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
+Answer = TypeVar("Answer", GenerationResult, Scored)
 _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
@@ -59,7 +61,7 @@ class _Run:
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = 0
 
-    def counted(self, slot: Slot[GenerationResult], *, reused: bool) -> Slot[GenerationResult]:
+    def counted(self, slot: Slot[Answer], *, reused: bool) -> Slot[Answer]:
         """The slot of a row that is given out."""
         self.finished += 1
         self.reused += reused
@@ -121,7 +123,7 @@ class Job(Iterator[T], Generic[T]):
 
 
 def job(
-    route: Pipe[GenerationRequest, GenerationResult],
+    route: Pipe[GenerationRequest, Answer],
     requests: Iterable[Request],
     folder: str | os.PathLike[str],
     options: Options | None = None,
@@ -132,11 +134,13 @@ def job(
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
-) -> Job[Slot[GenerationResult]]:
+) -> Job[Slot[Answer]]:
     """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`: the same call again goes on where it stopped.
 
     A row is known by its content: prompt, images, options, model and plugins. So the input may change between two runs; rows that are in both are asked
     once. Rows that failed are asked again where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
+
+    A pipe of `scoring` is taken as a route is: its scores are kept.
 
     version: what else the answers depend on, such as stages of your own; another version asks all rows again.
     restart: begin anew; the rows that are finished are removed. Refused while another run is at work on the job.
@@ -163,7 +167,7 @@ def job(
 
 
 def job_keyed(
-    route: Pipe[GenerationRequest, GenerationResult],
+    route: Pipe[GenerationRequest, Answer],
     requests: Iterable[tuple[K, Request]],
     folder: str | os.PathLike[str],
     options: Options | None = None,
@@ -174,7 +178,7 @@ def job_keyed(
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
-) -> Job[tuple[K, Slot[GenerationResult]]]:
+) -> Job[tuple[K, Slot[Answer]]]:
     """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
@@ -198,16 +202,16 @@ def job_keyed(
             flow.wake()
         return NoRequest.NOW
 
-    def keep(turn: _Turn[K], slot: Slot[GenerationResult]) -> None:
+    def keep(turn: _Turn[K], slot: Slot[Answer]) -> None:
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
         turn.slot = slot
 
     how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep}
-    flow = flow_of(route, take, chosen, in_flight=in_flight, **how)
+    flow: Flow[_Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
 
-    def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
+    def slots() -> Generator[tuple[K, Slot[Answer]], None, None]:
         try:
             while not flow.exhausted:
                 for _ in flow.round():
@@ -222,7 +226,7 @@ def job_keyed(
     return Job(run, slots())
 
 
-def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, None]) -> Generator[Slot[GenerationResult], None, None]:
+def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Generator[Slot[Answer], None, None]:
     with contextlib.closing(pairs_of_job):
         for _, slot in pairs_of_job:
             yield slot
