@@ -228,7 +228,7 @@ def job_keyed(
             flow.wake()
         return NoRequest.NOW
 
-    def keep(turn: _Turn[K], slot: Slot[Answer]) -> None:
+    def keep(turn: _Turn[K], slot: Slot[Any]) -> None:
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
