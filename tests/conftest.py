@@ -9,4 +9,4 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_T
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Code for type checkers, which is not run; programs that measure; and real engines, in environments of their own: `nox -s engines`, `nox -s servers`.
-collect_ignore = ["typing", "bench", "engines", "servers"]
+collect_ignore = ["typing", "bench", "engines", "servers", "gpu/device.py", "gpu/everything.py", "gpu/programs.py", "gpu/vllm_arm.py"]

@@ -70,6 +70,16 @@ def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_her
     return cannot_compile(name, wrong) if wrong else None
 
 
+def _spelled_token(options: GenerationOptions, tokenizer: Tokenizer, engine: str) -> UnsupportedOption | None:
+    """The refusal of a choice that holds the text of a control token: llguidance lets the token itself stand for that text."""
+    choices = form_of(options).get("choice", ())
+    token = next((token for token in tokenizer.special_tokens for choice in choices if token in choice), None)
+    if token is None:
+        return None
+    words = f"{shown(engine)} does not honour choice with the text {token!r}: it would be the control token"
+    return UnsupportedOption(words, option="choice", hint="take choices without that text")
+
+
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propertyNames", "allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -109,6 +119,9 @@ def grammar_of(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: 
         need("llguidance", "structured", f"{name} on {shown(engine)}")
     except MissingExtra as missing:
         return Failure(UnsupportedOption(str(missing), option=name))
+    refused = _spelled_token(options, tokenizer, engine)
+    if refused is not None:
+        return Failure(refused)
     kept = {*eos_token_ids, *tokenizer.special_tokens.values()}
     ends = tuple(number for number in ending_ids(options, tokenizer, eos_token_ids, vocab_size) if number in kept)
     if not ends:

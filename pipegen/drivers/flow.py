@@ -38,6 +38,7 @@ from pipegen.drivers.batch import admitted, loaded
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import Encoded, ResolvedRequest
 
 __all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow", "NoRequest"]
 
@@ -353,11 +354,9 @@ class Flow(Generic[K]):
 
 def _image_bytes(asked: Any) -> int:
     """What the images of a call's input take, in bytes: as pixels, or as they came."""
-    prompt = getattr(asked, "prompt", None)
-    if prompt is not None:
-        return sum(len(image.rgb) for image in prompt.images)
-    request = getattr(asked, "request", None)
-    return 0 if request is None else sum(len(source.data or b"") for source in request.sources)
+    if isinstance(asked, Encoded):
+        return sum(len(image.rgb) for image in asked.prompt.images)
+    return sum(len(source.data or b"") for source in asked.request.sources) if isinstance(asked, ResolvedRequest) else 0
 
 
 def _isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:

@@ -265,7 +265,7 @@ class ScoringRequest(VlmGenerationRequest):
     >>> ScoringRequest(prompt="a", continuation="")
     Traceback (most recent call last):
     ...
-    pipegen.records.fields.InvalidField: ScoringRequest.continuation takes a string that is not empty, not ''
+    pipegen.core.names.InvalidField: ScoringRequest.continuation takes a string that is not empty, not ''
     """
 
     continuation: Annotated[str | tuple[int, ...], _continuation]

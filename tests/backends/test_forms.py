@@ -86,3 +86,17 @@ def test_hf_keeps_a_least_length_and_the_models_own_logprobs_beside_a_form() -> 
 def test_a_text_has_a_form_or_not(form: dict[str, Any], text: str, has: bool) -> None:
     pytest.importorskip("llguidance")
     assert has_form(pg.StructuredOptions(**form), text) is has
+
+
+def test_a_choice_that_spells_a_control_token_is_refused() -> None:
+    pytest.importorskip("llguidance")
+    from pipegen.backends.grammar import grammar_of
+    from pipegen.testing.toy import ToyTokenizer
+
+    tokenizer = ToyTokenizer()
+    ends = (tokenizer.special_tokens["<|im_end|>"],)
+    for choice in ("<|im_end|>", "say <|im_end|>."):
+        error = grammar_of(resolve(pg.GenerationOptions(structured={"choice": ("a", choice)})), tokenizer, ends, None, "hf").failure()
+        assert (type(error), error.option) == (pg.UnsupportedOption, "choice")
+        assert "'<|im_end|>'" in error.message
+    assert pg.is_ok(grammar_of(resolve(pg.GenerationOptions(structured={"choice": ("a", "<|im_end")})), tokenizer, ends, None, "hf"))

@@ -89,3 +89,11 @@ def test_an_interrupt_within_a_tokenizer_is_no_failure_of_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         of_tokenizer(interrupted)
+
+
+def test_what_ends_the_program_comes_through_a_tokenizer() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        of_tokenizer(interrupted)

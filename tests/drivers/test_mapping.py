@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.core.backend import BatchCall
+from pipegen.core.calls import Call
 from pipegen.engines.extras import MissingExtra
 from pipegen.testing.fake import FakeEngine
 
@@ -138,3 +140,74 @@ def test_a_missing_package_is_no_bug_of_a_request() -> None:
     slots = pg.imap(pg.route(FakeEngine(missing)), [{"prompt": "a"}], isolate_bugs=True)
     with pytest.raises(MissingExtra):
         list(slots)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_engine_that_answers_another_number_of_rows_breaks_the_contract(isolate: bool) -> None:
+    slots = pg.imap(pg.route(FakeEngine("a", answers=1)), [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}], isolate_bugs=isolate)
+    if not isolate:
+        with pytest.raises(pg.ContractError, match="returned 1 outputs for 3 inputs"):
+            list(slots)
+        return
+    assert [pg.is_ok(slot) for slot in slots] == [True, True, True]  # alone each gets its one answer
+
+
+def test_a_bug_of_a_stage_is_isolated_too() -> None:
+    route: Any = pg.pure("ask", lambda request: request if request.prompt != "bug" else {}["bug"]) >> pg.route(FakeEngine("a"))
+    slots = list(pg.imap(route, [{"prompt": "a"}, {"prompt": "bug"}, {"prompt": "c"}], isolate_bugs=True))
+    assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
+    assert isinstance(slots[1].failure(), pg.InternalError)
+
+
+def test_a_package_that_goes_missing_when_rows_are_run_again_comes_through() -> None:
+    asked: list[int] = []
+
+    def script(encoded: Any) -> str:
+        asked.append(1)
+        if len(asked) == 1:
+            raise KeyError("a bug")
+        raise MissingExtra("pip install it")
+
+    with pytest.raises(MissingExtra):
+        list(pg.imap(pg.route(FakeEngine(script)), [{"prompt": "a"}, {"prompt": "b"}], isolate_bugs=True))
+
+
+def test_who_closes_while_images_are_prepared_and_calls_are_open_leaves_nothing() -> None:
+    closed: list[bool] = []
+
+    def steps(batch: Any) -> Any:
+        try:
+            yield Call(Never("a"), tuple(slot.unwrap() for slot in batch), tuple((row, 0) for row in range(len(batch))))
+        finally:
+            closed.append(True)
+        return batch
+
+    class Never(FakeEngine):
+        in_flight = 4
+
+        def open(self, wake: Any) -> Any:
+            class Silent(BatchCall[Any, Any]):
+                def step(self) -> Any:
+                    raise KeyboardInterrupt
+
+            return Silent(self)
+
+    pipe: Any = pg.Pipe("never", steps)
+    with pytest.raises(KeyboardInterrupt):
+        list(pg.imap(pipe, [{"prompt": "a"}, {"prompt": "b"}]))
+    assert closed == [True, True]
+
+
+def test_what_an_asynchronous_input_raises_comes_once_all_before_is_given_out() -> None:
+    async def requests() -> Any:
+        yield {"prompt": "a"}
+        raise KeyError("the input broke")
+
+    async def collect() -> list[Any]:
+        slots = pg.aimap(pg.route(FakeEngine("a")), requests())
+        first = await anext(slots)
+        with pytest.raises(KeyError, match="the input broke"):
+            await anext(slots)
+        return [first]
+
+    assert [pg.is_ok(slot) for slot in asyncio.run(collect())] == [True]

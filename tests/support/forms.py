@@ -13,7 +13,7 @@ __all__ = ["Pick", "drawn_form", "has_form"]
 
 Pick = Callable[[int], int]
 """Draws a number from 0 to below its argument."""
-TEXTS = ("yes", "no", "no way", "né", '"q"', "a\nb", "\\", "🎈🎉", "<|im_end|>", "/x/", "{", "日本", "y", "A much longer one, with a comma.")
+TEXTS = ("yes", "no", "no way", "né", '"q"', "a\nb", "\\", "🎈🎉", "<|im_end", "/x/", "{", "日本", "y", "A much longer one, with a comma.")
 ATOMS = ("[a-c]{2}", "[0-9]{1,3}", "(x|yz)", r"\d", "-", " ", r"[^a-z\n]{1,2}", "é?", r"\.", "(?:ab)+", "/", '"', ".", "(no|yes|no way)", "[🎈é]")
 WORDS = ("name", "a", "the value", "é", 'q"')
 

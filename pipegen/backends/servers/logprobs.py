@@ -1,7 +1,7 @@
 """Logprobs on the wire: what the engines say of each generated token, in their four forms, read by one rule.
 
 >>> logprobs_of(entries_in({"content": [{"token": "token_id:5", "logprob": -0.5, "top_logprobs": []}]}), (5,)).unwrap()
-(TokenLogprob(token_id=5, logprob=-0.5, top=(), margin=None),)
+(TokenLogprob(token_id=5, logprob=-0.5, top=(), margin=None, text=None, top_texts=()),)
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_what_would_break_the_form_of_the_answer_is_refused(option: str, more: d
 def test_an_answer_that_vllm_ends_before_it_has_its_form_fails(text: str, fine: bool, started: list[Any]) -> None:
     pytest.importorskip("llguidance")
     running = engine()
-    (row,) = running._rows([encoded([10], max_new_tokens=20, structured={"choice": ("yes", "no")})], text=False)
+    (row,) = running._rows([(0, encoded([10], max_new_tokens=20, structured={"choice": ("yes", "no")}))], text=False)
     row.take([*running.tokenizer.encode(text), running.eos_token_ids[0]])
     slot = row.slot()
     assert pg.is_ok(slot) is fine
