@@ -108,6 +108,9 @@ def generate(
     summary: Annotated[
         Path | None, typer.Option("--summary", metavar="FILE", help="Write counts, times and rates of the run to FILE, as JSON.", rich_help_panel=FILES)
     ] = None,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for rows under way to end at Ctrl-C; 0 ends at once.", rich_help_panel=FILES)
+    ] = 5.0,
     in_flight: Annotated[
         int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
@@ -173,6 +176,7 @@ def generate(
         quiet=quiet,
         plugins=plugins_of(plugin or ()),
         in_flight=in_flight,
+        grace=grace,
         columns=columns_of(columns or ()),
         images=tuple(image or ()),
         summary=summary,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +30,7 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.io.tables import Columns, Row, TableError, is_table
 from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import job_keyed
+from pipegen.jobs.runner import GRACE, Job, job_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, record
@@ -72,6 +73,8 @@ class Files:
     """The columns that fields of requests are read from, where their names differ."""
     images: tuple[str, ...] = ()
     """The images of one question."""
+    grace: float = GRACE
+    """Seconds that rows of a job under way have to end, once the run is interrupted."""
     summary: Path | None = None
     """Where counts, times and rates of the run are written, as JSON."""
 
@@ -99,8 +102,8 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     _check(files, options)
     meter = Meter(Tally())
     try:
-        with _terminable():
-            code = _generate(files, load, options, images, policy, meter)
+        with _terminable() as ending:
+            code = _generate(files, load, options, images, policy, meter, ending)
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
         say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
@@ -126,18 +129,38 @@ def _write_summary(file: Path, meter: Meter, code: int) -> int:
     return code
 
 
+class _Ending:
+    """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows under way have some time to end. The second, and any without a job, ends it all."""
+
+    def __init__(self) -> None:
+        self.running: Job[Any] | None = None
+        self.begun: Callable[[], object] = lambda: None
+        self._again = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        again, self._again = self._again, True
+        if self.running is not None:
+            self.running.stop(0 if again else None, self.begun)
+        if self.running is None or again:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: what is finished is written."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if threading.current_thread() is threading.main_thread() else None
+def _terminable() -> Iterator[_Ending]:
+    """Let SIGTERM end the run as Ctrl-C does. A signal that is ignored stays so."""
+    ending, before = _Ending(), dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, ending)
     try:
-        yield
+        yield ending
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
-def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, meter: Meter) -> int:
+def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, meter: Meter, ending: _Ending) -> int:
     tally = meter.tally
     with contextlib.ExitStack() as stack:
         system = load.system if files.system is None else files.system
@@ -156,7 +179,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 stream = _open_out(files, stack)
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
-                slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings)))
+                slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings, ending)))
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = stack.enter_context(new_file(Path(files.out or "")))
             to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
@@ -177,11 +200,21 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
 
 
 def _job_slots(
-    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], options: GenerationOptions | None, files: Files, load: Load, settings: dict[str, Any]
+    route: Any,
+    asked: Iterator[tuple[Origin, Slot[GenerationRequest]]],
+    options: GenerationOptions | None,
+    files: Files,
+    load: Load,
+    settings: dict[str, Any],
+    ending: _Ending,
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
-    """The places and slots of the job, each with whether it was finished before."""
+    """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
     folder = files.job or Path()
-    with job_keyed(route, asked, folder, options, **settings, retry=files.retry, restart=files.restart or files.overwrite) as running:
+    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
+    with job_keyed(route, asked, folder, options, **settings) as running, contextlib.ExitStack() as stack:
+        stack.callback(setattr, ending, "running", None)
+        ending.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once")
+        ending.running = running if files.grace else None
         system = load.system if files.system is None else files.system
         source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
         root = settings["image_policy"].root
@@ -193,6 +226,8 @@ def _job_slots(
         for origin, slot in running:
             yield origin, slot, running.reused > before
             before = running.reused
+        if running.stopped:
+            raise KeyboardInterrupt
 
 
 def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
@@ -228,6 +263,8 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         retry_of(files.retry)
     except InvalidField as refusal:
         refuse(str(refusal).removeprefix("retry "), "--retry")
+    if not 0 <= files.grace < math.inf:
+        refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:

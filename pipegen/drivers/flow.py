@@ -8,12 +8,16 @@ engine has rows to work on as long as there is input.
 ended, at most `REORDER` times as many wait for slower ones before them; then no input is taken until these have ended. No more units are prepared while
 the images of those under way take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
 
+**Ending early.** `close` ends all at once. `drain` takes no more input, and lets what is under way end for some seconds first.
+
 **Threads.** Stages, and engines of this process, work in the thread of who asks for the next slot. Images are read and resized on a few threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -125,13 +129,19 @@ class Flow(Generic[K]):
         self._input_error: Exception | None = None
         self._preparing: dict[Future[Started], _Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._woken = threading.Event()
+        self._asleep = threading.Lock()
+        """Free when there is something to look at since the last wait. Unlike an event, a signal handler may free it wherever it interrupts this thread."""
+        self._until: float | None = None
+        """When the flow is drained, the time at which that ends."""
+        self._most_wait = -1.0
+        """Seconds that `round` may wait; as long as it takes where it is negative."""
         self.closed = False
         """Whether no more work is wanted."""
 
     def wake(self) -> None:
-        """Let a thread that waits within `round` look again: a row has ended, there is a request, or the flow is to be closed."""
-        self._woken.set()
+        """Let a thread that waits within `round` look again: a row has ended, there is a request, or the flow is to be closed. A signal handler may call it."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._asleep.release()
 
     @property
     def busy(self) -> bool:
@@ -157,7 +167,6 @@ class Flow(Generic[K]):
 
     def round(self) -> Iterator[tuple[K, Slot[Any]]]:
         """Take the requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
-        self._woken.clear()
         self._fill()
         if not (self._turns and self._turns[0].ended):
             self._work()
@@ -167,6 +176,25 @@ class Flow(Generic[K]):
             if unit.bug is not None:
                 raise unit.bug
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
+
+    def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take no more requests, and let those under way end for so many seconds. Only `finished` is told of them.
+
+        A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
+        it had. A bug of an engine raises: its rows are not run again.
+        """
+        self._more = False
+        end = clock() + seconds
+        self._until = end if self._until is None else min(self._until, end)
+        while self._ends and (left := self._until - clock()) > 0:
+            self._most_wait = min(left, threading.TIMEOUT_MAX)
+            for _ in self.round():
+                pass
+
+    @property
+    def _ends(self) -> bool:
+        """Whether something under way would end without a new call."""
+        return bool(self._preparing) or any(feed.rows and not isinstance(feed.call, BatchCall) for feed in self._feeds.values())
 
     def close(self) -> None:
         """End all that is under way."""
@@ -227,10 +255,12 @@ class Flow(Generic[K]):
                 worked |= self._step(backend, feed) or feed.call.computes
         idle = not worked and not any(unit.ended for unit in self._turns)
         if idle and (self._units or self._more) and not self.closed:
-            self._woken.wait()
+            self._asleep.acquire(timeout=self._most_wait)
 
     def _awaits_more(self, feed: _Feed) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
+        if self._until is not None and isinstance(feed.call, BatchCall):
+            return True
         if not feed.call.computes or len(feed.new) < len(feed.rows):
             return False
         more = self._more and self.room > 0 and not self._nothing_now
@@ -313,7 +343,7 @@ class Flow(Generic[K]):
 
     def _isolate(self, feed: _Feed, bug: Exception) -> None:
         """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
-        if not self._isolates or isinstance(bug, MissingExtra):
+        if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
             raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
         for unit, slot in zip(units, _isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):

@@ -1,7 +1,8 @@
 """JSON Lines in and out: requests from lines, results and errors to plain data and back.
 
 A result is `{"id", "ok": true, "text", ...}` with every field of `GenerationResult`, an error `{"id", "ok": false, "error": {"type", "message", "hint",
-...}}`. The options are the effective ones, so a request with `{"options": line["options"]}` repeats the call.
+...}}`. The options are the effective ones, so a request with `{"options": line["options"]}` repeats the call. A score is `{"id", "ok": true, "logprob", ...}`
+with every field of `Scored`.
 
 >>> from returns.result import Failure
 >>> from pipegen.core.errors import PromptTooLong
@@ -16,7 +17,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
 from returns.result import Failure, Result, Success
 
@@ -30,6 +31,7 @@ from pipegen.records.options import flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.scores import Scored
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -47,6 +49,7 @@ __all__ = [
     "values_of_line",
 ]
 
+T = TypeVar("T", GenerationResult, Scored)
 LineId = str | int
 """The type of a line's `id`, which is returned unchanged."""
 MAX_LINE_BYTES = 256 * 2**20
@@ -55,8 +58,10 @@ BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
 """The fields that `brief` leaves out."""
 
 
-def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: bool = False, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities.
+def to_plain(
+    slot: Slot[GenerationResult] | Slot[Scored], id: LineId | None = None, *, brief: bool = False, metadata: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A slot as JSON data. `id` replaces the result's own id; `brief` leaves out token ids and log probabilities (of a score, the ids of its context).
 
     `metadata` is added: what was carried along with the request. Of its values those that JSON has no form for become text, bytes as base64.
 
@@ -68,7 +73,10 @@ def to_plain(slot: Slot[GenerationResult], id: LineId | None = None, *, brief: b
     more = {"metadata": thaw(metadata, readable)} if metadata else {}
     if not is_ok(slot):
         return {"id": id, "ok": False, "error": error_to_plain(slot.failure()), **more}
-    result = _result(slot.unwrap(), brief)
+    held: object = slot.unwrap()
+    if not isinstance(held, (GenerationResult, Scored)):
+        raise TypeError(f"to_plain takes a slot of a GenerationResult or Scored, not of {type(held).__name__}")
+    result = _result(held, brief) if isinstance(held, GenerationResult) else _scored(held, brief)
     return {"id": result.pop("id") if id is None else id, "ok": True, **dissoc(result, "id"), **more}
 
 
@@ -83,12 +91,16 @@ def readable(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]:
-    """The slot that `to_plain` was given, without metadata. Raises `InvalidField` for other data."""
+@overload
+def from_plain(values: Mapping[str, Any]) -> Slot[GenerationResult]: ...
+@overload
+def from_plain(values: Mapping[str, Any], kind: type[T]) -> Slot[T]: ...
+def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[Any]:
+    """The slot that `to_plain` was given, without metadata: of a result, or of the score where `kind` is `Scored`. Raises `InvalidField` for other data."""
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(result_from(dissoc(dict(values), "ok", "metadata")))
+        return Success(_read(dissoc(dict(values), "ok", "metadata"), kind))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -143,6 +155,12 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     return values
 
 
+def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
+    fields = {f.name: getattr(scored, f.name) for f in dataclasses.fields(scored) if not (brief and f.name == "prompt_token_ids")}
+    values: dict[str, Any] = strict_json.plain({**fields, "tried": [error_to_plain(error) for error in scored.tried]})
+    return values
+
+
 def _logprobs(values: Any) -> Any:
     tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
     return tuple(
@@ -173,15 +191,21 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "token_ids": tuple,
     "image_digests": tuple,
     "tool_calls": freeze,
+    "logprob": float,
+    "token_logprobs": lambda logprobs: tuple(map(float, logprobs)),
 }
 """How fields are read whose type JSON does not have."""
 
 
 def result_from(values: Mapping[str, Any]) -> GenerationResult:
     """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or malformed field."""
-    missing = [name for name in ("text", "raw_text", "finish", "options") if name not in values]
+    return _read(values, GenerationResult)
+
+
+def _read(values: Mapping[str, Any], kind: type[T]) -> T:
+    missing = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
     if missing:
-        raise InvalidField(f"a result takes {', '.join(missing)} too")
+        raise InvalidField(f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too")
     fields = dict(values)
     for name, read in _READ.items():
         if fields.get(name) is not None:
@@ -191,7 +215,7 @@ def result_from(values: Mapping[str, Any]) -> GenerationResult:
                 raise
             except (KeyError, TypeError, ValueError) as refusal:
                 raise InvalidField(f"{name} does not have the form of a result's: {refusal}") from None
-    return GenerationResult(**fields)
+    return kind(**fields)
 
 
 class Line(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from returns.result import Failure
 
@@ -20,7 +20,6 @@ from pipegen.jobs.rows import retry_of, rows_of
 from pipegen.records.options import options_from
 from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy, RequestPolicy
-from pipegen.records.results import GenerationResult
 
 __all__ = ["finished_rows"]
 
@@ -29,8 +28,8 @@ K = TypeVar("K")
 
 def finished_rows(
     folder: str | os.PathLike[str], requests: Iterable[tuple[K, Request]], *, image_policy: ImagePolicy | None = None, policy: RequestPolicy | None = None
-) -> Iterator[tuple[K, Slot[GenerationResult] | None]]:
-    """For each pair of a key and a request of the job, in order: the key, and the slot; None where the request is not finished.
+) -> Iterator[tuple[K, Slot[Any] | None]]:
+    """For each pair of a key and a request of the job, in order: the key, and the slot (of a result, or of a score); None where the request is not finished.
 
     The options are those of the job's last run. A request that is refused before it is asked has its error. Raises `JournalError` where the folder is no
     job's.

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Self
 
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "remove_stale", "write_settings"]
+__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "remove_rows", "remove_stale", "write_settings"]
 
 SETTINGS = "job.json"
 FORM = 1
@@ -212,10 +212,14 @@ def _own_file(folder: Path) -> tuple[int, Path]:
             number += 1
             path = folder / f"results-{number:04}.jsonl"
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-            if _locked(fd):
-                _cut_torn_line(fd, path)
-                _sync_folder(folder)
-                return fd, path
+            try:
+                if _locked(fd):
+                    _cut_torn_line(fd, path)
+                    _sync_folder(folder)
+                    return fd, path
+            except BaseException:
+                os.close(fd)
+                raise
             os.close(fd)
     except FileNotFoundError:
         raise JournalError(f"there is no folder {folder.parent}, in which the job's folder {folder.name} would lie") from None
@@ -231,9 +235,28 @@ def _locked(fd: int) -> bool:
     except OSError as refusal:
         if refusal.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        os.close(fd)
         raise
     return True
+
+
+def remove_rows(folder: Path) -> None:
+    """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another run writes one of them, or one cannot be written.
+
+    The files stay: a run that opens one meanwhile would write to a file without a name.
+    """
+    with contextlib.ExitStack() as held:
+        files = []
+        try:
+            for path in sorted(folder.glob("results-*.jsonl")):
+                fd = os.open(path, os.O_RDWR)
+                held.callback(os.close, fd)
+                if not _locked(fd):
+                    raise JournalError(f"{folder}: another run of this job is at work ({path.name} is locked), and nothing is removed; end that one first")
+                files.append(fd)
+            for fd in files:
+                os.ftruncate(fd, 0)
+        except OSError as refusal:
+            raise JournalError(f"the rows in {folder} cannot be removed: {refusal.strerror}") from refusal
 
 
 def _cut_torn_line(fd: int, path: Path) -> None:

@@ -1,8 +1,8 @@
 """The key of a row: what its answer depends on, and nothing else.
 
-A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the bytes of its images, the resolved options, the model's identity, the
-attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted, removed and put in another order
-between two runs. Equal requests have an ordinal among each other, since two of them are two answers.
+A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the continuation that is to be scored, the bytes of its images, the resolved
+options, the model's identity, the attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted,
+removed and put in another order between two runs. Equal requests have an ordinal among each other, since two of them are two answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipegen.engines.protocol import Answers
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ScoringRequest
 
 __all__ = ["Counts", "Keys", "changes", "settings_of"]
 
@@ -88,7 +88,9 @@ class Keys:
 
 def _content(request: GenerationRequest) -> bytes:
     messages = None if request.messages is None else plain_messages(request.messages)
-    content = [messages, request.prompt, request.prompt_token_ids, request.tools]
+    content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
+    if isinstance(request, ScoringRequest):
+        content.append({"continuation": request.continuation})
     return json.dumps(strict_json.plain(content), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 

@@ -21,7 +21,7 @@ from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.records.results import GenerationResult
+from pipegen.records.scores import Scored
 
 __all__ = ["Again", "Row", "retry_of", "rows_of"]
 
@@ -39,7 +39,7 @@ class Row(NamedTuple, Generic[K]):
     request: Slot[GenerationRequest]
     key: str | None
     """None where it failed before it had one: nothing is kept of it."""
-    kept: Slot[GenerationResult] | None
+    kept: Slot[Any] | None
 
 
 def rows_of(
@@ -69,12 +69,12 @@ def _record(request: Any) -> Slot[GenerationRequest]:
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
-def _kept(finished: Finished, key: str, id: str | None, again: Again) -> Slot[GenerationResult] | None:
+def _kept(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
     """The row's slot, with this request's id, where it is finished and not to be asked again."""
     values = finished.get(key)
     if values is None:
         return None
-    slot = from_plain(values)
+    slot: Slot[Any] = from_plain(values, Scored) if "token_logprobs" in values else from_plain(values)
     if is_ok(slot):
         return Success(dataclasses.replace(slot.unwrap(), id=id))
     return None if again(slot.failure()) else Failure(slot.failure())

@@ -7,30 +7,35 @@ costs the running rows and nothing else.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.flow import NoRequest
+from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_stale, write_settings
+from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_rows, remove_stale, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
 from pipegen.jobs.rows import Row, retry_of, rows_of
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
+from pipegen.records.scores import Scored
 
 __all__ = ["Job", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
+Answer = TypeVar("Answer", GenerationResult, Scored)
+GRACE = 5.0
+"""Seconds that rows under way have to end, where a job ends early."""
 _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
@@ -58,8 +63,13 @@ class _Run:
         self.keys = Keys(settings)
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = 0
+        self.begun: Callable[[], object] | None = None
+        """Where the job is to stop: what is called when it begins to."""
+        self.stopped = False
+        self.grace = GRACE
+        self.wake: Callable[[], None] = lambda: None
 
-    def counted(self, slot: Slot[GenerationResult], *, reused: bool) -> Slot[GenerationResult]:
+    def counted(self, slot: Slot[Answer], *, reused: bool) -> Slot[Answer]:
         """The slot of a row that is given out."""
         self.finished += 1
         self.reused += reused
@@ -114,14 +124,28 @@ class Job(Iterator[T], Generic[T]):
         """Those of them that failed."""
         return self._run.failed
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended before its last row, because of `stop`."""
+        return self._run.stopped
+
+    def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
+        """Ask for no more rows; those under way have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
+
+        Any thread and a signal handler may call it, again too, with less time. `begun` is called by the thread that iterates, when it stops.
+        """
+        self._run.grace = self._run.grace if grace is None else grace
+        self._run.begun = self._run.begun or begun
+        self._run.wake()
+
     def close(self) -> None:
-        """End the job; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        """End the job: rows under way have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
         self._slots.close()
         self._run.journal.close()
 
 
 def job(
-    route: Pipe[GenerationRequest, GenerationResult],
+    route: Pipe[GenerationRequest, Answer],
     requests: Iterable[Request],
     folder: str | os.PathLike[str],
     options: Options | None = None,
@@ -132,14 +156,18 @@ def job(
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
-) -> Job[Slot[GenerationResult]]:
+    grace: float = GRACE,
+) -> Job[Slot[Answer]]:
     """Generate for any number of requests, as `imap` does, and keep what is finished in `folder`: the same call again goes on where it stopped.
 
     A row is known by its content: prompt, images, options, model and plugins. So the input may change between two runs; rows that are in both are asked
     once. Rows that failed are asked again where `retry` says so: those whose error is `retryable`, "all", "none", or one type of error.
 
+    A pipe of `scoring` is taken as a route is: its scores are kept.
+
     version: what else the answers depend on, such as stages of your own; another version asks all rows again.
-    restart: begin anew; the rows that are finished are removed.
+    restart: begin anew; the rows that are finished are removed. Refused while another run is at work on the job.
+    grace: the seconds that rows under way have to end where the job is closed early; 0 ends them at once.
 
     A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.
 
@@ -156,14 +184,13 @@ def job(
     """
     require_iterable(requests)
     keyed = ((None, request) for request in requests)
-    whole = job_keyed(
-        route, keyed, folder, options, in_flight=in_flight, image_policy=image_policy, policy=policy, retry=retry, version=version, restart=restart
-    )
+    how: dict[str, Any] = {"in_flight": in_flight, "image_policy": image_policy, "policy": policy, "grace": grace}
+    whole = job_keyed(route, keyed, folder, options, **how, retry=retry, version=version, restart=restart)
     return Job(whole._run, _slots(whole._slots))
 
 
 def job_keyed(
-    route: Pipe[GenerationRequest, GenerationResult],
+    route: Pipe[GenerationRequest, Answer],
     requests: Iterable[tuple[K, Request]],
     folder: str | os.PathLike[str],
     options: Options | None = None,
@@ -174,10 +201,13 @@ def job_keyed(
     retry: str = "retryable",
     version: str = "",
     restart: bool = False,
-) -> Job[tuple[K, Slot[GenerationResult]]]:
+    grace: float = GRACE,
+) -> Job[tuple[K, Slot[Answer]]]:
     """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
+    if type(grace) not in (int, float) or not 0 <= grace < math.inf:
+        raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
     run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
@@ -198,23 +228,37 @@ def job_keyed(
             flow.wake()
         return NoRequest.NOW
 
-    def keep(turn: _Turn[K], slot: Slot[GenerationResult]) -> None:
+    def keep(turn: _Turn[K], slot: Slot[Any]) -> None:
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
         turn.slot = slot
 
+    run.grace = grace
     how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep}
-    flow = flow_of(route, take, chosen, in_flight=in_flight, **how)
+    flow: Flow[_Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
+    run.wake = flow.wake
 
-    def slots() -> Generator[tuple[K, Slot[GenerationResult]], None, None]:
+    def ended() -> Iterator[tuple[K, Slot[Answer]]]:
+        """The rows whose turn has come."""
+        while turns and (slot := turns[0].slot) is not None:
+            row = turns.popleft().row
+            yield row.name, run.counted(slot, reused=row.kept is not None)
+
+    def slots() -> Generator[tuple[K, Slot[Answer]], None, None]:
         try:
-            while not flow.exhausted:
-                for _ in flow.round():
-                    pass
-                while turns and (slot := turns[0].slot) is not None:
-                    row = turns.popleft().row
-                    yield row.name, run.counted(slot, reused=row.kept is not None)
+            while not run.stopped and not flow.exhausted:
+                if run.begun is None:
+                    for _ in flow.round():
+                        pass
+                else:
+                    run.stopped = True
+                    run.begun()
+                    flow.drain(run.grace)
+                yield from ended()
+        except GeneratorExit:
+            flow.drain(run.grace)
+            raise
         finally:
             flow.close()
         run.journal.close()
@@ -222,19 +266,18 @@ def job_keyed(
     return Job(run, slots())
 
 
-def _slots(pairs_of_job: Generator[tuple[Any, Slot[GenerationResult]], None, None]) -> Generator[Slot[GenerationResult], None, None]:
+def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Generator[Slot[Answer], None, None]:
     with contextlib.closing(pairs_of_job):
         for _, slot in pairs_of_job:
             yield slot
 
 
 def _remove_rows(folder: Path) -> None:
-    """Begin anew. Raises `JournalError` for a folder that is no job's: nothing of it is removed."""
+    """Begin anew. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
     if not folder.is_dir():
         return
     rows = set(folder.glob("results-*.jsonl"))
     begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
     if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
-    for path in rows:
-        path.unlink()
+    remove_rows(folder)

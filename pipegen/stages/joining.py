@@ -92,7 +92,10 @@ def scores_none(engine: Engine) -> GenerationError | None:
 
 
 def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, Continued]:
-    """The stage that encodes contexts with their continuations; contexts that several rows share are encoded once. Fails as `join_row` does."""
+    """The stage that encodes contexts with their continuations; contexts that several rows share are encoded once. Fails as `join_row` does.
+
+    Its name says what an empty context is scored after: a job takes scores of another rule for others.
+    """
 
     def steps(batch: Batch[Rendered]) -> Steps[Continued]:
         contexts: dict[Hashable, Slot[Prompt]] = {}
@@ -103,7 +106,8 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
         return tuple([joined(slot.unwrap()) if is_ok(slot) else cast("Slot[Continued]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("join", steps, rebind=lambda new: join(new.engine(engine), empty_context))
+    name = "join" if empty_context == "refuse" else f"join after {empty_context}"
+    return Pipe(name, steps, rebind=lambda new: join(new.engine(engine), empty_context))
 
 
 def join_row(

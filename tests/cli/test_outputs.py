@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
+from pipegen.jobs.journal import Journal
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -91,31 +92,71 @@ def test_no_more_than_may_be_under_way_is_read_ahead_and_lines_are_written_at_on
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_the_lines_so_far(number: int, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any) -> None:
+@pytest.mark.parametrize(("times", "flags", "kept"), [(1, (), "abc"), (2, (), "ab"), (1, ("--grace", "0"), "ab")])
+def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
+    number: int, times: int, flags: tuple[str, ...], kept: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, written: Any
+) -> None:
     def script(encoded: Any) -> str:
-        if encoded.request.id == "c":
+        for _ in range(times if encoded.request.id == "c" else 0):
             signal.raise_signal(number)
         return "Hi"
 
     engine.script = script
     out = tmp_path / "out.jsonl"
-    again = (jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--in-flight", "1")
+    again = (jsonl(*({"id": name, **HI} for name in "abcd")), "-o", out, "--model", "fake", "--in-flight", "1", *flags)
+    before = signal.getsignal(number)
     ran = command("generate", *again)
     assert ran.code == 130
+    assert signal.getsignal(number) is before
     assert not out.exists()
-    assert "2 requests" in ran.err
+    assert f"{len(kept)} requests" in ran.err
+    assert ("ending: the rows under way have 5 seconds; interrupt again to end at once" in ran.err) is (len(kept) == 3)
     assert f"the same command goes on, and `pipegen export {out}.job` writes what is finished" in ran.err
     assert engine.closed == 1
     ran = command("export", f"{out}.job")
-    assert ([line["id"] for line in ran.out], ran.code) == (["a", "b"], 1)
-    assert "2 of 4 rows are finished; 2 are missing" in ran.err
+    assert ([line["id"] for line in ran.out], ran.code) == ([*kept], 1)
+    assert f"{len(kept)} of 4 rows are finished; {4 - len(kept)} are missing" in ran.err
     engine.script = "Hi"
     ran = command("generate", *again)
     assert [line["id"] for line in written(out)] == ["a", "b", "c", "d"]
-    assert "2 finished before" in ran.err
+    assert f"{len(kept)} finished before" in ran.err
     assert ran.code == 0
     ran = command("export", f"{out}.job", "-o", tmp_path / "again.jsonl")
     assert ((tmp_path / "again.jsonl").read_bytes(), ran.code) == (out.read_bytes(), 0)
+
+
+def test_an_interrupt_while_the_model_loads_or_without_a_job_ends_the_run(
+    command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    engine.script = interrupted
+    file = jsonl({"id": "a", **HI}, {"id": "b", **HI})
+    assert command("generate", file, "--model", "fake").code == 130
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", interrupted)
+    ran = command("generate", file, "-o", tmp_path / "out.jsonl", "--model", "fake")
+    assert (ran.code, "interrupted" in ran.err, "ending" in ran.err) == (130, True, False)
+
+
+def test_a_signal_that_is_ignored_stays_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:
+    def script(encoded: Any) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "Hi"
+
+    engine.script = script
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert command("generate", jsonl({"id": "a", **HI}), "--model", "fake").code == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
+def test_a_grace_that_is_none_is_bad_usage(seconds: str, command: Command, jsonl: Any, tmp_path: Path) -> None:
+    ran = command("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake", "--grace", seconds)
+    assert (ran.code, "--grace" in ran.err) == (2, True)
 
 
 def test_a_bug_fails_its_line_alone_and_the_exit_code_says_so(command: Command, engine: FakeEngine, jsonl: Any) -> None:
@@ -177,6 +218,7 @@ FAKED = """
 import pipegen.cli
 import pipegen as pg
 import pipegen.cli.generate as generate
+from pipegen.jobs.journal import Journal
 from pipegen.testing.fake import FakeEngine
 generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))
 pipegen.cli.main()
@@ -227,6 +269,21 @@ def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine
     ran = command("generate", file, "-o", out, "--model", "fake", "--retry", "sometimes")
     assert ran.code == 2
     assert "takes retryable, all, none or a type of error" in ran.err
+
+
+@pytest.mark.parametrize("flag", ["--restart", "--overwrite"])
+def test_a_job_is_not_begun_anew_while_another_process_runs_it(flag: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    again = ("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake")
+    command(*again)
+    folder = tmp_path / "out.jsonl.job"
+    rows = (folder / "results-0001.jsonl").read_bytes()
+    with Journal(folder):
+        ran = command(*again, flag)
+    assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (1, rows, 1)
+    assert [line for line in ran.err.splitlines() if "another run of this job is at work" in line] == [ran.err.splitlines()[0]]
+    assert "Traceback" not in ran.err
+    assert command(*again, flag).code == 0
+    assert len(engine.calls) == 2
 
 
 def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, options_from, resolve
 from pipegen.records.plain import request_from
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
+from pipegen.records.scores import Scored
 
 texts = st.text(max_size=12) | st.sampled_from(["\u2028", "\x85", "\x1b[2J", "<|im_end|>", 'say "no"\\n', "\U0001f600"])
 ids = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
@@ -254,3 +256,37 @@ def test_no_json_object_whatever_crashes_the_reader(values: dict[str, Any]) -> N
 def test_no_bytes_whatever_crash_the_reader(data: bytes) -> None:
     for line in lines_of(io.BytesIO(data), limit=16):
         request_from_line(line)
+
+
+def test_a_score_comes_back_whole_and_a_brief_one_without_its_context() -> None:
+    scored = Scored(
+        id="a",
+        logprob=-math.inf,
+        token_logprobs=(-math.inf, -0.1),
+        token_ids=(1, 2),
+        greedy=False,
+        tokens=2,
+        bytes=3,
+        prompt_token_ids=(7,),
+        prompt_tokens=1,
+        tried=(Timeout("slow"),),
+        image_grid_thw=((1, 4, 6), None),
+    )
+    assert from_plain(strict_json.load(strict_json.dump(to_plain(Success(scored)))), Scored).unwrap() == scored
+    assert from_plain(to_plain(Success(scored), brief=True), Scored).unwrap() == dataclasses.replace(scored, prompt_token_ids=())
+    failed = to_plain(Failure(Timeout("slow")))
+    assert from_plain(failed, Scored).failure() == Timeout("slow")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"logprob": -1.0}, "a score takes token_logprobs, token_ids, greedy, tokens, bytes too"),
+        ({"token_logprobs": 3}, "token_logprobs does not have the form"),
+    ],
+)
+def test_what_is_no_score_is_refused(values: dict[str, Any], words: str) -> None:
+    if "token_logprobs" in values:
+        values = {"logprob": 0.0, "token_ids": [], "greedy": True, "tokens": 0, "bytes": 0, **values}
+    with pytest.raises(InvalidField, match=words):
+        from_plain({"ok": True, **values}, Scored)

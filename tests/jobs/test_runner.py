@@ -11,7 +11,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
-from pipegen.jobs.journal import JournalError
+from pipegen.jobs.journal import Journal, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.runner import Job, job, job_keyed
 from pipegen.records.results import Encoded
@@ -211,6 +211,36 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
     assert (tmp_path / "notes" / "results-0001.jsonl").read_text() == "mine"
 
 
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, writer: int) -> None:
+    engine, folder = FakeEngine(echo), tmp_path / "job"
+    run(engine, folder, PROMPTS[:2])
+    others = [Journal(folder), Journal(folder)]
+    others[writer].append("0" * 32, {"id": "theirs", "ok": True})
+    others.pop(1 - writer).close()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(JournalError, match=rf"job: another run of this job is at work \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
+        run(engine, folder, PROMPTS, restart=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    others[0].close()
+    _, running = run(engine, folder, PROMPTS, restart=True)
+    assert (running.before, running.reused, running.finished) == (0, 0, 10)
+
+
+def test_rows_that_cannot_be_removed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(echo)
+    run(engine, tmp_path, PROMPTS[:2])
+
+    def refused(fd: int, length: int) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.ftruncate", refused)
+        with pytest.raises(JournalError, match="cannot be removed: Read-only file system"):
+            run(engine, tmp_path, PROMPTS, restart=True)
+    assert run(engine, tmp_path, PROMPTS[:2])[1].reused == 2
+
+
 def test_pairs_keep_their_names(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     for reused in (0, 2):
@@ -321,3 +351,37 @@ def test_a_job_that_was_killed_before_its_settings_were_written_begins_anew(tmp_
         (folder / "results-0001.jsonl").write_bytes(b"")
         texts, _ = run(FakeEngine(echo), folder, PROMPTS[:2], restart=restart)
         assert texts == ["re: prompt 0", "re: prompt 1"]
+
+
+def test_scores_of_one_context_are_rows_of_their_own_and_come_back_as_they_were(tmp_path: Path) -> None:
+    engine = FakeEngine("")
+    ways: list[Any] = ["ab", "b", [98], "ab"]
+    requests = [{"id": str(number), "prompt": "Hi", "continuation": way} for number, way in enumerate(ways)]
+    wanted = list(pg.score(pg.route(engine), requests))
+    assert len({slot.unwrap().token_ids for slot in wanted}) == 2
+    for reused in (0, 4):
+        with job(pg.scoring(pg.route(engine)), [*requests, {"prompt": "", "continuation": "b"}], tmp_path) as running:
+            slots = list(running)
+        assert slots[:4] == wanted
+        assert isinstance(slots[4].failure(), pg.InvalidRequest)
+        assert (running.reused, running.failed) == (reused and reused + 1, 1)
+    assert sum(map(len, engine.scored)) == 8
+    assert [slot for _, slot in pg.finished_rows(tmp_path, [(None, request) for request in requests])] == wanted
+    lines = (tmp_path / "results-0001.jsonl").read_bytes().splitlines()
+    assert len({line[8:40] for line in lines}) == 5
+
+
+def test_another_continuation_or_start_of_an_empty_context_is_asked_again(tmp_path: Path) -> None:
+    engine = FakeEngine("")
+    for start, reused in (("refuse", 0), (5, 0), (6, 0), (5, 1)):
+        with job(pg.scoring(pg.route(engine), empty_context=start), [{"prompt": "", "continuation": "b"}], tmp_path) as running:  # type: ignore[arg-type]
+            assert pg.is_ok(next(running)) is (start != "refuse")
+        assert running.reused == reused
+    with job(pg.scoring(pg.route(engine), empty_context=5), [{"prompt": "", "continuation": "c"}], tmp_path) as running:
+        assert next(running).unwrap().text == "c"
+
+
+def test_a_pipe_that_makes_something_else_is_told(tmp_path: Path) -> None:
+    pipe: Any = pg.route(FakeEngine(echo)) >> pg.pure("text", lambda result: result.text)
+    with pytest.raises(TypeError, match="a slot of a GenerationResult or Scored, not of str"), job(pipe, [{"prompt": "a"}], tmp_path) as running:
+        next(running)
