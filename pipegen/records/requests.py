@@ -283,6 +283,7 @@ class ScoringRequest(VlmGenerationRequest):
             images: Sequence[Any] = (),
             tools: Sequence[Mapping[str, Any]] = (),
             options: GenerationOptions | None = None,
+            metadata: Mapping[str, Any] = ...,
         ) -> None: ...
 
 
