@@ -85,8 +85,8 @@ class _Unit(Generic[K]):
 class _Feed:
     """The open call of one engine, the rows to be added next, and to which unit and place each row belongs."""
 
-    def __init__(self, call: OpenCall[Any, Any]) -> None:
-        self.call = call
+    def __init__(self, backend: Any, call: OpenCall[Any, Any]) -> None:
+        self.backend, self.call = backend, call
         self.new: list[tuple[int, Any]] = []
         self.rows: dict[int, tuple[_Unit[Any], int]] = {}
 
@@ -327,7 +327,7 @@ class Flow(Generic[K]):
             self._limits[id(backend)] = backend.in_flight if isinstance(backend, FedBackend) else IN_FLIGHT
             self._limit = max(self._limits.values())
         if id(backend) not in self._feeds:
-            self._feeds[id(backend)] = _Feed(backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
+            self._feeds[id(backend)] = _Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
         return self._feeds[id(backend)]
 
     def _end(self, unit: _Unit[K], slot: Slot[Any] | None) -> None:
