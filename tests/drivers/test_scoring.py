@@ -136,6 +136,7 @@ def test_only_a_route_through_one_engine_scores() -> None:
 
 
 def test_a_chat_server_does_not_score() -> None:
+    pytest.importorskip("aiohttp")
     chat = pg.backends.openai_server("model")
     slot = pg.score(chat, [{"prompt": "Hi", "continuation": "a"}])[0]
     assert isinstance(slot.failure(), pg.UnsupportedOption)
