@@ -14,7 +14,7 @@ from pipegen.core.slots import is_ok
 from pipegen.records.fields import InvalidField, UnknownField
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from, plain_messages
 from pipegen.records.plain import request_from
-from pipegen.records.requests import GenerationRequest, ImagePolicy, TextGenerationRequest, VlmGenerationRequest
+from pipegen.records.requests import GenerationRequest, ImagePolicy, ScoringRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.testing.image_files import image_file
 
 USER = {"role": "user", "content": "Hi"}
@@ -287,3 +287,9 @@ def test_metadata_is_carried_and_changes_nothing() -> None:
     assert request_from({"prompt": "a", "metadata": "words", "y": 2}).unwrap().metadata == {"metadata": "words", "y": 2}
     with pytest.raises(InvalidField, match="metadata takes a mapping with string keys"):
         TextGenerationRequest(prompt="a", metadata={1: 2})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("continuation", [[], 3, None])
+def test_a_continuation_is_a_text_or_token_ids_and_not_empty(continuation: Any) -> None:
+    with pytest.raises(InvalidField, match="takes a text or token ids, at least one"):
+        ScoringRequest(prompt="a", continuation=continuation)

@@ -15,7 +15,7 @@ from pipegen.records.options import DecodeOptions, GenerationOptions, StopOption
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, Prompt, Raw, TokenLogprob
 from pipegen.stages.decoding import decode_row
-from pipegen.stages.stopping import Cut, StopScanner, cut, ending_ids, plan_stops, split_stops, stop_row, text_offset
+from pipegen.stages.stopping import Cut, StopScanner, cut, ending_ids, endings, plan_stops, split_stops, stop_row, text_offset
 from pipegen.testing.toy import ToyTokenizer
 
 TOY = ToyTokenizer(merges=("a\n\nb", "ST", "OP", "xSTOP", "}STOP"))
@@ -262,3 +262,8 @@ class TestPlugins:
 
         with pytest.raises(KeyboardInterrupt):
             judged("a", plugins=[Plugin(name="p", start=interrupted, feed=interrupted)])
+
+
+def test_without_stops_the_end_tokens_alone_end_a_row() -> None:
+    plan = plan_stops(resolve(GenerationOptions()), ToyTokenizer())
+    assert endings(GenerationOptions(), plan, (7,)) == {7: (Finish.EOS, None)}
