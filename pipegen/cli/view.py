@@ -28,7 +28,7 @@ from pipegen.records.messages import ImageSource, plain_messages, shown
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Scale, boxes_in
-from pipegen.report.gallery import PAGE_ROWS, Entry, Overview, Picture, card, ending, opening
+from pipegen.report.gallery import PAGE_ROWS, Entry, Overview, Figure, card, ending, opening
 
 __all__ = ["run_view"]
 
@@ -113,8 +113,8 @@ def _cards(view: _View, images: ImagePolicy) -> Iterator[str]:
             request, metadata = asked.of(entry.id, values)
             prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
-            pictures = [_picture(source, entry, view.scale, images, alone=len(sources) == 1) for source in sources]
-            yield card(entry, str(prompt), pictures, metadata, others.get(entry.id), compared=names)
+            figures = [_figure(source, entry, view.scale, images, alone=len(sources) == 1) for source in sources]
+            yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
@@ -191,18 +191,18 @@ def _prompt(request: GenerationRequest) -> str:
     return "\n".join(turns)
 
 
-def _picture(source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool) -> Picture:
+def _figure(source: ImageSource, entry: Entry, scale: Scale, images: ImagePolicy, *, alone: bool) -> Figure:
     """An image of the request, small, with the boxes of the answer where it is the only one."""
     name = Path(source.path).name if source.path is not None else "" if source.data is not None else shown(source.url or "")
     loaded = load_sources(VlmGenerationRequest(prompt="", images=[source]), images)
     if not is_ok(loaded):
-        return Picture(loaded.failure().message, None)
+        return Figure(loaded.failure().message, None)
     opened = open_image(loaded.unwrap().sources[0].data or b"", images)
     if not is_ok(opened):
-        return Picture(opened.failure().message, None)
+        return Figure(opened.failure().message, None)
     image = opened.unwrap()
     boxes = boxes_in(entry.texts[0], image.size, scale) if alone and entry.ok and entry.texts else ()
     image.thumbnail((_SIDE, _SIDE))
     data = io.BytesIO()
     image.save(data, "JPEG", quality=85)
-    return Picture(name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes)
+    return Figure(name, f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}", boxes)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from pipegen.core.distribution import version
 from pipegen.report.boxes import Box
 
-__all__ = ["PAGE_ROWS", "Entry", "Overview", "Picture", "card", "ending", "marked", "opening", "safe"]
+__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "safe"]
 
 PAGE_ROWS = 2000
 """The most rows of one page."""
@@ -37,7 +37,7 @@ _WORDS = 4000
 """The most words that are compared one by one; of longer texts only a common beginning and end are found."""
 
 
-class Picture(NamedTuple):
+class Figure(NamedTuple):
     """An image of a request: a data URL made here, or why there is none; and the boxes of the answer."""
 
     name: str
@@ -119,7 +119,7 @@ def _chip(kind: str, name: str, count: int, *, bad: bool = False) -> str:
 def card(
     entry: Entry,
     prompt: str,
-    pictures: Sequence[Picture],
+    figures: Sequence[Figure],
     metadata: Mapping[str, Any] | None = None,
     other: Entry | None = None,
     *,
@@ -132,7 +132,7 @@ def card(
         and other is not None
         and (entry.ok, entry.texts, entry.kind if not entry.ok else "") == (other.ok, other.texts, other.kind if not other.ok else "")
     )
-    images = "".join(map(_picture, pictures))
+    images = "".join(map(_figure, figures))
     asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
     return (
@@ -162,15 +162,15 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
     return f"<dl>{rows}</dl>" if rows else ""
 
 
-def _picture(picture: Picture) -> str:
-    if picture.url is None:
-        return f'<figure class="broken"><figcaption>{safe(picture.name)}</figcaption></figure>'
+def _figure(figure: Figure) -> str:
+    if figure.url is None:
+        return f'<figure class="broken"><figcaption>{safe(figure.name)}</figcaption></figure>'
     boxes = "".join(
         f'<div class="box" style="left:{box.left:.2f}%;top:{box.top:.2f}%;width:{box.width:.2f}%;height:{box.height:.2f}%"><span>{safe(box.label)}</span></div>'
-        for box in picture.boxes
+        for box in figure.boxes
     )
-    image = f'<img loading="lazy" alt="{safe(picture.name)}" src="{html.escape(picture.url)}">'
-    return f'<figure><div class="frame">{image}{boxes}</div><figcaption>{safe(picture.name)}</figcaption></figure>'
+    image = f'<img loading="lazy" alt="{safe(figure.name)}" src="{html.escape(figure.url)}">'
+    return f'<figure><div class="frame">{image}{boxes}</div><figcaption>{safe(figure.name)}</figcaption></figure>'
 
 
 def marked(first: str, second: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ A *prefix* is the beginning of several rows' sequences, with all their images in
 it, the cache is copied, and only the row's own tokens go through the model. Of prompts that share in a tree (a system prompt, then examples, then a
 question), each branch is read once: a longer prefix is read as the own tokens of a shorter one.
 
-The keys and values of a token hang on the tokens before it and on its position, not on its column. So a prefix may stand in any column, and only where own
+The keys and values of a token depend on the tokens before it and on its position, not on its column. So a prefix may stand in any column, and only where own
 parts differ in length it is moved to the right, beside them.
 """
 

@@ -5,7 +5,7 @@ A request is *queued* (`add`), *stepping* with all others that are queued, and *
 
 **Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens. Each call has a box, and each request
 knows the box of its call; `_advance` runs one step and puts every output into its box. A synchronous call steps whenever its box is empty. Asynchronous
-calls share a thread (`_turns`): whoever finds its box empty starts a step unless one is under way, and all who wait wait for the same step.
+calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is under way, and all who wait wait for the same step.
 
 **Invariants.**
 
