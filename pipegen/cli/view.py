@@ -28,7 +28,7 @@ from pipegen.records.messages import ImageSource, plain_messages, shown
 from pipegen.records.plain import carried
 from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerationRequest
 from pipegen.report.boxes import Scale, boxes_in
-from pipegen.report.gallery import PAGE_ROWS, Entry, Overview, Figure, card, ending, opening
+from pipegen.report.gallery import PAGE_ROWS, Entry, Figure, Overview, card, ending, opening
 
 __all__ = ["run_view"]
 
