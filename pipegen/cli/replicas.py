@@ -324,7 +324,6 @@ def replica_slots(
         replicas.run(moved)
     finally:
         stops(None, files)
-    meter.tally = tally  # the rows are counted again, as they are written
     count = missing = 0
     for key, slot in finished_rows(folder, asked, image_policy=images, policy=policy):
         if slot is None:
@@ -333,6 +332,7 @@ def replica_slots(
         count += 1
         yield key, slot, True
     made = replicas.made()
+    meter.tally = tally  # that of the rows as they were written
     tally.reused, tally.made_tokens, tally.made_prompt_tokens = max(0, count - made["rows"]), made["tokens"], made["prompt_tokens"]
     if missing:
         what = "1 row is" if missing == 1 else f"{missing} rows are"
