@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -254,8 +254,9 @@ def _job_slots(
             files.child.job = running
         system = load.system if files.system is None else files.system
         source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
-        root = settings["image_policy"].root
-        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images))
+        reads: ImagePolicy = settings["image_policy"]
+        root, more = None if reads.root is None else os.fspath(reads.root), (reads.allow_http, reads.allowed_hosts, asdict(settings["policy"]))
+        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images, *more))
         if running.before and not files.quiet:
             why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
             say(f"{files.job}: {running.before} finished before{why}")
