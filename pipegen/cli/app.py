@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipegen.cli.app_results import FILES, FOLDER, MODEL, add_commands
+from pipegen.cli.app_results import FILES, FOLDER, MANY, MODEL, add_commands
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.config.keys import TYPES
 
@@ -114,6 +115,13 @@ def generate(
     in_flight: Annotated[
         int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.", rich_help_panel=MANY)
+    ] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", min=1, help="How many engines work at a time.", rich_help_panel=MANY)] = None,
+    gpus_per_replica: Annotated[
+        float | None, typer.Option("--gpus-per-replica", metavar="K", min=0, help="GPUs of each. Default: one, where there are any.", rich_help_panel=MANY)
+    ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)
     ] = None,
@@ -157,10 +165,12 @@ def generate(
     ] = None,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
+    from pipegen.cli.on_ray import on_ray
     from pipegen.cli.plugins import plugins_of
     from pipegen.cli.sources import columns_of
     from pipegen.cli.usage import images_of, load_of, policy_of, run_options
 
+    loads = partial(load_of, config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
     files = Files(
         source=source,
         out=out,
@@ -180,9 +190,10 @@ def generate(
         columns=columns_of(columns or ()),
         images=tuple(image or ()),
         summary=summary,
+        ray=on_ray(ray, replicas, gpus_per_replica, loads, plugin or ()),
     )
     policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
+    load = loads()
     raise typer.Exit(run_generate(files, load, run_options(options, options_file, load), images_of(image_root, allow_http, allow_host or ()), policy))
 
 

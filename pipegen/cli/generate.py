@@ -16,21 +16,22 @@ from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin
+from pipegen.cli.on_ray import Job as RayJob, OnRay, Stops, Told, ray_slots
 from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
 from pipegen.cli.plugins import attached
-from pipegen.cli.progress import Meter, is_shown, progress, tells
+from pipegen.cli.progress import Meter, Moved, is_shown, progress, tells
 from pipegen.cli.sources import Question, open_source
-from pipegen.cli.usage import Load, open_routes, refuse
+from pipegen.cli.usage import Load, open_routes, refuse, runs_here
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
-from pipegen.drivers.progress import watched
+from pipegen.drivers.progress import Progress, watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.tables import Columns, Row, TableError, is_table
 from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import GRACE, Job, job_keyed
+from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, record
@@ -77,6 +78,8 @@ class Files:
     """Seconds that rows of a job under way have to end, once the run is interrupted."""
     summary: Path | None = None
     """Where counts, times and rates of the run are written, as JSON."""
+    ray: OnRay | None = None
+    """Where the job runs on replicas of the engine, and not in this process."""
 
     @property
     def job(self) -> Path | None:
@@ -133,14 +136,20 @@ class _Ending:
     """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows under way have some time to end. The second, and any without a job, ends it all."""
 
     def __init__(self) -> None:
-        self.running: Job[Any] | None = None
+        self.running: Stops | None = None
         self.begun: Callable[[], object] = lambda: None
+        self.grace = GRACE
         self._again = False
+
+    def stops(self, running: Stops | None, files: Files) -> None:
+        """What the first signal stops; None where it ends it all."""
+        self.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once")
+        self.running, self.grace = running if files.grace else None, files.grace
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
         if self.running is not None:
-            self.running.stop(0 if again else None, self.begun)
+            self.running.stop(0 if again else self.grace, self.begun)
         if self.running is None or again:
             raise KeyboardInterrupt
 
@@ -173,13 +182,18 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         if not files.quiet or files.summary is not None:
             route = watched(route, tells(moved, meter))
         asked = ((origin, slot) for slot, origin in source.items)
+
+        def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
+            return ((origin, slot) for slot, origin in open_source(files.source, asked_of, images, files.columns, stack).items)
+
         settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:
             if files.job is None:
                 stream = _open_out(files, stack)
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
-                slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings, ending)))
+                many = files.ray and _ray_slots(files.ray, route, again, options, files, load, settings, ending, meter, moved)
+                slots = stack.enter_context(contextlib.closing(many or _job_slots(route, asked, options, files, load, settings, ending)))
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = stack.enter_context(new_file(Path(files.out or "")))
             to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
@@ -209,25 +223,56 @@ def _job_slots(
     ending: _Ending,
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
-    folder = files.job or Path()
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
-    with job_keyed(route, asked, folder, options, **settings) as running, contextlib.ExitStack() as stack:
-        stack.callback(setattr, ending, "running", None)
-        ending.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once")
-        ending.running = running if files.grace else None
-        system = load.system if files.system is None else files.system
-        source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
-        root = settings["image_policy"].root
-        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images))
-        if running.before and not files.quiet:
-            why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
-            say(f"{files.job}: {running.before} finished before{why}")
+    with job_keyed(route, asked, files.job or Path(), options, **settings) as running, contextlib.ExitStack() as stack:
+        stack.callback(ending.stops, None, files)
+        ending.stops(running, files)
+        _begun(running, files, load, settings["image_policy"])
         before = 0
         for origin, slot in running:
             yield origin, slot, running.reused > before
             before = running.reused
         if running.stopped:
             raise KeyboardInterrupt
+
+
+def _ray_slots(
+    on: OnRay,
+    route: Any,
+    opened: Callable[[], Iterator[tuple[Origin, Slot[GenerationRequest]]]],
+    options: GenerationOptions | None,
+    files: Files,
+    load: Load,
+    settings: dict[str, Any],
+    ending: _Ending,
+    meter: Meter,
+    moved: Moved,
+) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+    """As `_job_slots`, on Ray. While the replicas work, the meter shows their counts."""
+    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
+    written = meter.tally
+
+    def counted(tally: Tally) -> None:
+        meter.tally = tally
+        meter.see(Progress("ray", 0, 0, tally.made_tokens))
+        moved(None, meter.words())
+
+    told = Told(lambda run: _begun(run, files, load, settings["image_policy"]), lambda stops: ending.stops(stops, files), counted)
+    for answered in ray_slots(on, RayJob(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), told):
+        meter.tally = written
+        yield answered
+
+
+def _begun(job: Job[Any] | Run, files: Files, load: Load, images: ImagePolicy) -> None:
+    """Keep the command in the job's folder, and say how much was finished before."""
+    system = load.system if files.system is None else files.system
+    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
+    root = None if images.root is None else os.fspath(images.root)
+    command = Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images)
+    note_command(files.job or Path(), command)
+    if job.before and not files.quiet:
+        why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
+        say(f"{files.job}: {job.before} finished before{why}")
 
 
 def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
@@ -282,6 +327,8 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
+    if files.ray is not None and files.job is None:
+        refuse("takes a file as IN and a file as OUT", "--ray")
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)
     if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):
