@@ -42,7 +42,7 @@ SYNC_EVERY = 1.0
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
 _KEY = slice(8, 40)
 """Where the key stands in a line."""
-_FAILED = re.compile(rb'.{42}"id":null,"ok":false,', re.DOTALL)
+_FAILED = re.compile(rb'.{42}"id": null, "ok": false,', re.DOTALL)
 """How the line of a row begins that failed; those of answers differ."""
 _DIGITS = 15
 """Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The whole key is compared when a line is read."""

@@ -13,7 +13,6 @@ dataset.map_batches(
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import os
@@ -104,10 +103,12 @@ class Generate:
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         """The table with the columns of its answers. Raises where the engine cannot go on."""
+        import asyncio
+
         rows = [Row(None, block, index) for block in map(Block, table.combine_chunks().to_batches()) for index in range(block.batch.num_rows)]
         requests = [request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows]
         asked = await asyncio.to_thread(self._keyed, requests)
-        slots = await asyncio.gather(*(asyncio.wrap_future(self._replica.ask(key, slot)) for key, slot in asked))
+        slots = await _slots(self._replica, asked)
         root = None if self._images is None else self._images.root
         answers = AnswerTable(table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False)
         for row, request, slot in zip(rows, requests, slots, strict=True):
@@ -130,6 +131,13 @@ class Generate:
             key = Keys(self._settings).of(ready.unwrap())
             keyed.append((key, Success(dataclasses.replace(ready.unwrap(), options=given.unwrap().options))))
         return keyed
+
+
+async def _slots(replica: Replica, asked: Sequence[tuple[str | None, Slot[GenerationRequest]]]) -> list[Slot[Any]]:
+    """The slots of rows, once all have ended. Raises where the engine cannot go on."""
+    import asyncio  # half of what `import pipegen` would cost
+
+    return await asyncio.gather(*(asyncio.wrap_future(replica.ask(key, request)) for key, request in asked))
 
 
 def _named(slot: Slot[Any], request: Slot[GenerationRequest]) -> Slot[Any]:
@@ -159,7 +167,7 @@ class Keeper:
 
     async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts:
         """Answer rows. Raises where the engine cannot go on."""
-        slots = await asyncio.gather(*(asyncio.wrap_future(self._replica.ask(key, Success(request))) for key, request in rows))
+        slots = await _slots(self._replica, [(key, Success(request)) for key, request in rows])
         results = [slot.unwrap() for slot in slots if is_ok(slot)]
         made = sum(sample.completion_tokens for result in results for sample in result.samples or (result,))
         failed = [(request.id, slot.failure()) for (_, request), slot in zip(rows, slots, strict=True) if not is_ok(slot)]
@@ -168,6 +176,8 @@ class Keeper:
 
     async def close(self, grace: float) -> None:
         """End: rows under way have so many seconds."""
+        import asyncio
+
         await asyncio.to_thread(self._replica.close, grace)
 
 

@@ -1,0 +1,48 @@
+"""`--ray` without Ray: what is refused, and how its value is read."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipegen.cli.on_ray import on_ray
+from pipegen.cli.usage import load_of
+
+
+@pytest.mark.parametrize("flag", ["--replicas", "--gpus-per-replica"])
+def test_flags_of_replicas_take_ray(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path, flag: str) -> None:
+    ran = command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl", "--model", "embedded", flag, "2")
+    assert ran.code == 2
+    assert "takes --ray too" in ran.err
+
+
+def test_a_run_on_ray_is_a_job(command: Callable[..., Any], jsonl: Callable[..., Path]) -> None:
+    ran = command("generate", "--ray", jsonl({"prompt": "Hi"}), "--model", "embedded")
+    assert ran.code == 2
+    assert "takes a file as IN and a file as OUT" in ran.err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_ray_that_is_missing_is_bad_usage(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    ran = command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl", "--model", "embedded", "--ray")
+    assert ran.code == 2
+    assert "[ray]" in ran.err
+
+
+def test_without_rows_to_ask_ray_is_not_started(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path, written: Any) -> None:
+    source, out = jsonl({"prompt": "Hi"}, "no JSON"), tmp_path / "out.jsonl"
+    before = command("generate", source, "-o", out, "--model", "embedded")
+    lines = out.read_bytes()
+    ran = command("generate", source, "-o", out, "--model", "embedded", "--ray")
+    assert (ran.code, before.code) == (1, 1)
+    assert out.read_bytes() == lines
+    assert "1 finished before" in ran.err
+
+
+def test_the_address_may_be_left_out() -> None:
+    assert on_ray(None, None, None, load_of, ()) is None
+    assert [getattr(on_ray(address, 2, 0.5, load_of, ()), "address", "none") for address in ("", "local", "10.0.0.1:6379")] == [None, "local", "10.0.0.1:6379"]
