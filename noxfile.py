@@ -50,6 +50,7 @@ CORE = (
     "jobs/keys",
     "jobs/rows",
     "jobs/runner",
+    "jobs/shards",
     "media/files",
     "media/image",
     "media/sizes",

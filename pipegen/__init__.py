@@ -50,6 +50,7 @@ if typing.TYPE_CHECKING:
     from pipegen.jobs.export import finished_rows
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
+    from pipegen.jobs.shards import shard, shard_keyed
     from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
     from pipegen.records.fields import InvalidField, UnknownField
@@ -152,6 +153,8 @@ __all__ = [
     "samples",
     "score",
     "scoring",
+    "shard",
+    "shard_keyed",
     "stages",
     "stream",
     "to_plain",
@@ -175,6 +178,7 @@ _HOMES = {
         "pipegen.jobs.export": "finished_rows",
         "pipegen.jobs.journal": "JournalError",
         "pipegen.jobs.runner": "Job job job_keyed",
+        "pipegen.jobs.shards": "shard shard_keyed",
         "pipegen.jobs.table_file": "write_table",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from returns.result import Failure
 
 from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally, say
 from pipegen.cli.plugins import attached, plugins_of
-from pipegen.cli.usage import Load, open_routes, refuse
+from pipegen.cli.progress import Meter, Moved
+from pipegen.cli.usage import Load, open_routes, refuse, runs_here
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.progress import Progress
 from pipegen.engines.extras import MissingExtra
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
 from pipegen.jobs.runner import Run
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Job", "OnRay", "Stops", "Told", "on_ray", "ray_slots", "route_there"]
+if TYPE_CHECKING:
+    from pipegen.cli.generate import Files
+
+__all__ = ["Job", "OnRay", "Stops", "Told", "on_ray", "ray_slots", "route_there", "slots_on_ray"]
 
 Asked = Iterator[tuple[Origin, Slot[GenerationRequest]]]
 
@@ -58,9 +63,8 @@ class OnRay(NamedTuple):
 def on_ray(address: str | None, replicas: int | None, gpus: float | None, load: Callable[[], Load], plugins: Sequence[str]) -> OnRay | None:
     """What the flags set; an empty address is none. `load` sets up the model as the flags do: keys of servers do not travel."""
     if address is None:
-        for flag, value in (("--replicas", replicas), ("--gpus-per-replica", gpus)):
-            if value is not None:
-                refuse("takes --ray too", flag)
+        if gpus is not None:
+            refuse("takes --ray too", "--gpus-per-replica")
         return None
     return OnRay(partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus)
 
@@ -97,6 +101,34 @@ class Told(NamedTuple):
     """What a signal is to stop."""
     moved: Callable[[Tally], object]
     """The counts so far."""
+
+
+def slots_on_ray(
+    files: Files,
+    on: OnRay,
+    load: Load,
+    route: Pipe[GenerationRequest, GenerationResult],
+    opened: Callable[[], Asked],
+    options: GenerationOptions | None,
+    settings: Mapping[str, Any],
+    meter: Meter,
+    moved: Moved,
+    stops: Callable[[Stops | None, Files], object],
+    begun: Callable[[Run, Files, Load, ImagePolicy, RequestPolicy], object],
+) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+    """As `ray_slots`, for the command: while replicas work, the meter shows their counts; then those of what is written."""
+    written = meter.tally
+
+    def counted(tally: Tally) -> None:
+        meter.tally = tally
+        meter.see(Progress("ray", 0, 0, tally.made_tokens))
+        moved(None, meter.words())
+
+    told = Told(lambda run: begun(run, files, load, settings["image_policy"], settings["policy"]), lambda stopped: stops(stopped, files), counted)
+    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
+    for answered in ray_slots(on, Job(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), told):
+        meter.tally = written
+        yield answered
 
 
 def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[GenerationResult], bool]]:

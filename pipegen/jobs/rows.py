@@ -23,7 +23,7 @@ from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "kept_slot", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -55,7 +55,7 @@ def rows_of(
     """The rows of the requests, which are taken a few at a time. Their images are loaded; the run's options are part of the key alone."""
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
-        own = [slot_of_request(request) if isinstance(request, Result) else _record(request) for _, request in chunk]
+        own = [record_of(request) for _, request in chunk]
         for (name, _), given, ready in zip(chunk, own, prepare_batch(own, options, image_policy, policy), strict=True):
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
@@ -65,7 +65,10 @@ def rows_of(
             yield Row(name, Success(request), key, kept_slot(finished, key, request.id, again))
 
 
-def _record(request: Any) -> Slot[GenerationRequest]:
+def record_of(request: Any) -> Slot[GenerationRequest]:
+    """The record of a request in any form."""
+    if isinstance(request, Result):
+        return slot_of_request(request)
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 

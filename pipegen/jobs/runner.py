@@ -29,7 +29,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["GRACE", "Job", "Run", "job", "job_keyed"]
+__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Run:
         self.again = retry_of(retry)
         settings = settings_of(route, options, version)
         if restart:
-            _remove_rows(folder)
+            begin_anew(folder)
         self.journal = Journal(folder)
         remove_stale(folder)
         try:
@@ -62,7 +62,7 @@ class Run:
             raise
         self.settings, self.keys = settings, Keys(settings)
         self.before = len(self.journal)
-        self.finished = self.reused = self.failed = 0
+        self.finished = self.reused = self.failed = self.answered = 0
         self.begun: Callable[[], object] | None = None
         """Where the job is to stop: what is called when it begins to."""
         self.stopped = False
@@ -118,6 +118,11 @@ class Job(Iterator[T], Generic[T]):
     def reused(self) -> int:
         """Those of them that were finished before this run."""
         return self._run.reused
+
+    @property
+    def answered(self) -> int:
+        """Rows that succeeded in this run, those too that wait for their turn."""
+        return self._run.answered
 
     @property
     def failed(self) -> int:
@@ -232,6 +237,7 @@ def job_keyed(
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
+            run.answered += is_ok(slot)
         turn.slot = slot
 
     run.grace = grace
@@ -272,8 +278,8 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Gen
             yield slot
 
 
-def _remove_rows(folder: Path) -> None:
-    """Begin anew. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
+def begin_anew(folder: Path) -> None:
+    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
     if not folder.is_dir():
         return
     rows = set(folder.glob("results-*.jsonl"))

@@ -13,11 +13,16 @@ from pipegen.cli.on_ray import on_ray
 from pipegen.cli.usage import load_of
 
 
-@pytest.mark.parametrize("flag", ["--replicas", "--gpus-per-replica"])
-def test_flags_of_replicas_take_ray(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path, flag: str) -> None:
-    ran = command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl", "--model", "embedded", flag, "2")
+def test_gpus_of_a_replica_take_ray(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    ran = command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl", "--model", "embedded", "--gpus-per-replica", "2")
     assert ran.code == 2
     assert "takes --ray too" in ran.err
+
+
+def test_a_run_on_ray_takes_no_shard(command: Callable[..., Any], jsonl: Callable[..., Path], tmp_path: Path) -> None:
+    ran = command("generate", jsonl({"prompt": "Hi"}), "-o", tmp_path / "out.jsonl", "--model", "embedded", "--ray", "--shard", "1/2")
+    assert ran.code == 2
+    assert "splits the rows itself" in ran.err
 
 
 def test_a_run_on_ray_is_a_job(command: Callable[..., Any], jsonl: Callable[..., Path]) -> None:
