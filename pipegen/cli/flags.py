@@ -146,7 +146,7 @@ def _value(name: str, given: Any) -> Any:
     return list(given) if isinstance(given, (list, tuple)) else given
 
 
-_VALUES = {"--ray": re.compile(r"local|auto|[\w.\[\]:-]+:\d+")}
+_VALUES = {"--ray": re.compile(r"local|auto|(ray://)?[\w.\[\]:-]+:\d+")}
 """Flags whose value may be left out, and what a value looks like."""
 
 

@@ -66,6 +66,11 @@ def on_ray(address: str | None, replicas: int | None, gpus: float | None, load: 
         if gpus is not None:
             refuse("takes --ray too", "--gpus-per-replica")
         return None
+    if address.startswith("ray://"):
+        refuse(
+            "takes HOST:PORT of a cluster that this machine is a part of; from elsewhere, send the command there: ray job submit -- pipegen generate ...",
+            "--ray",
+        )
     return OnRay(partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus)
 
 
@@ -196,9 +201,9 @@ def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, told: Told) -> Non
 
 def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
     """How many replicas there are, and the GPUs of each."""
-    import ray
+    from pipegen.jobs.ray_actors import itself
 
-    there = float(ray.cluster_resources().get("GPU", 0.0))
+    there = float(itself().cluster_resources().get("GPU", 0.0))
     gpus = on.gpus if on.gpus is not None else 1.0 if here and there else 0.0
     if gpus > there:
         say(f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until there are more")

@@ -5,12 +5,10 @@ that no actor is left with a large rest. A dataset is made of what any worker ca
 they had not answered, is Ray's in both cases.
 """
 
-# Ray need not be installed where types are checked.
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import signal
 import threading
@@ -28,7 +26,7 @@ from pipegen.jobs.runner import GRACE
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Actors", "Block", "blocks_of", "connect"]
+__all__ = ["Actors", "Block", "blocks_of", "connect", "itself"]
 
 Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
@@ -42,13 +40,18 @@ _CLOSING = 10.0
 _log = logging.getLogger("pipegen")
 
 
+def itself() -> Any:
+    """Ray. Type checkers would take `import ray` for the file beside this one."""
+    return importlib.import_module("ray")
+
+
 def connect(address: str | None, *, quiet: bool) -> None:
     """Connect to the cluster at an address; None is the one of RAY_ADDRESS or of this machine, and else a new one on this machine, as "local" always is.
 
     Raises `ConnectionError` where there is none, and `MissingExtra` without Ray.
     """
     need("ray", "ray", "running on Ray")
-    import ray
+    ray = itself()
 
     if ray.is_initialized():
         return
@@ -69,7 +72,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _connect(address: str | None, how: Mapping[str, Any]) -> None:
-    import ray
+    ray = itself()
 
     if address != "local":
         try:
@@ -133,7 +136,7 @@ class Actors:
         gpus: float,
         tell: Callable[[str], object],
     ) -> None:
-        import ray
+        ray = itself()
 
         run = uuid.uuid4().hex
         resources = {"num_gpus": gpus} if gpus else {"num_cpus": 1}
@@ -159,9 +162,9 @@ class Actors:
 
     def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
         """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what an actor raised where no other can go on."""
-        import ray
+        ray = itself()
 
-        self._pending = {actor.handle.ready.remote(): (actor, None) for actor in self._actors}
+        self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
         while not self.stopped:
             more = self._hand_out(blocks)
             if not more and all(block is None for _, block in self._pending.values()):
@@ -193,7 +196,7 @@ class Actors:
 
     def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
         """What a call gave. Where it raised, its actor is left out, and its rows go to the others."""
-        import ray
+        ray = itself()
 
         try:
             given = ray.get(ref)
@@ -218,7 +221,7 @@ class Actors:
 
     def close(self) -> None:
         """End the actors. Where the run was told to stop, rows under way have the time that is left. What is finished is kept."""
-        import ray
+        ray = itself()
 
         try:
             if self.stopped:
