@@ -41,6 +41,8 @@ __all__ = ["TRIES", "Replica"]
 
 TRIES = 3
 """How many processes may die while a row is under way, before it fails."""
+FRUITLESS = 20
+"""How many processes of one name may die in a row without a row that succeeded: it is the engine then that does not work."""
 
 
 @runtime_checkable
@@ -69,7 +71,7 @@ class Replica:
     retry: which rows that failed before are asked again.
     died: is told when the engine, once loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the failure.
 
-    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written.
+    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written; `CallFailed` where process after process has died.
     """
 
     def __init__(
@@ -107,6 +109,10 @@ class Replica:
         self._noted = None if folder is None else UnderWay(folder, run, owner)
         self._deaths = Counter[str]() if self._noted is None else self._noted.deaths
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
+        if self._noted is not None and self._noted.fruitless >= FRUITLESS:
+            self._flow.close()
+            self._release()
+            raise CallFailed(BackendFailed(f"{FRUITLESS} processes in a row died here before a row succeeded", backend=route.name))
         self._thread.start()
 
     def ask(self, key: str | None, request: Slot[GenerationRequest]) -> Future[Slot[Any]]:
@@ -136,6 +142,9 @@ class Replica:
         self._flow.wake()
         self._thread.join()
         self._fail(RuntimeError("the replica was closed"))
+        self._release()
+
+    def _release(self) -> None:
         with self._route:
             if self._noted is not None:
                 self._noted.close()
@@ -207,7 +216,10 @@ class Replica:
             if self._worked or self._deaths or any(engine.loaded for engine in self._route.owns if isinstance(engine, Loads)):
                 self._died(failure)
             raise failure
-        self._worked = self._worked or failed is None
+        if failed is None and not self._worked:
+            self._worked = True
+            if self._noted is not None:
+                self._noted.worked()
         if row.key is not None and self._journal is not None and self._noted is not None:
             self._journal.append(row.key, to_plain(slot))
             self._noted.end(row.key)

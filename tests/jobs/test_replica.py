@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -15,7 +16,7 @@ from returns.result import Failure, Success
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.jobs.journal import Finished, JournalError
-from pipegen.jobs.replica import Replica
+from pipegen.jobs.replica import FRUITLESS, Replica
 from pipegen.jobs.under_way import UnderWay
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -139,7 +140,7 @@ def test_a_row_has_a_place_of_its_own_as_long_as_it_is_under_way(tmp_path: Path)
     way.end(key_of(1))
     way.begin(key_of(3))
     assert UnderWay(tmp_path, "run", "a").deaths == {key_of(number): 1 for number in (0, 2, 3)}
-    assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == 3 * 33
+    assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33  # the second file is that of who looked
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_job(tmp_path: Path) -> None:
@@ -191,3 +192,27 @@ def test_a_closed_replica_takes_no_rows() -> None:
         pass
     with pytest.raises(RuntimeError, match="was closed"):
         one.ask(None, request(1)).result(WAIT)
+
+
+def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> None:
+    with replica(FakeEngine("yes<|im_end|>"), tmp_path) as one:
+        assert pg.is_ok(one.ask(key_of(0), request(0)).result(WAIT))
+    for number in range(FRUITLESS - 1):
+        dead(tmp_path, number)
+    with replica(FakeEngine("yes<|im_end|>"), tmp_path):
+        pass  # one more may begin
+    dead(tmp_path, 77)
+    with pytest.raises(CallFailed, match="died here before a row succeeded"), replica(FakeEngine("yes<|im_end|>"), tmp_path):
+        pass
+
+
+def test_a_process_that_answered_a_row_ends_the_count(tmp_path: Path) -> None:
+    for worked in (False, True, False, False):
+        way = UnderWay(tmp_path, "run", "a")
+        if worked:
+            way.worked()
+    fruitful_last = sorted(tmp_path.glob("running-*"), key=lambda path: b"+" in path.read_bytes())
+    for path, when in zip(fruitful_last, (1000, 3000, 4000, 2000), strict=True):
+        os.utime(path, ns=(0, when))
+    assert UnderWay(tmp_path, "run", "a").fruitless == 2
+    assert UnderWay(tmp_path, "run", "b").fruitless == 0
