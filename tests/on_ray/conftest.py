@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed here")
-pytest.importorskip("ray.data", reason="Ray is not installed here")
-
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """The address of the cluster, to which this process is connected."""
+    import ray
+    import ray.data
+
     context = ray.init(
         "local", num_cpus=4, include_dashboard=False, object_store_memory=200 * 2**20, logging_level="ERROR", log_to_driver=False, _node_ip_address="127.0.0.1"
     )

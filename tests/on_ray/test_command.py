@@ -24,6 +24,7 @@ from pipegen.io.tables import Columns
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.testing.faulty import FaultyServer
 
+pytest.importorskip("ray", reason="Ray is not installed here")
 pytestmark = pytest.mark.filterwarnings("default")
 IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")
 IN_FLIGHT = 32

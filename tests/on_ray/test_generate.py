@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import ray
 from support.on_ray import stub
 
 import pipegen as pg
 from pipegen.io.table_out import answer_columns
 
+ray = pytest.importorskip("ray", reason="Ray is not installed here")
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("default")]
 IMAGE = (Path(__file__).parents[2] / "docs" / "examples" / "shapes.png").read_bytes()
 
