@@ -23,7 +23,7 @@ from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "record_of", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -62,7 +62,7 @@ def rows_of(
                 continue
             key = keys.of(ready.unwrap())
             request = dataclasses.replace(ready.unwrap(), options=given.unwrap().options)
-            yield Row(name, Success(request), key, _kept(finished, key, request.id, again))
+            yield Row(name, Success(request), key, kept_slot(finished, key, request.id, again))
 
 
 def record_of(request: Any) -> Slot[GenerationRequest]:
@@ -72,7 +72,7 @@ def record_of(request: Any) -> Slot[GenerationRequest]:
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
-def _kept(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
+def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
     """The row's slot, with this request's id, where it is finished and not to be asked again."""
     values = finished.get(key)
     if values is None:

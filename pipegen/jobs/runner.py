@@ -29,7 +29,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["Job", "begin_anew", "job", "job_keyed"]
+__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
 
-class _Run:
+class Run:
     """A running job: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
@@ -60,7 +60,7 @@ class _Run:
         except BaseException:
             self.journal.close()
             raise
-        self.keys = Keys(settings)
+        self.settings, self.keys = settings, Keys(settings)
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = self.answered = 0
         self.begun: Callable[[], object] | None = None
@@ -87,7 +87,7 @@ class _Turn(Generic[K]):
 class Job(Iterator[T], Generic[T]):
     """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it, or use it as a context manager, to end it early."""
 
-    def __init__(self, run: _Run, slots: Generator[T, None, None]) -> None:
+    def __init__(self, run: Run, slots: Generator[T, None, None]) -> None:
         self._run, self._slots = run, slots
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ def job_keyed(
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
-    run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
+    run = Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
     turns: deque[_Turn[K]] = deque()

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from returns.result import Failure
 
+from pipegen.core.errors import Timeout
+from pipegen.io.jsonl import to_plain
 from pipegen.jobs import journal as module
 from pipegen.jobs.journal import Finished, Journal, JournalError, new_file, read_settings, remove_stale, write_settings
 
@@ -378,3 +381,13 @@ with new_file(pathlib.Path("out.jsonl")) as stream:
     (tmp_path / f"{module.TEMPORARY}{os.uname().nodename}-notes").write_text("mine")
     remove_stale(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_answer_counts_before_a_failure_whichever_file_it_is_in(tmp_path: Path) -> None:
+    answer, failure = {"id": "a", "ok": True}, to_plain(Failure(Timeout("slow")))
+    for number, (first, second) in enumerate(((answer, failure), (failure, answer))):
+        with Journal(tmp_path / str(number)) as one, Journal(tmp_path / str(number)) as other:
+            one.append(A, first)
+            other.append(A, second)
+        with Journal(tmp_path / str(number)) as journal:
+            assert journal.get(A) == answer
