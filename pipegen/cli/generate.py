@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import Origin
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
+from pipegen.cli.inputs import Origin, sidecar_exists
+from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.sources import Question, open_source
@@ -28,7 +28,8 @@ from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.tables import Columns, Row, TableError, is_table
-from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
+from pipegen.jobs.journal import SETTINGS
+from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import GRACE, Job, job_keyed
 from pipegen.plugins import Plugin
@@ -99,17 +100,17 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
 
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
-    _check(files, options)
     meter = Meter(Tally())
     try:
+        _check(files, options)
         with _terminable() as ending:
             code = _generate(files, load, options, images, policy, meter, ending)
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
         say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
-    except (JournalError, TableError) as refusal:
-        say(str(refusal))
+    except (JournalError, TableError, OSError) as refusal:
+        say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
         left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
@@ -164,7 +165,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
     tally = meter.tally
     with contextlib.ExitStack() as stack:
         system = load.system if files.system is None else files.system
-        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite)
+        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite or files.job is not None)
         source = open_source(files.source, asked_of, images, files.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = None if files.quiet and files.summary is None else source.rows()
@@ -211,6 +212,8 @@ def _job_slots(
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
     folder = files.job or Path()
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
+    if not files.overwrite:  # those of finished rows are the job's own
+        settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with job_keyed(route, asked, folder, options, **settings) as running, contextlib.ExitStack() as stack:
         stack.callback(setattr, ending, "running", None)
         ending.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once")

@@ -14,14 +14,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from returns.result import Failure
+
+from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_rows, remove_stale, write_settings
+from pipegen.jobs.journal import Journal, JournalError, read_settings, remove_rows, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
+from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import Row, retry_of, rows_of
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
@@ -49,8 +53,8 @@ class _Run:
         if restart:
             _remove_rows(folder)
         self.journal = Journal(folder)
-        remove_stale(folder)
         try:
+            remove_stale(folder)
             before = read_settings(folder)
             if before is None and len(self.journal):
                 raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
@@ -202,8 +206,12 @@ def job_keyed(
     version: str = "",
     restart: bool = False,
     grace: float = GRACE,
+    refuse: Callable[[K], GenerationError | None] = lambda key: None,
 ) -> Job[tuple[K, Slot[Answer]]]:
-    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
+    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot.
+
+    refuse: for the key of a row that is not finished, why it is not asked for; None where it is. Nothing is kept of a row that is refused.
+    """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
@@ -220,10 +228,11 @@ def job_keyed(
             row = next(rows, None)
             if row is None:
                 return NoRequest.MORE
-            turn = _Turn(row)
+            why = None if row.kept is not None else refuse(row.name)
+            turn = _Turn(row if why is None else row._replace(key=None, request=Failure(why)))
             turns.append(turn)
-            if row.kept is None:
-                return turn, row.request
+            if turn.slot is None:
+                return turn, turn.row.request
         if turns[0].slot is not None:
             flow.wake()
         return NoRequest.NOW
@@ -274,10 +283,11 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Gen
 
 def _remove_rows(folder: Path) -> None:
     """Begin anew. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
-    if not folder.is_dir():
-        return
-    rows = set(folder.glob("results-*.jsonl"))
-    begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
+    with refused(folder, "read"):
+        if not folder.is_dir():
+            return
+        rows = set(folder.glob("results-*.jsonl"))
+        begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
     if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
     remove_rows(folder)

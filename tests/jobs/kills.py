@@ -43,7 +43,7 @@ def requests_of(kind: str, rows: int) -> Iterator[dict[str, Any]]:
 def work(kind: str, rows: int, url: str, folder: Path, out: Path) -> None:
     """What is killed: the job, from its beginning or wherever it stopped."""
     route = pg.backends.vllm_server("embedded", base_url=url) if kind == "server" else pg.backends.hf("embedded")
-    from pipegen.jobs.journal import new_file
+    from pipegen.jobs.new_file import new_file
 
     with route, new_file(out) as stream, pg.job(route, requests_of(kind, rows), folder, in_flight=IN_FLIGHT) as running:
         for slot in running:
