@@ -105,7 +105,7 @@ class Schedule:
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
         self._prefixes = prefixes
-        self._waiting = Waiting(overdue=16 * size)
+        self._waiting = Waiting(size, overdue=16 * size)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
