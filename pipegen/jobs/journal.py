@@ -1,7 +1,8 @@
 """The journal of a job: finished rows on disk, as they come.
 
-A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on. A line is one finished row. It begins with the row's
-key, at a fixed place, so that opening a journal parses no JSON:
+A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on; where rows take several calls, as many
+`steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is one finished row. It begins with the row's key, at a fixed place, so that opening a journal parses
+no JSON:
 
     {"key":"<32 hexadecimal digits>", ...the slot as plain data...}
 
@@ -30,9 +31,11 @@ from typing import Any, BinaryIO, Self
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "SETTINGS", "read_settings", "remove_rows", "write_settings"]
+__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "read_settings", "remove_rows", "write_settings"]
 
 SETTINGS = "job.json"
+ROWS, STEPS = "results", "steps"
+"""How the names of files begin that hold finished rows, and answers of rows that are not finished (see `pipegen.jobs.steps`)."""
 FORM = 1
 """The version of what stands in the folder."""
 SYNC_EVERY = 1.0
@@ -48,14 +51,14 @@ _OFFSET_BITS = 44
 class Finished:
     """The finished rows of a job's folder, to read. Raises `JournalError` where it is no job's folder."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS) -> None:
         self.folder = Path(folder)
         self._index: dict[int, int] = {}
         self._files: list[BinaryIO] = []
         self._lock = threading.Lock()
         try:
             with refused(self.folder, "read"):
-                paths = sorted(self.folder.glob("results-*.jsonl"))
+                paths = sorted(self.folder.glob(f"{kind}-*.jsonl"))
             for path in paths:
                 with refused(path, "read"):
                     self._read(path)
@@ -123,13 +126,13 @@ class Journal(Finished):
     (1, {'id': 'a', 'ok': True}, None)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, sync_every: float = SYNC_EVERY) -> None:
-        self._fd, own = _own_file(Path(folder))
+    def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS, *, sync_every: float = SYNC_EVERY) -> None:
+        self._fd, own = _own_file(Path(folder), kind)
         self._closed, self._written = threading.Event(), threading.Event()
         self._failed: OSError | None = None
         self._unsynced: OSError | None = None
         try:
-            super().__init__(folder)
+            super().__init__(folder, kind)
             self._own = next(number for number, stream in enumerate(self._files) if stream.name == str(own))
             with refused(own, "read"):
                 self._end = os.fstat(self._fd).st_size
@@ -208,7 +211,7 @@ def _write(fd: int, data: bytes) -> None:
         data = data[written:]
 
 
-def _own_file(folder: Path) -> tuple[int, Path]:
+def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
     """A file of the folder that nobody else writes, open for appending, locked, and without a torn last line."""
     try:
         folder.mkdir(exist_ok=True)
@@ -217,7 +220,7 @@ def _own_file(folder: Path) -> tuple[int, Path]:
         number = 0
         while True:
             number += 1
-            path = folder / f"results-{number:04}.jsonl"
+            path = folder / f"{kind}-{number:04}.jsonl"
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 if _locked(fd):
@@ -246,6 +249,11 @@ def _locked(fd: int) -> bool:
     return True
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder that journals write."""
+    return sorted(path for kind in (ROWS, STEPS) for path in folder.glob(f"{kind}-*.jsonl"))
+
+
 def remove_rows(folder: Path) -> None:
     """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another run writes one of them, or one cannot be written.
 
@@ -253,7 +261,7 @@ def remove_rows(folder: Path) -> None:
     """
     with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as held:
         files = []
-        for path in sorted(folder.glob("results-*.jsonl")):
+        for path in files_of(folder):
             fd = os.open(path, os.O_RDWR)
             held.callback(os.close, fd)
             if not _locked(fd):
