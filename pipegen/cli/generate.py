@@ -34,7 +34,7 @@ from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import GRACE, Job, job_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, record
+from pipegen.records.fields import InvalidField, nearest, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -268,6 +268,10 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
+    if files.source not in (None, "-") and not os.path.exists(files.source or ""):
+        source = Path(files.source or "")
+        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
+        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
