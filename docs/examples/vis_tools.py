@@ -11,7 +11,8 @@ logits processors; any other is refused before it loads.
 
     python docs/examples/vis_tools.py --model embedded docs/examples/scenes.jsonl drawn
 
-`drawn` then holds one PNG for each image, and results.jsonl with `text` and `raw_text`.
+`drawn` then holds one PNG for each image, and results.jsonl with `text` and `raw_text`. Answers are kept in drawn/answers.job: after a kill, the same command
+goes on.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def main(
     failed = 0
     with attached as ready, (out / "results.jsonl").open("w", encoding="utf-8") as results:
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
-        slots = pg.imap_keyed(ready, asked, pg.GenerationOptions(max_new_tokens=max_new_tokens), in_flight=4 * batch)
+        slots = pg.job_keyed(ready, asked, out / "answers.job", pg.GenerationOptions(max_new_tokens=max_new_tokens), in_flight=4 * batch)
         for number, (line, slot) in enumerate(slots):
             record = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
             results.write(strict_json.dump(record) + "\n")

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, cast
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import Origin
+from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
+from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
@@ -31,13 +31,14 @@ from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.tables import Columns, Row, TableError, is_table
-from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
+from pipegen.jobs.journal import SETTINGS
+from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
 from pipegen.jobs.shards import shard_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, record
+from pipegen.records.fields import InvalidField, nearest, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -114,13 +115,13 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     child = child_of_environment()
-    if child is None:
-        _check(files, options)
-    else:
+    if child is not None:
         files = replace(files, child=child, shard=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
     meter = Meter(Tally())
     finished = False
     try:
+        if child is None:
+            _check(files, options)
         with _terminable() as ending:
             code = _generate(files, load, options, images, policy, meter, ending)
         finished = True
@@ -129,8 +130,8 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
         if child is None:
             say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
-    except (JournalError, TableError) as refusal:
-        say(str(refusal))
+    except (JournalError, TableError, OSError) as refusal:
+        say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
         left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
@@ -195,7 +196,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
     tally = meter.tally
     with contextlib.ExitStack() as stack:
         system = load.system if files.system is None else files.system
-        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite)
+        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite or files.job is not None)
         source = open_source(files.source, asked_of, images, files.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = None if files.shard is not None or (files.quiet and files.summary is None) else source.rows()
@@ -256,6 +257,8 @@ def _job_slots(
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
+    if not files.overwrite:  # those of finished rows are the job's own
+        settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
     with job_keyed(route, asked, files.job or Path(), options, **settings) as running, contextlib.ExitStack() as stack:
         stack.callback(ending.stops, None, files)
         ending.stops(running, files)
@@ -317,6 +320,10 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
+    if files.source not in (None, "-") and not os.path.exists(files.source or ""):
+        source = Path(files.source or "")
+        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
+        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
