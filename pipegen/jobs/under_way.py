@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from pipegen.jobs.journal import JournalError, locked
+from pipegen.jobs.journal import locked
+from pipegen.jobs.new_file import refused
 
 __all__ = ["UnderWay"]
 
@@ -49,15 +49,15 @@ class UnderWay:
     """
 
     def __init__(self, folder: Path, run: str, owner: str) -> None:
-        left = [(path, _read(path)) for path in sorted(_left(folder, run, owner), key=_changed, reverse=True)]
+        left = [(path, _read(path)) for path in _left(folder, run, owner)]
         self.deaths = Counter(key[:32].decode() for _, data in left for key in _KEY.findall(data))
-        own = [data for path, data in left if path.name.startswith(f"running-{_name(run)}-{_name(owner)}-")]
-        self.fruitless = sum(1 for _ in takewhile(lambda data: not data.startswith(_WORKED), own))
-        self._path = folder / f"running-{_name(run)}-{_name(owner)}-{uuid.uuid4().hex[:8]}"
-        try:
+        begins = f"running-{_name(run)}-{_name(owner)}-"
+        own = [(path, data) for path, data in left if path.name.startswith(begins)]
+        self.fruitless = sum(1 for _ in takewhile(lambda data: not data.startswith(_WORKED), (data for _, data in reversed(own))))
+        number = int(own[-1][0].name.removeprefix(begins)) + 1 if own else 1  # no clock is asked which came last
+        self._path = folder / f"{begins}{number:06}"
+        with refused(f"the job's folder {folder}"):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except OSError as refusal:
-            raise JournalError(f"the job's folder {folder} cannot be written: {refusal.strerror}") from refusal
         locked(self._fd)
         self._places: dict[str, int] = {}
         self._free: list[int] = []
@@ -87,10 +87,8 @@ class UnderWay:
             self._fd = -1
 
     def _write(self, place: int, data: bytes) -> None:
-        try:
+        with refused(self._path, then="what was finished before is kept"):
             os.pwrite(self._fd, data, place * _PLACE)
-        except OSError as refusal:
-            raise JournalError(f"{self._path} cannot be written: {refusal.strerror}; what was finished before is kept") from refusal
 
 
 def _name(text: str) -> str:
@@ -122,13 +120,6 @@ def _is_dead(path: Path) -> bool:
         return locked(fd)
     finally:
         os.close(fd)
-
-
-def _changed(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:  # its owner has ended
-        return 0
 
 
 def _read(path: Path) -> bytes:

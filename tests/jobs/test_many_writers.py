@@ -53,7 +53,7 @@ def tear(folder: Path, seed: int) -> int:
         *before, last = path.read_bytes().splitlines(keepends=True) or [b""]
         kept = rng.randint(0, max(0, len(last) - 1))
         path.write_bytes(b"".join(before) + last[:kept])
-        torn += bool(last)
+        torn += last.endswith(b"\n")  # else the row was torn before
     return torn
 
 

@@ -45,10 +45,10 @@ def with_wrong_clock(seconds: float) -> None:
 
 def main(folder: str, i: str, n: str, skew: str) -> None:
     engine = FakeEngine(answer)
-    print("ready", flush=True)
-    sys.stdin.readline()  # all begin together
     with_wrong_clock(float(skew))
     with pg.job(pg.route(engine), pg.shard(requests(), int(i), int(n)), folder, in_flight=4) as running:
+        print("ready", flush=True)
+        sys.stdin.readline()  # all begin together, and each has its own file
         for _ in running:
             own = Path(folder, "results-0001.jsonl")
             os.utime(own, (max(0, time.time()), max(0, time.time())))  # the files' times are as wrong as the clock
