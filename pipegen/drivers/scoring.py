@@ -106,7 +106,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
     def summed(scores: TokenScores) -> Slot[Scored]:
         continued = scores.continued
         prompt, ids = continued.encoded.prompt, continued.continuation
-        if not len(scores.logprobs) == len(scores.greedy) == len(ids):
+        if not len(scores.logprobs) == len(scores.likeliest) == len(ids):
             raise ContractError(f"engine {engine.name} gave {len(scores.logprobs)} log probabilities of {len(ids)} tokens")
         wrong = next((place for place, value in enumerate(scores.logprobs) if math.isnan(value)), None)
         if wrong is not None:
@@ -120,6 +120,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
                 token_logprobs=scores.logprobs,
                 token_ids=ids,
                 greedy=all(scores.greedy),
+                likeliest=scores.likeliest,
                 tokens=len(ids),
                 bytes=len(text.encode("utf-8", "surrogatepass")),
                 prompt_token_ids=prompt.token_ids,
