@@ -42,7 +42,7 @@ OTHER_WEIGHTS = 1.0
 """From this spread or median margin on, no precision explains what is seen."""
 MOST = 0.9
 """The share of partings that must look alike before a cause is named by it."""
-_FEW = 3
+_FEW = 2
 """A pattern of fewer partings may be chance, where nothing else shows that weights and prompt are right."""
 _SHOWN = 5
 """Tokens about a place that are shown."""
@@ -76,7 +76,7 @@ class Answer:
     prompt_tokens: int = 0
     """How many tokens the server counts in the prompt; 0 where it does not say."""
     token_ids: tuple[int, ...]
-    """The answer. Where the server ended it and names no end token, one of the model's is put behind."""
+    """The answer. Where the server ended it and names no end token, one of the model's is put behind. Empty where the server had no room for an answer."""
     logprobs: tuple[float, ...]
     """The reference's log probability of each token."""
     likeliest: tuple[tuple[int, float], ...]
@@ -128,9 +128,9 @@ class Answer:
         return (parting.token in self.ends) != (parting.choice in self.ends)
 
     def avoids(self, parting: Parting) -> bool:
-        """Whether the reference repeats a token there, and the server takes a new one instead."""
-        seen = {*self.expected, *self.token_ids[: parting.place]}
-        return parting.choice in seen and parting.token not in seen
+        """Whether the reference repeats a token there, and the server takes a new one instead: new in the answer, or in prompt and answer."""
+        answer = {*self.token_ids[: parting.place]}
+        return any(parting.choice in seen and parting.token not in seen for seen in (answer, answer | {*self.expected}))
 
 
 @record
@@ -225,7 +225,7 @@ def judge(answers: Sequence[Answer], precision: Precision = "float32", decode: D
     )
     if computed is not None or not by_ids:
         default = default if default is not None and default.kind != "chat" else None
-    if not by_ids:
+    if not by_ids and (default is None or default.kind != "penalty"):  # log probabilities may be those after the penalty
         computed = _of_computing(same, precision, decode, margins=default is None)
     return tuple(fault for fault in (_of_prompts(chat, decode), default, computed) if fault is not None)
 

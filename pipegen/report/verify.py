@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen import backends
-from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import prepare_batch, run
@@ -181,7 +181,7 @@ def answers_of(
         for own, row, score in zip(asked, rows, scored, strict=True):
             name = (own.unwrap().id if is_ok(own) else None) or "?"
             if is_ok(score):
-                out.append(_answer(name, chosen, row.unwrap(), score.unwrap(), routes.reference))
+                out.append(_judged(_answer(name, chosen, row.unwrap(), score.unwrap(), routes.reference)))
             elif way == "chat" or not isinstance(score.failure(), (UnsupportedMultimodal, UnsupportedOption)):
                 out.append(Failed(name, chosen, score.failure()))
     return out
@@ -211,6 +211,8 @@ class _Row(NamedTuple):
     ids: tuple[int, ...]
     by_text: bool
     """Whether the server gave its text alone."""
+    empty: bool = False
+    """Whether the server answered nothing: an end token is scored in its place, for the prompt as the reference renders it."""
 
 
 def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
@@ -221,23 +223,32 @@ def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
     ends: tuple[int, ...] = engine.eos_token_ids
     if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends):
         ids = (*ids, ends[0])
-    if not ids:
-        return Failure(InvalidRequest(f"the server's answer is empty, and it ended as {result.finish.value}"))
-    return Success(_Row(result, ids, not result.token_ids))
+    if not ids and not ends:
+        return Failure(MalformedResponse(_NOTHING))
+    return Success(_Row(result, ids or ends[:1], not result.token_ids, empty=not ids))
+
+
+_NOTHING = "the server answers nothing, and names no end"
+
+
+def _judged(answer: Answer) -> Answer | Failed:
+    """The answer; of an empty one only the prompt can be wrong."""
+    return answer if answer.token_ids or answer.other_prompt else Failed(answer.id, answer.way, MalformedResponse(_NOTHING))
 
 
 def _answer(name: str, way: Literal["chat", "ids"], row: _Row, scored: Scored, reference: Route) -> Answer:
     result = row.result
     by_ids = way == "ids"  # which are those that were sent
+    made = 0 if row.empty else len(row.ids)
     answer = Answer(
         id=name,
         way=way,
         expected=scored.prompt_token_ids,
         prompt_token_ids=() if by_ids else result.prompt_token_ids,
         prompt_tokens=0 if by_ids else result.prompt_tokens,
-        token_ids=row.ids,
-        logprobs=scored.token_logprobs,
-        likeliest=scored.likeliest,
+        token_ids=row.ids[:made],
+        logprobs=scored.token_logprobs[:made],
+        likeliest=scored.likeliest[:made],
         server_logprobs=tuple([one.logprob for one in result.logprobs or ()]),
         ends=frozenset(reference.engine.eos_token_ids),
     )

@@ -135,7 +135,7 @@ def test_an_answer_that_ends_where_the_reference_goes_on_ends_at_another_token()
 
 
 def test_few_repetitions_that_are_avoided_are_a_penalty_only_where_the_ids_show_the_rest_right() -> None:
-    avoided = [answer("a", ids=(110, 111, 112), choices={2: (110, 2.0)})]
+    avoided = [answer("a", expected=(1, 112), ids=(110, 111, 112), choices={2: (110, 2.0)})]  # new in the answer, though not in the prompt
     assert kinds([*avoided, *right()]) == ["penalty"]
     assert kinds([*avoided, *right(9, "chat")]) == ["precision"]
 

@@ -58,6 +58,19 @@ def test_an_end_token_that_the_server_does_not_name_is_put_behind_its_answer() -
     assert made[0].token_ids[-1] == FakeEngine("").eos_token_ids[0]
 
 
+def test_an_empty_answer_shows_the_prompt_and_nothing_else() -> None:
+    """A server that cuts a long prompt may have no room left for an answer."""
+    held: dict[str, Any] = {"id": "a", "way": "chat", "expected": (1, 2, 3), "token_ids": (), "logprobs": (), "likeliest": ()}
+    cut = Answer(prompt_tokens=2, **held)
+    assert module._judged(cut) is cut
+    assert isinstance(module._judged(Answer(prompt_tokens=3, **held)), Failed)
+    reference = pg.route(FakeEngine(""))
+    result = pg.GenerationResult(text="", raw_text="", finish=pg.Finish.LENGTH, options=pg.GenerationOptions())
+    row = module._row(pg.Success(result), reference).unwrap()
+    assert (row.empty, row.ids) == (True, reference.engine.eos_token_ids[:1])
+    assert module._row(pg.Success(result), pg.route(FakeEngine("", eos_tokens=()))).failure().message.startswith("the server answers nothing")
+
+
 def test_a_plain_prompt_is_asked_by_ids_alone() -> None:
     chat, by_ids = FakeEngine(GREEDY), FakeEngine(GREEDY)
     made = answers_of(routes(chat, by_ids), [{"prompt": "Once"}, *asked("one")], 16)

@@ -111,7 +111,7 @@ FAULTS: list[tuple[str, Any, tuple[str, ...], list[str]]] = [
     ("vllm", with_other_weights, (), ["weights"]),
     ("sglang", as_it_is, CUT, ["context"]),
     ("sglang", penalises, (), ["penalty"]),
-    ("sglang", stops_at_commas, ("--dtype", "bfloat16"), ["end tokens", "precision"]),
+    ("sglang", stops_at_commas, (), ["end tokens"]),
 ]
 
 
@@ -127,4 +127,4 @@ def test_each_fault_is_named_and_no_other(
         alone = pg.verify(url, folder, prompts(), reference=hf_of("embedded"), precision="float32", chat_only=True)
     assert [fault.kind for fault in found.faults] == wanted
     assert all(fault.example for fault in found.faults)
-    assert [fault.kind for fault in alone.faults] == [kind for kind in wanted if kind != "precision" or "template" not in wanted]
+    assert [fault.kind for fault in alone.faults] == wanted[:1]  # with another prompt, or after a penalty, log probabilities tell nothing of the precision
