@@ -10,6 +10,7 @@ SmolLM2-135M; `wide` has a vocabulary of 151,936.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -135,15 +136,16 @@ def inspect_arm(own: bool, model: str, folder: str) -> Callable[[], Any]:
 
     samples = [Sample(input=f"What is {number} + 1?", target=str(number + 1)) for number in range(QUESTIONS)]
     given: dict[str, Any] = {"dtype": "float32", "enable_thinking": True} if own else {"model_path": model, "do_sample": False, "device": "cpu"}
-    config = GenerateConfig(max_tokens=32, max_connections=32 if not own else 128)
+    config = GenerateConfig(max_tokens=64, stop_seqs=["s", "l"], max_connections=32 if not own else 128)  # so that answers have different lengths
     loaded = get_model(f"pipegen/{model}" if own else "hf/local", config=config, memoize=False, **given)
 
-    def work() -> Any:
-        task = Task(dataset=MemoryDataset(samples), solver=generate(), scorer=includes())
+    def work(asked: list[Sample]) -> Any:
+        task = Task(dataset=MemoryDataset(asked), solver=generate(), scorer=includes())
         (log,) = evaluate(task, model=loaded, display="none", log_realtime=False, log_dir=folder)
         return [sample.output.completion for sample in log.samples or ()]
 
-    return work
+    work(samples[:2])  # what inspect loads at its first evaluation
+    return functools.partial(work, samples)
 
 
 def arm(row: str, own: bool, model: str, folder: str) -> None:
