@@ -43,7 +43,7 @@ from pipegen.plugins.reasoning import reasoning_of
 __all__ = ["PipegenAPI"]
 
 MAX_TOKENS = 2048
-"""What inspect's own local providers generate at most where nothing is said."""
+"""What inspect's own local providers generate at most by default."""
 _SENT = {
     "temperature": "temperature",
     "top_p": "top_p",

@@ -20,8 +20,9 @@ from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
+from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Counts", "Keys", "changes", "settings_of"]
+__all__ = ["Counts", "Keys", "call_key", "changes", "content_of", "settings_of"]
 
 _SHARED = ("model", "pipeline", "plugins", "version")
 """The settings that are part of every key."""
@@ -33,10 +34,11 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
         engines = [owned for owned in route.owns if isinstance(owned, Answers)]
     except CallFailed as failure:
         raise failure.error from failure
-    plugins = [f"{plugin.name} {plugin.version}".strip() for engine in engines[:1] for plugin in engine.plugins]
+    later = {engine: f"engine {number}: " for number, engine in enumerate(map(id, engines), 1) if number > 1}
+    plugins = [later.get(id(engine), "") + f"{plugin.name} {plugin.version}".strip() for engine in engines for plugin in engine.plugins]
     own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
     return {
-        "model": sorted({engine.identity for engine in engines}),
+        "model": list(dict.fromkeys(engine.identity for engine in engines)),
         "pipeline": " >> ".join(part.name for part in route.parts),
         "plugins": plugins,
         "version": version,
@@ -77,7 +79,7 @@ class Keys:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
         digest = self._blake2b(self._shared, digest_size=16)
         digest.update(_options(request.options))
-        digest.update(_content(request))
+        digest.update(content_of(request))
         for source in request.sources:
             digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
@@ -86,7 +88,25 @@ class Keys:
         return digest.hexdigest()
 
 
-def _content(request: GenerationRequest) -> bytes:
+def call_key(row: str, number: int, identity: str, asked: Any) -> str:
+    """The key of one input of a row's call: the row's key, the number of the call, the model, and what is asked of it."""
+    from hashlib import blake2b
+
+    digest = blake2b(json.dumps([row, number, identity]).encode(), digest_size=16)
+    if isinstance(asked, (Encoded, ResolvedRequest)):
+        digest.update(_options(asked.options))
+    if isinstance(asked, Encoded):
+        digest.update(array("Q", asked.prompt.token_ids).tobytes())
+        digest.update(json.dumps([[image.digest, image.width, image.height] for image in asked.prompt.images]).encode())
+    elif isinstance(asked, ResolvedRequest):
+        digest.update(content_of(asked.request))
+        for source in asked.request.sources:
+            digest.update(blake2b(source.data or b"", digest_size=16).digest())
+    return digest.hexdigest()
+
+
+def content_of(request: GenerationRequest) -> bytes:
+    """What the request says, without its id and options, and without what its images show."""
     messages = None if request.messages is None else plain_messages(request.messages)
     content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):
