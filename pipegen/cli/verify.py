@@ -16,7 +16,7 @@ from pipegen.cli.usage import refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.io.tables import Columns, TableError
-from pipegen.jobs.journal import JournalError, new_file
+from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
