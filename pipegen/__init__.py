@@ -60,6 +60,8 @@ if typing.TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest, TextGenerationRequest, VlmGenerationRequest
     from pipegen.records.results import Finish, GenerationResult, TokenLogprob
     from pipegen.records.scores import Chosen, Perplexity, Scored
+    from pipegen.report.verdict import Verdict
+    from pipegen.report.verify import verify
 
 __all__ = [
     "BackendFailed",
@@ -119,6 +121,7 @@ __all__ = [
     "UnsupportedMultimodal",
     "UnsupportedOption",
     "UnsupportedPlugin",
+    "Verdict",
     "VlmGenerationRequest",
     "VlmPreprocessOptions",
     "aimap",
@@ -158,6 +161,7 @@ __all__ = [
     "stages",
     "stream",
     "to_plain",
+    "verify",
     "watched",
     "write_table",
 ]
@@ -191,6 +195,8 @@ _HOMES = {
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",
         "pipegen.records.scores": "Chosen Perplexity Scored",
+        "pipegen.report.verdict": "Verdict",
+        "pipegen.report.verify": "verify",
         "pipegen.records.requests": "GenerationRequest ImagePolicy RequestPolicy ScoringRequest TextGenerationRequest VlmGenerationRequest",
         "pipegen.drivers.route": "Route attach count_tokens route",
         "pipegen.drivers.samples": "grid samples",

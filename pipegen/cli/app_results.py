@@ -1,4 +1,4 @@
-"""The commands before and after a run: `pipegen estimate`, `pipegen view` and `pipegen diff`."""
+"""The commands before and after a run: `pipegen estimate`, `pipegen view`, `pipegen diff` and `pipegen verify`."""
 
 from __future__ import annotations
 
@@ -140,8 +140,86 @@ def diff(
     raise typer.Exit(run_diff(first, second, as_json=as_json, ignore=tuple(ignore or ())))
 
 
+VERIFY = """Ask whether the server at URL serves MODEL right: its template, end tokens, sampling defaults, context, precision and weights.
+
+Requests go to the server greedily: by chat, where the server renders and fills in its own defaults, and by token ids, where it does neither (vLLM, SGLang).
+A reference scores the answers: MODEL on the Hugging Face engine, in this process, in float32. The first place where it would have chosen another token is
+judged by its margin, the difference of the two log probabilities: a small one is arithmetic, a large one a fault, which is named:
+
+\b
+    template     the server renders the messages to another prompt
+    context      it cuts long prompts without saying so
+    end tokens   it ends answers elsewhere, or runs on
+    penalty      it takes a repetition penalty where none is asked
+    precision    it computes in a lower precision than --precision
+    weights      it has other weights
+    chat         it answers otherwise by chat than by ids, with the same prompt
+
+IN is a file of requests, as pipegen generate reads them, without options of sampling; without IN a small set is asked. A plain prompt is asked by ids alone.
+The key of the server is read from VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY.
+
+Exit code: 0 right, 1 a fault, a failed request, or nothing judged, 2 bad usage.
+"""
+
+VERIFY_EXAMPLES = """\b
+Examples:
+  pipegen verify http://localhost:8000 --model Qwen/Qwen3-4B
+  pipegen verify http://localhost:8000 requests.jsonl --model ./checkpoint --device cuda:0 --dtype bfloat16 --json
+"""
+
+
+def verify(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")],
+    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = ...,  # type: ignore[assignment]
+    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32",
+    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            metavar="float32|float16|bfloat16",
+            help="What the server should compute in. Default: the checkpoint's dtype.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    dialect: Annotated[
+        str | None, typer.Option("--dialect", metavar="vllm|sglang|plain", help="Which server it is. Default: as it says.", rich_help_panel="Server")
+    ] = None,
+    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served-model-name", help="The name that the server has for the model.", rich_help_panel="Server")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None,
+    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
+    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False,
+) -> None:
+    from typing import get_args
+
+    from pipegen.cli.usage import images_of, refuse
+    from pipegen.cli.verify import run_verify
+    from pipegen.report.verdict import Precision
+    from pipegen.report.verify import Dialect
+
+    for flag, value, taken in (("--precision", precision, get_args(Precision)), ("--dialect", dialect, get_args(Dialect))):
+        if value is not None and value not in taken:
+            refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
+    names = ("dialect", "chat_only", "precision", "max_new_tokens", "revision", "trust_remote_code", "dtype", "device", "served_model_name", "timeout")
+    given = locals()
+    settings: dict[str, Any] = {name: given[name] for name in names}
+    images = images_of(image_root, False, ())
+    raise typer.Exit(run_verify(url, model, source, images, rows=rows, as_json=as_json, quiet=quiet, summary=summary, settings=settings))
+
+
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the program."""
     app.command(cls=InSections, help=ESTIMATE, short_help="Count what a run would take, before it.", epilog=ESTIMATE_EXAMPLES)(estimate)
     app.command(help=VIEW, short_help="A page of results, to look at.", epilog=VIEW_EXAMPLES)(view)
+    app.command(cls=InSections, help=VERIFY, short_help="Is a server serving this model right?", epilog=VERIFY_EXAMPLES)(verify)
     app.command(help=DIFF, short_help="Where two files of results part.")(diff)

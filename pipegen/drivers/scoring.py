@@ -34,7 +34,7 @@ from pipegen.records.scores import Chosen, Continued, Perplexity, Scored, TokenS
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none
 from pipegen.stages.parts.length import check_length
 
-__all__ = ["choose", "perplexity", "rolling", "score", "scoring"]
+__all__ = ["choose", "continued_by", "perplexity", "rolling", "score", "scoring"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
     def summed(scores: TokenScores) -> Slot[Scored]:
         continued = scores.continued
         prompt, ids = continued.encoded.prompt, continued.continuation
-        if not len(scores.logprobs) == len(scores.greedy) == len(ids):
+        if not len(scores.logprobs) == len(scores.likeliest) == len(ids):
             raise ContractError(f"engine {engine.name} gave {len(scores.logprobs)} log probabilities of {len(ids)} tokens")
         wrong = next((place for place, value in enumerate(scores.logprobs) if math.isnan(value)), None)
         if wrong is not None:
@@ -120,6 +120,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
                 token_logprobs=scores.logprobs,
                 token_ids=ids,
                 greedy=all(scores.greedy),
+                likeliest=scores.likeliest,
                 tokens=len(ids),
                 bytes=len(text.encode("utf-8", "surrogatepass")),
                 prompt_token_ids=prompt.token_ids,
@@ -178,17 +179,17 @@ def choose(
     if isinstance(choices, (str, bytes)):
         raise TypeError("choices are a list of texts or of ids, not one text")
     pipe = scoring(route, empty_context=empty_context)
-    slots = run(pipe, [_continued_by(request, choice) for choice in choices], options, image_policy=image_policy, policy=policy)
+    slots = run(pipe, [continued_by(request, choice) for choice in choices], options, image_policy=image_policy, policy=policy)
     failed = next((slot for slot in slots if not is_ok(slot)), None)
     if not slots:
         return Failure(InvalidRequest("there are no choices: give at least one"))
     return Success(Chosen(choices=tuple(slot.unwrap() for slot in slots))) if failed is None else Failure(failed.failure())
 
 
-def _continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
+def continued_by(request: Request, choice: Any) -> Slot[GenerationRequest]:
     """The request with that continuation."""
     if isinstance(request, Result):
-        return request.bind(lambda held: _continued_by(held, choice))
+        return request.bind(lambda held: continued_by(held, choice))
     if isinstance(request, GenerationRequest):
         named = ("id", "messages", "prompt", "prompt_token_ids", "tools", "options")
         request = {name: getattr(request, name) for name in named}

@@ -13,7 +13,6 @@ write them, or are those that a chat server found; reasoning is what stands in `
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import uuid
@@ -39,9 +38,7 @@ from inspect_ai.tool import ToolCall, ToolFunction
 
 import pipegen as pg
 from pipegen.core.functional import without_none
-from pipegen.core.slots import Slot
 from pipegen.plugins.reasoning import reasoning_of
-from pipegen.records.plain import Request
 
 __all__ = ["PipegenAPI"]
 
@@ -99,7 +96,6 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
         self.engine: Any = self.route.engine
         self.thinking = enable_thinking
         self._rows = int(settings.get("batch_size") or settings.get("max_in_flight") or 32)
-        self._batches = _Batches(self.route) if backend == "hf" else None
 
     def max_connections(self) -> int:
         """A few times the engine's batch, so that it never waits for the next sample."""
@@ -120,10 +116,7 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
     async def generate(self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> ModelOutput:
         """One answer, or as many as `num_choices`. Raises the request's `GenerationError`."""
         request = self._request(input, tools, tool_choice, config)
-        if self._batches is None:
-            slot = (await pg.arun(self.route, [request], image_policy=_IMAGES))[0]
-        else:
-            slot = await self._batches.answer(request)
+        (slot,) = await pg.arun(self.route, [request], image_policy=_IMAGES)
         if not pg.is_ok(slot):
             raise slot.failure()
         return self._output(slot.unwrap(), wants_tools=bool(tools) and tool_choice != "none")
@@ -189,38 +182,6 @@ def pipegen() -> type[PipegenAPI]:
 
 
 _IMAGES = pg.ImagePolicy(allow_http=True)
-
-
-class _Batches:
-    """Requests that wait together go to the engine together; those that come meanwhile are the next batch. No clock decides."""
-
-    def __init__(self, route: pg.Route) -> None:
-        self._route = route
-        self._waiting: list[tuple[Request, asyncio.Future[Slot[pg.GenerationResult]]]] = []
-        self._work: asyncio.Task[None] | None = None
-
-    async def answer(self, request: Request) -> Slot[pg.GenerationResult]:
-        """The request's slot."""
-        future: asyncio.Future[Slot[pg.GenerationResult]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
-        if self._work is None or self._work.done():
-            self._work = asyncio.ensure_future(self._run())
-        return await future
-
-    async def _run(self) -> None:
-        await asyncio.sleep(0)  # those of the same turn of the loop join
-        while self._waiting:
-            batch, self._waiting = [pair for pair in self._waiting if not pair[1].cancelled()], []
-            try:
-                slots = await pg.arun(self._route, [request for request, _ in batch], image_policy=_IMAGES)
-            except BaseException as raised:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(raised if isinstance(raised, Exception) else asyncio.CancelledError())
-                raise
-            for (_, future), slot in zip(batch, slots, strict=True):
-                if not future.done():
-                    future.set_result(slot)
 
 
 def _message(message: Any) -> dict[str, Any]:

@@ -195,6 +195,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "tool_calls": freeze,
     "logprob": float,
     "token_logprobs": lambda logprobs: tuple(map(float, logprobs)),
+    "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
 }
 """How fields are read whose type JSON does not have."""
 

@@ -51,8 +51,13 @@ class TokenScores:
     """What the engine was asked."""
     logprobs: tuple[float, ...]
     """One for each token of the continuation, in float32."""
-    greedy: tuple[bool, ...]
-    """For each, whether no other token is likelier there; one that ties with another for the highest counts as greedy."""
+    likeliest: tuple[tuple[int, float], ...]
+    """For each, the likeliest token there with its log probability; the token itself, where it ties with another for the highest."""
+
+    @property
+    def greedy(self) -> tuple[bool, ...]:
+        """For each, whether no other token is likelier there."""
+        return tuple([likeliest == own for (likeliest, _), own in zip(self.likeliest, self.continued.continuation, strict=True)])
 
 
 @record
@@ -71,6 +76,8 @@ class Scored:
     """The ids of the continuation. White space at the end of a context is a part of it (see `pipegen.stages.joining`)."""
     greedy: bool
     """Whether greedy decoding would write the continuation; a token that ties with another for the highest counts."""
+    likeliest: tuple[tuple[int, float], ...] = ()
+    """For each token the likeliest one in its place with its log probability: the token itself, where no other is likelier."""
     tokens: int
     """How many tokens the continuation has."""
     bytes: int

@@ -44,7 +44,7 @@ def test_async_gives_the_same_slots() -> None:
 def test_an_engine_that_is_asynchronous_is_awaited() -> None:
     class Awaited(FakeEngine):
         async def ascore(self, inputs: Any) -> Any:
-            return [Success(TokenScores(continued=asked, logprobs=(-0.5,), greedy=(True,))) for asked in inputs]
+            return [Success(TokenScores(continued=asked, logprobs=(-0.5,), likeliest=((98, -0.5),))) for asked in inputs]
 
     from returns.result import Success
 
@@ -87,7 +87,7 @@ def test_an_engine_must_keep_its_promise() -> None:
 
     class Short(FakeEngine):
         def score(self, inputs: Any) -> Any:
-            return [pg.Success(TokenScores(continued=asked, logprobs=(), greedy=())) for asked in inputs]
+            return [pg.Success(TokenScores(continued=asked, logprobs=(), likeliest=())) for asked in inputs]
 
     with pytest.raises(ContractError, match="0 log probabilities of 1 tokens"):
         pg.score(pg.route(Short("")), [{"prompt": "Hi", "continuation": "a"}])
@@ -96,7 +96,7 @@ def test_an_engine_must_keep_its_promise() -> None:
 def test_what_is_no_number_fails_its_row() -> None:
     class Broken(FakeEngine):
         def score(self, inputs: Any) -> Any:
-            return [pg.Success(TokenScores(continued=asked, logprobs=(math.nan,), greedy=(False,))) for asked in inputs]
+            return [pg.Success(TokenScores(continued=asked, logprobs=(math.nan,), likeliest=((0, -0.5),))) for asked in inputs]
 
     slot = pg.score(pg.route(Broken("")), [{"prompt": "Hi", "continuation": "a"}])[0]
     assert isinstance(slot.failure(), pg.MalformedResponse)

@@ -265,6 +265,7 @@ def test_a_score_comes_back_whole_and_a_brief_one_without_its_context() -> None:
         token_logprobs=(-math.inf, -0.1),
         token_ids=(1, 2),
         greedy=False,
+        likeliest=((7, -0.5), (2, -0.1)),
         tokens=2,
         bytes=3,
         prompt_token_ids=(7,),

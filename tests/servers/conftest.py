@@ -51,7 +51,7 @@ class HttpEngine:
     """A running server: which engine and model, where it is, and where the model lies."""
 
     def __init__(self, engine: str, model: str, url: str, folder: str) -> None:
-        self.engine, self.model, self.url, self.folder = engine, model, url, folder
+        self.engine, self.model, self.url, self.folder, self.key = engine, model, url, folder, KEY
 
     def opened(self, **settings: Any) -> pg.Route:
         """A route to it by token ids."""

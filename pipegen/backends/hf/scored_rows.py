@@ -25,18 +25,18 @@ class Tail:
     position: int
     asked: Continued
     logprobs: list[float] = field(default_factory=list)
-    greedy: list[bool] = field(default_factory=list)
+    likeliest: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def ids(self) -> tuple[int, ...]:
         return self.asked.continuation
 
     def clear(self) -> None:
-        self.logprobs, self.greedy = [], []
+        self.logprobs, self.likeliest = [], []
 
     @property
     def scores(self) -> TokenScores:
-        return TokenScores(continued=self.asked, logprobs=tuple(self.logprobs), greedy=tuple(self.greedy))
+        return TokenScores(continued=self.asked, logprobs=tuple(self.logprobs), likeliest=tuple(self.likeliest))
 
 
 @dataclass(slots=True, eq=False)
@@ -78,12 +78,14 @@ def note(logits: torch.Tensor, tails: Iterable[tuple[Tail, int]]) -> None:
     if not len(logits):
         return
     values = logits.float()
-    sums, highest = values.logsumexp(-1), values.amax(-1)
+    sums, (highest, best) = values.logsumexp(-1), values.max(-1)
     for tail, first in tails:
         targets = torch.tensor(tail.ids[first : first + len(values)], device=values.device)
         own = values[: len(targets)].gather(1, targets[:, None])[:, 0]
-        tail.logprobs += (own - sums[: len(targets)]).tolist()
-        tail.greedy += (own >= highest[: len(targets)]).tolist()
+        count = len(targets)
+        tail.logprobs += (own - sums[:count]).tolist()
+        likeliest = best[:count].where(own < highest[:count], targets)
+        tail.likeliest += zip(likeliest.tolist(), (highest[:count] - sums[:count]).tolist(), strict=True)
 
 
 class CachedRows:

@@ -87,8 +87,11 @@ def _listed(entry: Any, name: str) -> list[Any]:
 
 def _id(token: Any) -> int | None:
     """The id in `token_id:123`."""
-    number = token.removeprefix("token_id:") if isinstance(token, str) and token.startswith("token_id:") else ""
-    return int(number) if number.isdecimal() and len(number) < 19 else None
+    return _decimal(token.removeprefix("token_id:")) if isinstance(token, str) and token.startswith("token_id:") else None
+
+
+def _decimal(number: Any) -> int | None:
+    return int(number) if isinstance(number, str) and number.isdecimal() and len(number) < 19 else None
 
 
 def _number(value: Any) -> bool:
@@ -121,7 +124,7 @@ def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Se
     return Success(TokenLogprob(token_id=token_id, logprob=float(reported[1]), top=tuple(likeliest[:wanted]), margin=margin))
 
 
-Scores = tuple[tuple[float, bool], ...]
+Scores = tuple[tuple[float, tuple[int, float]], ...]
 
 
 def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
@@ -130,15 +133,15 @@ def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> ask = ServerRequest(options=resolve(GenerationOptions()), token_ids=(7, 8), prompt_tokens=2, scored=1)
     >>> scores_of_tables([None, {"8": {"logprob": -0.5}, "9": {"logprob": -1.0}}], ask).unwrap()
-    ((-0.5, True),)
+    ((-0.5, (8, -0.5)),)
     """
     if not isinstance(tables, list) or len(tables) != ask.prompt_tokens:
         seen = len(tables) if isinstance(tables, list) else "no"
         return malformed(f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens")
-    pairs: list[tuple[Any, list[Any]]] = []
+    pairs: list[tuple[Any, list[Pair]]] = []
     for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
         values = {key: _listed_logprob(entry) for key, entry in table.items()} if isinstance(table, Mapping) else {}
-        pairs.append((values.get(str(token)), [*values.values()]))
+        pairs.append((values.get(str(token)), [(_decimal(key), value) for key, value in values.items()]))
     return _scores(pairs, ask)
 
 
@@ -147,10 +150,10 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
     own, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
     if len(own) != ask.scored + 1 or len(tops) != len(own):
         return malformed(f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest ones; {ask.scored + 1} were asked")
-    pairs: list[tuple[Any, list[Any]]] = []
+    pairs: list[tuple[Any, list[Pair]]] = []
     for token, entry, top in zip(ask.token_ids[-ask.scored :], own[1:], tops[1:], strict=True):
         row, others = _row(entry), [_row(other) for other in top] if isinstance(top, list) else []
-        pairs.append((row[1] if row is not None and row[0] == token else None, [other[1] for other in others if other is not None]))
+        pairs.append((row[1] if row is not None and row[0] == token else None, [other for other in others if other is not None]))
     return _scores(pairs, ask)
 
 
@@ -158,13 +161,15 @@ def _listed_logprob(entry: Any) -> Any:
     return entry.get("logprob") if isinstance(entry, Mapping) else None
 
 
-def _scores(pairs: Sequence[tuple[Any, list[Any]]], ask: ServerRequest) -> Slot[Scores | None]:
-    """Each token's own log probability and whether it is the highest; what stands for minus infinity is that."""
-    out: list[tuple[float, bool]] = []
+def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot[Scores | None]:
+    """Each token's own log probability, and the likeliest token there with its own; what stands for minus infinity is that."""
+    out: list[tuple[float, tuple[int, float]]] = []
     for place, (own, others) in enumerate(pairs):
-        values = [value for value in (own, *others) if type(value) in (int, float) and not math.isnan(value)]
-        if len(values) != len(others) + 1 or not others:
-            token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
+        token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
+        numbers = all(type(value) in (int, float) and not math.isnan(value) for value in (own, *(value for _, value in others)))
+        if not others or not numbers or not all(type(other) is int for other, _ in others):
             return malformed(f"the log probability of token {place} of the continuation (id {token}) is {own!r:.40}, the highest there {others!r:.80}")
-        out.append((float(own) if own > SENTINEL else -math.inf, own >= max(values)))
+        best = max([(token, own), *others], key=lambda pair: pair[1])  # of equal ones the first, which is the token itself
+        logprob, highest = (float(value) if value > SENTINEL else -math.inf for value in (own, best[1]))
+        out.append((logprob, (best[0], highest)))
     return Success(tuple(out))

@@ -247,8 +247,8 @@ class _Scored(_Whole):
         wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, hint)
         if wrong is not None or self.continued is None or completion.scores is None:
             return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
-        logprobs, greedy = zip(*completion.scores, strict=True)
-        return Success(TokenScores(continued=self.continued, logprobs=logprobs, greedy=greedy))
+        logprobs, likeliest = zip(*completion.scores, strict=True)
+        return Success(TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest))
 
 
 @functools.lru_cache(maxsize=4096)

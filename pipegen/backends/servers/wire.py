@@ -105,8 +105,8 @@ class Completion:
     """What the server made of the images, where that was all that it was asked."""
     routed_experts: Any = None
     """As the server wrote them."""
-    scores: tuple[tuple[float, bool], ...] | None = None
-    """Of each scored token its log probability, and whether none is likelier there."""
+    scores: tuple[tuple[float, tuple[int, float]], ...] | None = None
+    """Of each scored token its log probability, and the likeliest token there with its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,12 +54,13 @@ def scores_of(asked: Continued, tables: Sequence[Mapping[int, Any] | None] | Non
         seen = "no" if tables is None else len(tables)
         return Failure(MalformedResponse(f"vLLM gave {seen} log probabilities of a prompt of {len(whole)} tokens"))
     logprobs: list[float] = []
-    greedy: list[bool] = []
+    likeliest: list[tuple[int, float]] = []
     for place, token in enumerate(ids):
         table = tables[len(whole) - len(ids) + place] or {}
         if token not in table:
             return Failure(MalformedResponse(f"vLLM gave no log probability of token {place} of the continuation (id {token})"))
         own = float(table[token].logprob)
         logprobs.append(own)
-        greedy.append(own >= max(float(entry.logprob) for entry in table.values()))
-    return Success(TokenScores(continued=asked, logprobs=tuple(logprobs), greedy=tuple(greedy)))
+        best = max(table, key=lambda other: float(table[other].logprob))
+        likeliest.append((token, own) if own >= float(table[best].logprob) else (best, float(table[best].logprob)))
+    return Success(TokenScores(continued=asked, logprobs=tuple(logprobs), likeliest=tuple(likeliest)))

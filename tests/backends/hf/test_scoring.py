@@ -127,6 +127,8 @@ def test_greedy_continuations_are_told(engine: Any, folder_of: Callable[[str], P
     own, changed = scores(engine, asked([(context, made), (context, other)]))
     assert all(own.greedy)
     assert changed.greedy[:4] == (True, True, True, False)
+    assert (changed.likeliest[3][0], changed.likeliest[3][1] > changed.logprobs[3]) == (own.continued.continuation[3], True)
+    assert all(likeliest == (token, logprob) for likeliest, token, logprob in zip(own.likeliest, own.continued.continuation, own.logprobs, strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 3, 32])

@@ -27,7 +27,7 @@ pytest.importorskip("tenacity")
 ASK = ServerRequest(options=resolve(GenerationOptions(max_new_tokens=1)), token_ids=(1, 2, 3, 4), prompt_tokens=4, scored=2)
 TABLES = [None, {"2": {"logprob": -9.0}}, {"3": {"logprob": -0.5}, "7": {"logprob": -0.25}}, {"4": {"logprob": -1.5}, "8": {"logprob": -1.5}}]
 META = {"input_token_logprobs": [[None, 2, None], [-0.5, 3, None], [-1.5, 4, None]], "input_top_logprobs": [None, [[-0.25, 7, None]], [[-1.5, 8, None]]]}
-SCORES = ((-0.5, False), (-1.5, True))
+SCORES = ((-0.5, (7, -0.25)), (-1.5, (4, -1.5)))
 
 
 def by_ids(**more: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_answers_are_read_and_a_tie_is_greedy() -> None:
 
 def test_what_stands_for_minus_infinity_is_that() -> None:
     tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
-    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == ((-0.5, False), (-math.inf, False))
+    assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == ((-0.5, (7, -0.25)), (-math.inf, (8, -0.5)))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_what_stands_for_minus_infinity_is_that() -> None:
         [*TABLES[:3], {"4": {"logprob": math.nan}}],
         [*TABLES[:3], {"4": -1.5}],
         [*TABLES[:3], {"4": {"logprob": True}}],
+        [*TABLES[:3], {"4": {"logprob": -1.5}, "eight": {"logprob": -0.5}}],
     ],
 )
 def test_a_malformed_answer_of_vllm_is_refused(tables: Any) -> None:
@@ -118,7 +119,7 @@ def test_each_row_is_one_request(wire: Any, path: str, answer: Any) -> None:
     with FaultyServer(answers={path: (200, answer)}) as server, route_to(server, wire) as route:
         good, bad = pg.score(route, REQUESTS)
         assert good.unwrap().token_logprobs == (-0.5, -1.5)
-        assert not good.unwrap().greedy
+        assert (good.unwrap().greedy, good.unwrap().likeliest) == (False, ((7, -0.25), (4, -1.5)))
         assert isinstance(bad.failure(), pg.InvalidRequest)
         assert asyncio.run(pg.arun(pg.scoring(route), REQUESTS)) == (good, bad)
         assert pg.score(route, []) == ()

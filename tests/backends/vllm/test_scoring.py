@@ -23,6 +23,7 @@ def tables(*places: dict[int, float] | None) -> list[Any]:
 def test_the_continuation_s_own_entries_are_taken_and_a_tie_is_greedy() -> None:
     scores = scores_of(ASKED, tables(None, {2: -9.0}, {3: -0.5, 7: -0.25}, {4: -1.5, 8: -1.5})).unwrap()
     assert (scores.logprobs, scores.greedy) == ((-0.5, -1.5), (False, True))
+    assert scores.likeliest == ((7, -0.25), (4, -1.5))
     assert scores_of(ASKED, tables(None, {2: -9.0}, {3: -math.inf, 7: 0.0}, {4: 0.0})).unwrap().logprobs == (-math.inf, 0.0)
 
 

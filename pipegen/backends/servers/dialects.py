@@ -1,0 +1,67 @@
+"""Which server answers at an address: vLLM and SGLang say so in their list of models."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pipegen.backends.http.access import access_to
+from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
+from pipegen.backends.servers.facts import LOOK_UP_SECONDS
+from pipegen.backends.servers.openai import DIALECTS
+from pipegen.backends.servers.reading import json_of
+from pipegen.backends.servers.wire import WireRequest
+from pipegen.core.errors import CallFailed
+from pipegen.core.slots import is_ok
+from pipegen.engines.settings import ServerSettings
+from pipegen.records.secret import revealed
+
+__all__ = ["dialect_of", "find_dialect"]
+
+Dialect = Literal["vllm", "sglang", "plain"]
+
+
+def dialect_of(models: Any) -> Dialect:
+    """The dialect of the server that lists these models.
+
+    >>> dialect_of({"data": [{"id": "m", "owned_by": "vllm"}]}), dialect_of({"data": [{"id": "m", "owned_by": "me"}]})
+    ('vllm', 'plain')
+    """
+    listed = models.get("data") if isinstance(models, Mapping) else None
+    owners = [entry.get("owned_by") for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return "vllm" if "vllm" in owners else "sglang" if "sglang" in owners else "plain"
+
+
+def find_dialect(url: str, **settings: Any) -> Dialect:
+    """The dialect of the server at this address. Raises `CallFailed` where none answers; one that lists no models is plain.
+
+    Without a key among the settings, that of each kind of server is tried.
+    """
+    known = {field.name for field in dataclasses.fields(ServerSettings)}
+    held = ServerSettings(base_url=url, **{name: value for name, value in settings.items() if name in known})
+    loop = LoopThread()
+    try:
+        for wire in DIALECTS.values():
+            access = access_to(url, default="", variable=wire.key_variable, api_key=revealed(held.api_key), headers=revealed(held.headers))
+            listed = json_of(loop.run(_listed(Transport(access, held))))
+            if is_ok(listed):
+                return dialect_of(listed.unwrap())
+    except AttemptFailed as failed:
+        raise CallFailed(failed.error) from failed
+    finally:
+        loop.close()
+    return "plain"
+
+
+async def _listed(transport: Transport) -> bytes:
+    """The server's list of models; nothing where it refuses."""
+    deadline = asyncio.get_running_loop().time() + min(transport.timeout, LOOK_UP_SECONDS)
+    try:
+        return (await transport.once(WireRequest(path="/v1/models", method="GET"), deadline)).body
+    except HttpStatusError:
+        return b""
+    finally:
+        transport.close()
