@@ -46,6 +46,7 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.settings import ModelLoadConfig
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
     from pipegen.io.tables import Table, TableError, read_table
+    from pipegen.jobs import ray
     from pipegen.jobs.export import finished_rows
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
@@ -144,6 +145,7 @@ __all__ = [
     "perplexity",
     "plugins",
     "pure",
+    "ray",
     "read_table",
     "request_from",
     "route",
@@ -203,7 +205,7 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages"}
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "ray": "pipegen.jobs.ray", "stages": "pipegen.stages"}
 """The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there

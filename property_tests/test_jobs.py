@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, strategies as st
+from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
 from pipegen.jobs.journal import JournalError
@@ -63,6 +66,45 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
         assert sum(times.values()) <= len(requests) + torn_rows + under_way
         lines = [line[8:40] for line in path_lines(folder)]
         assert len(set(lines)) == len(requests)
+
+
+@given(
+    tickets=st.lists(st.integers(0, 4), max_size=5),
+    samples=st.integers(1, 3),
+    kills=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 300)), max_size=4),
+    in_flight=st.integers(1, 4),
+)
+def test_rows_of_several_calls_go_on_in_the_middle(tickets: list[int], samples: int, kills: list[tuple[int, int]], in_flight: int) -> None:
+    """Killed at any answer, and with any bytes of the steps lost: the slots are those of an undisturbed run. Only what was under way or lost is asked again."""
+    options = {"samples": samples, "seed": 3, "temperature": 1.0}
+    requests = [{"id": str(position), "prompt": f"ticket {number}"} for position, number in enumerate(tickets)]
+
+    def pipe(fuse: Fuse) -> Any:
+        first, last = (pg.route(Rowwise(said, fuse, name=name), name=name) for name in ("rollout", "judge"))
+        return first >> pg.pure("ask", lambda result: pg.TextGenerationRequest(prompt=f"judge {result.text}")) >> last
+
+    def said(encoded: Encoded) -> str:
+        return f"{encoded.prompt.text} {encoded.options.seed}<|im_end|>"
+
+    wanted = list(pg.run(pipe(Fuse()), requests, options))
+    with tempfile.TemporaryDirectory() as name:
+        folder, asked, lost = Path(name) / "job", 0, 0
+        for at, torn in kills:
+            fuse = Fuse(at)
+            with contextlib.suppress(KeyboardInterrupt), job(pipe(fuse), requests, folder, options, in_flight=in_flight, grace=0) as running:
+                list(running)
+            asked += len(fuse.asked)
+            lost += len(fuse.asked) - min(at, len(fuse.asked))
+            steps = folder / "steps-0001.jsonl"
+            if steps.exists():
+                data = steps.read_bytes()
+                kept = data[: max(0, len(data) - torn)]
+                steps.write_bytes(kept)
+                lost += data.count(b"\n") - kept.count(b"\n")
+        fuse = Fuse()
+        with job(pipe(fuse), requests, folder, options, in_flight=in_flight) as running:
+            assert list(running) == wanted
+        assert asked + len(fuse.asked) <= 2 * samples * len(tickets) + lost
 
 
 def path_lines(folder: Path) -> list[bytes]:

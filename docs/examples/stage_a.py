@@ -5,6 +5,8 @@ each group. An image that is broken says so in its own place, and its group goes
 
     python docs/examples/stage_a.py --model embedded docs/examples
 
+With --job FOLDER finished images are kept there: after a kill, the same command goes on.
+
 Several processes share the work: start each with the same folders, the same --world-size and a --rank of its own.
 """
 
@@ -56,15 +58,25 @@ def request_of(image: Path, system: str, prompt: str) -> pg.VlmGenerationRequest
     return pg.VlmGenerationRequest(id=str(image), messages=messages, images=[image])
 
 
+def answers_of(
+    route: pg.Route, images: Iterable[Path], system: str, prompt: str, options: pg.GenerationOptions, batch: int, job: Path | None
+) -> Iterator[Answer]:
+    """Each image with its slot, in their order; kept in the job's folder, where there is one."""
+    asked = ((image, request_of(image, system, prompt)) for image in images)
+    if job is None:
+        return pg.imap_keyed(route, asked, options, in_flight=4 * batch)
+    return pg.job_keyed(route, asked, job, options, in_flight=4 * batch)
+
+
 def regroup(groups: Iterable[Group], answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
     """One line for each group, as soon as its last image is there; the answers come in the order of the images."""
     answers = iter(answers)
     for group in groups:
-        told = [told_of(image.relative_to(group.folder), slot) for image, slot in islice(answers, len(group.images))]
-        yield {"group": str(group.folder), "images": told}
+        records = [record_of(image.relative_to(group.folder), slot) for image, slot in islice(answers, len(group.images))]
+        yield {"group": str(group.folder), "images": records}
 
 
-def told_of(image: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+def record_of(image: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
     if not pg.is_ok(slot):
         return {"image": image.as_posix(), "ok": False, "error": pg.error_to_plain(slot.failure())}
     return {"image": image.as_posix(), "ok": True, "summary": slot.unwrap().text, "finish": slot.unwrap().finish.value}
@@ -81,6 +93,7 @@ def main(
     min_pixels: Annotated[int | None, typer.Option(min=1, help="Enlarge smaller images to this many pixels (an area).")] = None,
     max_pixels: Annotated[int | None, typer.Option(min=1, help="Reduce larger images to this many pixels (an area).")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in one batch, of whatever groups.")] = 32,
+    job: Annotated[Path | None, typer.Option(help="A folder that keeps what is finished.", file_okay=False)] = None,
     rank: Annotated[int, typer.Option(min=0, help="Which share of the groups is this process's, from 0.")] = 0,
     world_size: Annotated[int, typer.Option(min=1, help="How many processes share the groups.")] = 1,
 ) -> None:
@@ -92,15 +105,14 @@ def main(
             decode=pg.DecodeOptions(strip_whitespace=True),
         )
         groups = [Group(folder, tuple(pg.images_in(folder))) for folder in shard(folders, rank, world_size)]
+        images = [image for group in groups for image in group.images]
         route = pg.backends.load(load)
-    except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
+        slots = answers_of(route, images, system, prompt, options, batch, job)
+    except (ValueError, ImportError, OSError, pg.CallFailed, pg.JournalError) as refusal:  # a bad value; a missing extra; an unreadable model or folder
         raise typer.BadParameter(str(refusal)) from None
-    images = [image for group in groups for image in group.images]
     failed = 0
     with route:
-        asked = ((image, request_of(image, system, prompt)) for image in images)
         console = Console(stderr=True)
-        slots = pg.imap_keyed(route, asked, options, in_flight=4 * batch)
         answers = track(slots, "images", len(images), console=console, disable=not console.is_terminal)
         for line in regroup(groups, answers):
             print(strict_json.dump(line), flush=True)

@@ -5,6 +5,8 @@ answer must be a verdict of two lines: `Verdict: pass` (or fail), and `Reason: .
 long prompt, packed with as many judged tickets as fit into its tokens, asks what to learn from them.
 
     python docs/examples/stage_b.py --model embedded docs/examples/tickets.jsonl
+
+With --job FOLDER finished rollouts are kept there: after a kill, the same command goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rollout said."""
+    """The answer of a rollout."""
 
     verdict: str
     reason: str
@@ -57,16 +59,16 @@ class Rollout:
 
 
 def verdict_of(result: pg.GenerationResult) -> pg.Slot[Verdict]:
-    """The stage of this program: exactly two lines, or a failure that shows what stood there instead."""
+    """The verdict of an answer: exactly two lines, or a failure that shows what there was instead."""
     found = VERDICT.fullmatch(result.text.strip())
     if found is None:
         return pg.Failure(pg.StageFailed(f"not a verdict: {result.text!r:.200}", stage="verdict", hint="the answer must be the two lines and nothing else"))
     return pg.Success(Verdict(found[1], found[2]))
 
 
-def judging(route: pg.Route) -> pg.Pipe[pg.GenerationRequest, Verdict]:
-    """From a request to its verdict: the route, without the assistant's markers, joined with the stage above."""
-    return pg.attach(route, pg.plugins.strip_prefix(MARKERS)) >> pg.each("verdict", verdict_of)
+def judging(route: pg.Route) -> pg.Route:
+    """The route, without the assistant's markers. A job keeps what it answers; the verdict is read from that."""
+    return pg.attach(route, pg.plugins.strip_prefix(MARKERS))
 
 
 def request_of(key: str, system: str, text: str) -> pg.TextGenerationRequest:
@@ -79,16 +81,19 @@ def cells_of(samples: int, seed: int) -> dict[tuple[str, int], pg.GenerationOpti
 
 
 def rollouts(
-    pipe: pg.Pipe[pg.GenerationRequest, Verdict],
+    route: pg.Route,
     texts: Mapping[str, str],
     cells: Mapping[tuple[str, int], pg.GenerationOptions],
     options: pg.GenerationOptions | None = None,
     batch: int = 32,
+    job: Path | None = None,
 ) -> Iterator[Rollout]:
-    """Every ticket in every cell of the grid, in that order."""
+    """Every ticket in every cell of the grid, in that order; kept in the job's folder, where there is one."""
     asked = (((key, *cell), request) for key, text in texts.items() for cell, request in pg.grid(request_of(key, JUDGE, text), cells).items())
-    for key, slot in pg.imap_keyed(pipe, asked, options, in_flight=4 * batch):
-        yield Rollout(*key, slot)
+    how: dict[str, Any] = {"in_flight": 4 * batch}
+    slots = pg.imap_keyed(route, asked, options, **how) if job is None else pg.job_keyed(route, asked, job / "rollouts", options, **how)
+    for key, slot in slots:
+        yield Rollout(*key, slot.bind(verdict_of))
 
 
 def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P], list[P]]:
@@ -106,24 +111,25 @@ def pack(pieces: Iterable[P], costs: Iterable[int], budget: int) -> tuple[list[P
     return kept, left
 
 
-def reflection(route: pg.Route, cases: Mapping[str, str], budget: int) -> dict[str, Any]:
+def reflection(route: pg.Route, cases: Mapping[str, str], budget: int, job: Path | None = None) -> dict[str, Any]:
     """One answer to one prompt of at most `budget` tokens. Each case is counted once, by itself; the growing prompt never."""
     frame = pg.count_tokens(route, request_of("reflection", REFLECT, "")).unwrap()
     costs = [pg.count_tokens(route, {"prompt": case}).unwrap() for case in cases.values()]
     kept, left = pack(cases, costs, budget - frame)
     asked = request_of("reflection", REFLECT, "".join(cases[key] for key in kept))
-    (slot,) = pg.run(route, [asked], pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget))
-    told = {"kind": "reflection", "packed": kept, "left_out": left}
+    options = pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget)
+    (slot,) = pg.run(route, [asked], options) if job is None else pg.job(route, [asked], job / "reflection", options)
+    record = {"kind": "reflection", "packed": kept, "left_out": left}
     if not pg.is_ok(slot):
-        return {**told, "ok": False, "error": pg.error_to_plain(slot.failure())}
-    return {**told, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
+        return {**record, "ok": False, "error": pg.error_to_plain(slot.failure())}
+    return {**record, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
 
 
 def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str]:
     """One piece of text for each ticket with its votes; those that split the rollouts come first."""
     votes: dict[str, Counter[str]] = defaultdict(Counter)
     for rollout in made:
-        votes[rollout.ticket][rollout.slot.map(lambda said: said.verdict).value_or("unreadable")] += 1
+        votes[rollout.ticket][rollout.slot.map(lambda answer: answer.verdict).value_or("unreadable")] += 1
     split_first = sorted(votes, key=lambda key: max(votes[key].values()) / votes[key].total())
     return {key: f"Ticket {key}: {texts[key]}\nVotes: {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n" for key in split_first}
 
@@ -134,10 +140,10 @@ def is_dropped(rollout: Rollout) -> bool:
 
 
 def line_of(rollout: Rollout) -> dict[str, Any]:
-    told = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
+    record = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
     if not pg.is_ok(rollout.slot):
-        return {**told, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
-    return {**told, "ok": True, **asdict(rollout.slot.unwrap())}
+        return {**record, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
+    return {**record, "ok": True, **asdict(rollout.slot.unwrap())}
 
 
 def say(line: Mapping[str, Any]) -> None:
@@ -154,11 +160,14 @@ def main(
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tickets with longer prompts are dropped.")] = 2048,
     reflection_tokens: Annotated[int, typer.Option(min=1, help="How long the prompt of the reflection may be.")] = 3072,
     batch: Annotated[int, typer.Option(min=1, help="Rollouts in one batch.")] = 32,
+    job: Annotated[Path | None, typer.Option(help="A folder that keeps what is finished.", file_okay=False)] = None,
 ) -> None:
     try:
         lines = [strict_json.load(line) for line in tickets.read_text(encoding="utf-8").split("\n") if line.strip()]
         route = pg.backends.load(pg.ModelLoadConfig(model=model, backend=backend, batch_size=batch))
-        pipe = judging(route)
+        judge = judging(route)
+        if job is not None:
+            job.mkdir(parents=True, exist_ok=True)
     except (ValueError, ImportError, OSError, pg.CallFailed) as refusal:  # a bad value; a missing extra; a model that cannot be read
         raise typer.BadParameter(str(refusal)) from None
     texts, cells = {str(line["id"]): str(line["text"]) for line in lines}, cells_of(samples, seed)
@@ -168,7 +177,7 @@ def main(
     made: list[Rollout] = []
     with route:
         total = len(texts) * len(cells)
-        for rollout in track(rollouts(pipe, texts, cells, options, batch), "rollouts", total, console=console, disable=not console.is_terminal):
+        for rollout in track(rollouts(judge, texts, cells, options, batch, job), "rollouts", total, console=console, disable=not console.is_terminal):
             if not is_dropped(rollout):
                 say(line_of(rollout))
                 made.append(rollout)
@@ -177,7 +186,7 @@ def main(
                 say({"kind": "dropped", "ticket": rollout.ticket, "error": pg.error_to_plain(rollout.slot.failure())})
                 print(f"dropped {rollout.ticket}: {rollout.slot.failure().message}", file=sys.stderr)
         if made:
-            say(reflection(route, cases_of(texts, made), reflection_tokens))
+            say(reflection(route, cases_of(texts, made), reflection_tokens, job))
     readable = sum(pg.is_ok(rollout.slot) for rollout in made)
     print(f"{len(texts)} tickets, {len(texts) - len(dropped)} judged: {len(made)} rollouts, {readable} of them verdicts", file=sys.stderr)
 

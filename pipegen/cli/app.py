@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,6 +121,12 @@ def generate(
     replicas: Annotated[
         int | None, typer.Option("--replicas", metavar="N", min=1, help="Run N processes, each on its own part of the GPUs.", rich_help_panel=MANY)
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.", rich_help_panel=MANY)
+    ] = None,
+    gpus_per_replica: Annotated[
+        float | None, typer.Option("--gpus-per-replica", metavar="K", min=0, help="GPUs of each. Default: one, where there are any.", rich_help_panel=MANY)
+    ] = None,
     in_flight: Annotated[
         int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
@@ -166,10 +173,12 @@ def generate(
     ] = None,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
+    from pipegen.cli.on_ray import on_ray
     from pipegen.cli.plugins import plugins_of
     from pipegen.cli.sources import columns_of
     from pipegen.cli.usage import images_of, load_of, policy_of, run_options, shard_of
 
+    loads = partial(load_of, config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
     files = Files(
         source=source,
         out=out,
@@ -190,11 +199,12 @@ def generate(
         images=tuple(image or ()),
         summary=summary,
         shard=None if shard is None else shard_of(shard),
-        replicas=replicas,
+        replicas=replicas if ray is None else None,
         command=tuple(context.obj),
+        ray=on_ray(ray, replicas, gpus_per_replica, loads, plugin or ()),
     )
     policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
+    load = loads()
     raise typer.Exit(run_generate(files, load, run_options(options, options_file, load), images_of(image_root, allow_http, allow_host or ()), policy))
 
 

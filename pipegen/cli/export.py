@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipegen.cli.outputs import form_of, results_to, say
+from pipegen.cli.outputs import form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
-from pipegen.jobs.journal import JournalError, new_file
+from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
@@ -78,8 +78,8 @@ def run_export(folder: Path, out: str | None) -> int:
                     continue
                 written += 1
                 to.write(origin, slot, to.made(origin, slot))
-    except (JournalError, TableError) as refusal:
-        say(str(refusal))
+    except (JournalError, TableError, OSError) as refusal:
+        say(words_of(refusal))
         return 1
     say(f"{written} of {written + missing} rows are finished" + (f"; {missing} are missing: run the job's command again" if missing else ""))
     return 1 if missing else 0

@@ -16,11 +16,12 @@ from typing import Any, BinaryIO, cast
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
-from pipegen.cli.inputs import Origin
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, write_sidecar
+from pipegen.cli.inputs import Origin, sidecar_exists
+from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
+from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
-from pipegen.cli.replicas import Child, Replicas, check_parts, child_of_environment, replica_slots
+from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import Load, open_routes, refuse
 from pipegen.core.border import guard
@@ -30,13 +31,14 @@ from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.tables import Columns, Row, TableError, is_table
-from pipegen.jobs.journal import SETTINGS, JournalError, new_file, remove_stale
+from pipegen.jobs.journal import SETTINGS
+from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import GRACE, Job, job_keyed
+from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
 from pipegen.jobs.shards import shard_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, record
+from pipegen.records.fields import InvalidField, nearest, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -88,6 +90,8 @@ class Files:
     """The arguments of the process, for replicas."""
     child: Child | None = None
     """Set in a replica."""
+    ray: OnRay | None = None
+    """Where the job runs on replicas of the engine, and not in this process."""
 
     @property
     def job(self) -> Path | None:
@@ -111,13 +115,13 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     child = child_of_environment()
-    if child is None:
-        _check(files, options)
-    else:
+    if child is not None:
         files = replace(files, child=child, shard=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
     meter = Meter(Tally())
     finished = False
     try:
+        if child is None:
+            _check(files, options)
         with _terminable() as ending:
             code = _generate(files, load, options, images, policy, meter, ending)
         finished = True
@@ -126,8 +130,8 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
         if child is None:
             say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
-    except (JournalError, TableError) as refusal:
-        say(str(refusal))
+    except (JournalError, TableError, OSError) as refusal:
+        say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
         left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
@@ -155,19 +159,20 @@ class _Ending:
     """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows under way have some time to end. The second, and any without a job, ends it all."""
 
     def __init__(self) -> None:
-        self.running: Job[Any] | Replicas | None = None
+        self.running: Stops | None = None
         self.begun: Callable[[], object] = lambda: None
+        self.grace = GRACE
         self._again = False
 
-    def stops(self, running: Job[Any] | Replicas | None, files: Files) -> None:
+    def stops(self, running: Stops | None, files: Files) -> None:
         """What the first signal stops; None where it ends it all."""
         self.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once") if files.child is None else None
-        self.running = running if files.grace else None
+        self.running, self.grace = running if files.grace else None, files.grace
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
         if self.running is not None:
-            self.running.stop(0 if again else None, self.begun)
+            self.running.stop(0 if again else self.grace, self.begun)
         if self.running is None or again:
             raise KeyboardInterrupt
 
@@ -191,7 +196,7 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
     tally = meter.tally
     with contextlib.ExitStack() as stack:
         system = load.system if files.system is None else files.system
-        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite)
+        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite or files.job is not None)
         source = open_source(files.source, asked_of, images, files.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = None if files.shard is not None or (files.quiet and files.summary is None) else source.rows()
@@ -205,6 +210,10 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         asked = ((origin, slot) for slot, origin in source.items)
         if files.shard is not None:
             asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.shard, image_policy=images))
+
+        def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
+            return ((origin, slot) for slot, origin in open_source(files.source, asked_of, images, files.columns, stack).items)
+
         settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:
             if route is not None and files.job is None:
@@ -213,6 +222,8 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
             else:
                 if route is None:
                     rows = replica_slots(asked, files, load, images, policy, meter, moved, ending.stops)
+                elif files.ray is not None:
+                    rows = slots_on_ray(files, files.ray, load, route, again, options, settings, meter, moved, ending.stops, _begun)
                 else:
                     rows = _job_slots(route, asked, options, files, load, settings, ending)
                 slots = stack.enter_context(contextlib.closing(rows))
@@ -245,27 +256,33 @@ def _job_slots(
     ending: _Ending,
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
-    folder = files.job or Path()
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
-    with job_keyed(route, asked, folder, options, **settings) as running, contextlib.ExitStack() as stack:
+    if not files.overwrite:  # those of finished rows are the job's own
+        settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
+    with job_keyed(route, asked, files.job or Path(), options, **settings) as running, contextlib.ExitStack() as stack:
         stack.callback(ending.stops, None, files)
         ending.stops(running, files)
         if files.child is not None:
             files.child.job = running
-        system = load.system if files.system is None else files.system
-        source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
-        reads: ImagePolicy = settings["image_policy"]
-        root, more = None if reads.root is None else os.fspath(reads.root), (reads.allow_http, reads.allowed_hosts, asdict(settings["policy"]))
-        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images, *more))
-        if running.before and not files.quiet:
-            why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
-            say(f"{files.job}: {running.before} finished before{why}")
+        _begun(running, files, load, settings["image_policy"], settings["policy"])
         before = 0
         for origin, slot in running:
             yield origin, slot, running.reused > before
             before = running.reused
         if running.stopped:
             raise KeyboardInterrupt
+
+
+def _begun(job: Job[Any] | Run, files: Files, load: Load, images: ImagePolicy, policy: RequestPolicy) -> None:
+    """Keep the command in the job's folder, and say how much was finished before."""
+    system = load.system if files.system is None else files.system
+    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
+    root, more = None if images.root is None else os.fspath(images.root), (images.allow_http, images.allowed_hosts, asdict(policy))
+    command = Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images, *more)
+    note_command(files.job or Path(), command)
+    if job.before and not files.quiet:
+        why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
+        say(f"{files.job}: {job.before} finished before{why}")
 
 
 def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
@@ -303,6 +320,10 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
+    if files.source not in (None, "-") and not os.path.exists(files.source or ""):
+        source = Path(files.source or "")
+        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
+        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
@@ -320,6 +341,8 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
+    if files.ray is not None and (files.job is None or files.shard is not None):
+        refuse("takes a file as IN and a file as OUT" if files.job is None else "splits the rows itself", "--ray", *(["--shard"] if files.shard else []))
     if files.shard is not None or files.replicas is not None:
         check_parts(files)
     if files.out not in (None, "-"):

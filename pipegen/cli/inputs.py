@@ -161,9 +161,16 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
             taken = before[1].setdefault(beside, image)
             if taken != image:
                 request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
-            elif not overwrite and os.path.lexists(beside):
-                request = Failure(InvalidRequest(f"the sidecar {beside.name} exists already", hint="--overwrite replaces it"))
+            elif not overwrite and (exists := sidecar_exists(beside)) is not None:
+                request = Failure(exists)
         yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside, row=Row({"image": os.path.abspath(image)})))
+
+
+def sidecar_exists(file: Path | None) -> InvalidRequest | None:
+    """Why a sidecar is not written, where there is one already."""
+    if file is None or not os.path.lexists(file):
+        return None
+    return InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it")
 
 
 def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from unicodedata import category
 
 from returns.result import Failure
 
-from pipegen.cli.inputs import Origin
+from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.sources import Source
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import InternalError, InvalidRequest
@@ -22,12 +21,12 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
 from pipegen.io.table_out import Write, csv_out, parquet_out
-from pipegen.jobs.journal import JournalError, new_file
+from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 
-__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "write_sidecar"]
+__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "words_of", "write_sidecar"]
 
 TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of the text after them."""
@@ -45,6 +44,13 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     """Print a line on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def words_of(refusal: Exception) -> str:
+    """What to say of a file that cannot be read or written. Raises an `OSError` that is about no file."""
+    if isinstance(refusal, OSError) and refusal.filename is None:
+        raise refusal
+    return f"{refusal.filename}: {refusal.strerror}" if isinstance(refusal, OSError) else str(refusal)
 
 
 OUT_SUFFIXES = {"": "", ".jsonl": "", ".ndjson": "", ".parquet": ".parquet", ".pq": ".parquet", ".csv": ".csv"}
@@ -115,8 +121,8 @@ def write_sidecar(file: Path, slot: Slot[GenerationResult], name: LineId, *, bri
     if not is_ok(slot):
         return slot
     body = slot.unwrap().text if file.suffix == ".txt" else strict_json.dump(to_plain(slot, name, brief=brief)) + "\n"
-    if not overwrite and os.path.lexists(file):
-        return Failure(InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it"))
+    if not overwrite and (exists := sidecar_exists(file)) is not None:
+        return Failure(exists)
     try:
         with new_file(file) as stream:
             stream.write(body.encode())

@@ -21,7 +21,7 @@ from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import request_from_row
 from pipegen.io.results_in import results_in
 from pipegen.io.tables import Columns, TableError
-from pipegen.jobs.journal import JournalError, new_file
+from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.media.image import open_image
 from pipegen.media.source import load_sources
 from pipegen.records.messages import ImageSource, plain_messages, shown

@@ -19,30 +19,32 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from returns.result import Failure
 
 from pipegen.core.backend import BatchCall, FedBackend, OpenCall
-from pipegen.core.border import Raised, attempt, guard
-from pipegen.core.calls import Call
-from pipegen.core.drive import Returned, Started, advance, begin, drive
-from pipegen.core.errors import CallFailed, InternalError
+from pipegen.core.border import attempt
+from pipegen.core.calls import Call, Steps
+from pipegen.core.drive import Returned, Started, advance, begin
+from pipegen.core.errors import CallFailed
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
-from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import admitted, loaded
+from pipegen.drivers.isolation import isolated
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow", "NoRequest"]
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow", "KeptAnswers", "NoRequest"]
 
 K = TypeVar("K")
+K_contra = TypeVar("K_contra", contravariant=True)
 IN_FLIGHT = 64
 """Requests under way for an engine that does not tell what keeps it full."""
 REORDER = 8
@@ -60,6 +62,18 @@ class NoRequest(Enum):
     """There will be none any more."""
 
 
+class KeptAnswers(Protocol[K_contra]):
+    """Answers to single calls that outlive the process. `number` counts the calls of a request, from 1."""
+
+    def of(self, key: K_contra, number: int, call: Call) -> Sequence[Slot[Any] | None]:
+        """For each input of the call its answer, where it is kept."""
+        ...
+
+    def keep(self, key: K_contra, number: int, call: Call, answers: Mapping[int, Slot[Any]]) -> None:
+        """Keep answers to a call, by the places of their inputs: the request has not ended with them."""
+        ...
+
+
 class _Unit(Generic[K]):
     """One request on its way."""
 
@@ -67,6 +81,8 @@ class _Unit(Generic[K]):
         self.key, self.asked = key, asked
         self.at_work: Started | None = None
         """The pipe, up to the call under way."""
+        self.calls = 0
+        """How many calls it has begun."""
         self.answers: list[Any] = []
         """Of that call, as far as its rows have ended."""
         self.missing = 0
@@ -95,8 +111,9 @@ class Flow(Generic[K]):
     """The slots of any number of requests; see the module.
 
     take: gives the next key and request, or why there is none.
-    finished: is told of each slot as soon as there is one, before its turn.
+    finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
+    kept: answers that are not asked for again.
     """
 
     def __init__(
@@ -111,11 +128,13 @@ class Flow(Generic[K]):
         ordered: bool = True,
         isolate_bugs: bool = False,
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
+        kept: KeptAnswers[K] | None = None,
     ) -> None:
         self._pipe, self._take, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
+        self._kept = kept
         self._turns: deque[_Unit[K]] = deque()
         """The units to be given out: all that were taken where they are ordered, else those that have ended."""
         self._units: dict[int, _Unit[K]] = {}
@@ -178,7 +197,7 @@ class Flow(Generic[K]):
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
     def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take no more requests, and let those under way end for so many seconds. Only `finished` is told of them.
+        """Take no more requests, and let those under way end for so many seconds. Only `finished` is called with them.
 
         A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
         it had. A bug of an engine raises: its rows are not run again.
@@ -286,14 +305,24 @@ class Flow(Generic[K]):
                 self._isolate(feed, raised)
                 return True
             ended = [(row, Failure(raised.error)) for row in feed.rows]
+        answered: dict[_Unit[Any], dict[int, Slot[Any]]] = {}
         for row, answer in ended:
             unit, place = feed.rows.pop(row)
             unit.answers[place] = answer
             unit.missing -= 1
-            if not unit.missing and unit.at_work is not None:
-                running = unit.at_work.running
-                self._advance(unit, lambda running=running, unit=unit: Started(running, advance(running, unit.answers)))  # type: ignore[misc]
+            answered.setdefault(unit, {})[place] = answer
+        for unit, answers in answered.items():
+            if unit.at_work is not None:
+                number, call = unit.calls, unit.at_work.step
+                if not unit.missing:
+                    self._go_on(unit, unit.at_work.running)
+                if self._kept is not None and not unit.ended and isinstance(call, Call):
+                    self._kept.keep(unit.key, number, call, answers)
         return bool(ended)
+
+    def _go_on(self, unit: _Unit[K], running: Steps[Any]) -> None:
+        """Let a unit go on with the answers of its call."""
+        self._advance(unit, lambda: Started(running, advance(running, unit.answers)))
 
     def _advance(self, unit: _Unit[K], go: Callable[[], Started]) -> None:
         """Let a unit go on to its next call or to its end. A bug in its stages is its own."""
@@ -301,7 +330,7 @@ class Flow(Generic[K]):
         if not is_ok(gone):
             bug = gone.failure()
             if self._isolates and not isinstance(bug, MissingExtra):
-                self._end(unit, _isolated(self._pipe, [unit.asked], bug)[0])
+                self._end(unit, isolated(self._pipe, [unit.asked], bug)[0])
                 return
             unit.bug, self._more = bug, False
             self._end(unit, None)
@@ -311,15 +340,21 @@ class Flow(Generic[K]):
         if isinstance(step, Returned):
             self._end(unit, step.batch[0])
             return
+        unit.calls += 1
+        unit.answers = [None] * len(step.inputs) if self._kept is None else list(self._kept.of(unit.key, unit.calls, step))
+        unit.missing = unit.answers.count(None)
+        if not unit.missing:
+            self._go_on(unit, unit.at_work.running)
+            return
         feed = self._feed(step)
-        unit.answers, unit.missing = [None] * len(step.inputs), len(step.inputs)
         self._bytes -= unit.bytes
         unit.bytes = sum(map(_image_bytes, step.inputs))
         self._bytes += unit.bytes
         for place, asked in enumerate(step.inputs):
-            feed.rows[self._rows] = unit, place
-            feed.new.append((self._rows, asked))
-            self._rows += 1
+            if unit.answers[place] is None:
+                feed.rows[self._rows] = unit, place
+                feed.new.append((self._rows, asked))
+                self._rows += 1
 
     def _feed(self, wanted: Call) -> _Feed:
         backend = wanted.backend
@@ -346,7 +381,7 @@ class Flow(Generic[K]):
         if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
             raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
-        for unit, slot in zip(units, _isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
+        for unit, slot in zip(units, isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
             if unit.at_work is not None:
                 unit.at_work.running.close()
             self._end(unit, slot)
@@ -357,32 +392,3 @@ def _image_bytes(asked: Any) -> int:
     if isinstance(asked, Encoded):
         return sum(len(image.rgb) for image in asked.prompt.images)
     return sum(len(source.data or b"") for source in asked.request.sources) if isinstance(asked, ResolvedRequest) else 0
-
-
-def _isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the run of all: run again in halves, down to the one that raises, which fails with `InternalError`.
-
-    A package that is missing is no bug of a request: that comes through.
-    """
-    if len(batch) == 1:
-        made = guard(lambda: _raise(bug), _internal)
-        return (Failure(made.failure()),)
-    half = len(batch) // 2
-    return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(pipe, part))
-
-
-def _again(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> Batch[Any]:
-    done = attempt(lambda: drive(pipe, tuple(batch)))
-    if is_ok(done):
-        return done.unwrap()
-    if isinstance(done.failure(), MissingExtra):
-        raise done.failure()
-    return _isolated(pipe, batch, done.failure())
-
-
-def _internal(raised: Raised) -> InternalError:
-    return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
-
-
-def _raise(bug: Exception) -> None:
-    raise bug

@@ -22,6 +22,7 @@ from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, takes_tokens
 from pipegen.records.engine_list import shown
+from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
@@ -68,13 +69,22 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
         def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
             return merged_into(request, chosen)
 
-        return self.with_parts((each("options", merged, keeps_text=True), *self.parts))
+        return self.with_parts((each(f"options({_shown(chosen)})", merged, keeps_text=True), *self.parts))
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
         made: Any = Pipe.rebound(self, new)
         own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
         return own
+
+
+def _shown(options: GenerationOptions | None) -> str:
+    """Options as a part of a name: others have another."""
+    import hashlib
+
+    values = {} if options is None else {name: repr(value) for name, value in flat_values(options).items() if value is not None}
+    short = {name: value if len(value) <= 60 else hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:16] for name, value in values.items()}
+    return ", ".join(f"{name}={value}" for name, value in short.items())
 
 
 def route(engine: Engine, *, name: str | None = None) -> Route:

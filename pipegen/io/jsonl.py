@@ -41,6 +41,7 @@ __all__ = [
     "error_to_plain",
     "from_plain",
     "lines_of",
+    "logprobs_from",
     "readable",
     "request_from_line",
     "request_from_row",
@@ -161,7 +162,8 @@ def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
     return values
 
 
-def _logprobs(values: Any) -> Any:
+def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
+    """The log probabilities of their plain form. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
     tops = ([(token_id, float(logprob)) for token_id, logprob in one["top"]] for one in values)
     return tuple(
         TokenLogprob(
@@ -184,7 +186,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "previous": lambda result: result_from(result),  # noqa: PLW0108 - it is defined below
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
-    "logprobs": _logprobs,
+    "logprobs": logprobs_from,
     "margin": float,
     "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
     "prompt_token_ids": tuple,

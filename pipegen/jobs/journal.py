@@ -1,7 +1,8 @@
 """The journal of a job: finished rows on disk, as they come.
 
-A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on. A line is one finished row. It begins with the row's
-key, at a fixed place, so that opening a journal parses no JSON:
+A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on; where rows take several calls, as many
+`steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is one finished row. It begins with the row's key, at a fixed place, so that opening a journal parses
+no JSON:
 
     {"key":"<32 hexadecimal digits>", ...the slot as plain data...}
 
@@ -9,8 +10,9 @@ key, at a fixed place, so that opening a journal parses no JSON:
 was written, at most once a second; only a power loss can take what is not synced. A write that fails is taken back, so no half line stays.
 
 **Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one file. A writer takes over the first file that nobody
-holds, and cuts its torn last line, if a kill left one, before it appends. The files are read together; of two lines with one key the later in its file,
-or the one in the later file, counts.
+holds, and cuts its torn last line, if a kill left one, before it appends. The files are read together; of two lines with one key an answer counts before a
+failure, whichever file it is in: a row that failed may have been asked again by another writer. Else the later in its file, or the one in the later file,
+counts.
 
 **Reading.** A torn last line of another writer's file is left out: it is being written. Anything else that is not such a line is an error that names the
 file and the line: it was not written by a job.
@@ -27,40 +29,42 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "SETTINGS", "new_file", "read_settings", "remove_rows", "remove_stale", "write_settings"]
+__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "write_settings"]
 
 SETTINGS = "job.json"
+ROWS, STEPS = "results", "steps"
+"""How the names of files begin that hold finished rows, and answers of rows that are not finished (see `pipegen.jobs.steps`)."""
 FORM = 1
 """The version of what stands in the folder."""
-TEMPORARY = ".pipegen-"
-"""How the names of files begin that are being written; the machine's name and the process's number follow."""
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
 _KEY = slice(8, 40)
 """Where the key stands in a line."""
+_FAILED = re.compile(rb'.{42}"id": null, "ok": false,', re.DOTALL)
+"""How the line of a row begins that failed; those of answers differ."""
 _DIGITS = 15
 """Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The whole key is compared when a line is read."""
 _OFFSET_BITS = 44
 
 
-class JournalError(Exception):
-    """A journal cannot be read, written or shared; the message says which file, why, and what to do."""
-
-
 class Finished:
     """The finished rows of a job's folder, to read. Raises `JournalError` where it is no job's folder."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS) -> None:
         self.folder = Path(folder)
         self._index: dict[int, int] = {}
         self._files: list[BinaryIO] = []
         self._lock = threading.Lock()
         try:
-            for path in sorted(self.folder.glob("results-*.jsonl")):
-                self._read(path)
+            with refused(self.folder, "read"):
+                paths = sorted(self.folder.glob(f"{kind}-*.jsonl"))
+            for path in paths:
+                with refused(path, "read"):
+                    self._read(path)
         except BaseException:
             self.close()
             raise
@@ -81,7 +85,7 @@ class Finished:
         if place is None:
             return None
         number, offset = place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
-        with self._lock:
+        with self._lock, refused(self.folder, "read"):
             stream = self._files[number]
             stream.seek(offset)
             line = stream.readline()
@@ -97,10 +101,7 @@ class Finished:
             stream.close()
 
     def _read(self, path: Path) -> None:
-        try:
-            stream = path.open("rb")
-        except OSError as refusal:
-            raise JournalError(f"{path} cannot be read: {refusal.strerror}") from refusal
+        stream = path.open("rb")
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
         matches = _HEAD.match
@@ -110,8 +111,15 @@ class Finished:
                 return  # the last line is torn: it is being written, or its writer was killed
             if found is None or not line.endswith(b"}\n"):
                 raise JournalError(f"{path}, line {count}: this is no line of a job's journal; move the file away, or give another folder")
-            index[int(found[1][:_DIGITS], 16)] = number | offset
+            short = int(found[1][:_DIGITS], 16)
+            if not (short in index and _FAILED.match(line) and self._answered(index[short])):
+                index[short] = number | offset
             offset += len(line)
+
+    def _answered(self, place: int) -> bool:
+        """Whether the line at a place of the index is an answer. A file that is being read goes on where it was."""
+        fd = self._files[place >> _OFFSET_BITS].fileno()
+        return not _FAILED.match(os.pread(fd, 64, place & ((1 << _OFFSET_BITS) - 1)))
 
 
 class Journal(Finished):
@@ -128,14 +136,16 @@ class Journal(Finished):
     (1, {'id': 'a', 'ok': True}, None)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, sync_every: float = SYNC_EVERY) -> None:
-        self._fd, own = _own_file(Path(folder))
+    def __init__(self, folder: str | os.PathLike[str], kind: str = ROWS, *, sync_every: float = SYNC_EVERY) -> None:
+        self._fd, own = _own_file(Path(folder), kind)
         self._closed, self._written = threading.Event(), threading.Event()
         self._failed: OSError | None = None
+        self._unsynced: OSError | None = None
         try:
-            super().__init__(folder)
+            super().__init__(folder, kind)
             self._own = next(number for number, stream in enumerate(self._files) if stream.name == str(own))
-            self._end = os.fstat(self._fd).st_size
+            with refused(own, "read"):
+                self._end = os.fstat(self._fd).st_size
         except BaseException:
             os.close(self._fd)
             raise
@@ -169,11 +179,11 @@ class Journal(Finished):
         self._written.set()
         self._syncing.join()
         try:
-            os.fsync(self._fd)
-        except OSError as refusal:
-            raise JournalError(f"{self.folder} cannot be synced: {refusal.strerror}; start the job again, it goes on") from refusal
+            with refused(self.folder, "synced", "start the job again, it goes on"), _closing(self._fd):
+                if self._unsynced is not None:  # a later sync may succeed without what this one has lost
+                    raise self._unsynced
+                os.fsync(self._fd)
         finally:
-            os.close(self._fd)
             super().close()
 
     def _sync(self, every: float) -> None:
@@ -186,9 +196,17 @@ class Journal(Finished):
             try:
                 os.fsync(self._fd)
             except OSError as refusal:
-                self._failed = refusal
+                self._failed = self._unsynced = refusal
                 return
             self._closed.wait(every)
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -203,19 +221,21 @@ def _write(fd: int, data: bytes) -> None:
         data = data[written:]
 
 
-def _own_file(folder: Path) -> tuple[int, Path]:
+def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
     """A file of the folder that nobody else writes, open for appending, locked, and without a torn last line."""
     try:
         folder.mkdir(exist_ok=True)
+        with contextlib.suppress(PermissionError):  # what may not be read cannot be synced
+            sync_folder(folder.parent)
         number = 0
         while True:
             number += 1
-            path = folder / f"results-{number:04}.jsonl"
+            path = folder / f"{kind}-{number:04}.jsonl"
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                if _locked(fd):
+                if locked(fd):
                     _cut_torn_line(fd, path)
-                    _sync_folder(folder)
+                    sync_folder(folder)
                     return fd, path
             except BaseException:
                 os.close(fd)
@@ -227,7 +247,8 @@ def _own_file(folder: Path) -> tuple[int, Path]:
         raise JournalError(f"the job's folder {folder} cannot be written: {refusal.strerror}") from refusal
 
 
-def _locked(fd: int) -> bool:
+def locked(fd: int) -> bool:
+    """Take the lock on an open file, which is held until it is closed; whether nobody else holds it."""
     import fcntl
 
     try:
@@ -239,24 +260,26 @@ def _locked(fd: int) -> bool:
     return True
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder that journals write."""
+    return sorted(path for kind in (ROWS, STEPS) for path in folder.glob(f"{kind}-*.jsonl"))
+
+
 def remove_rows(folder: Path) -> None:
     """Empty the files of a folder's rows. Raises `JournalError`, and removes nothing, where another run writes one of them, or one cannot be written.
 
     The files stay: a run that opens one meanwhile would write to a file without a name.
     """
-    with contextlib.ExitStack() as held:
+    with refused(f"the rows in {folder}", "removed"), contextlib.ExitStack() as held:
         files = []
-        try:
-            for path in sorted(folder.glob("results-*.jsonl")):
-                fd = os.open(path, os.O_RDWR)
-                held.callback(os.close, fd)
-                if not _locked(fd):
-                    raise JournalError(f"{folder}: another run of this job is at work ({path.name} is locked), and nothing is removed; end that one first")
-                files.append(fd)
-            for fd in files:
-                os.ftruncate(fd, 0)
-        except OSError as refusal:
-            raise JournalError(f"the rows in {folder} cannot be removed: {refusal.strerror}") from refusal
+        for path in files_of(folder):
+            fd = os.open(path, os.O_RDWR)
+            held.callback(os.close, fd)
+            if not locked(fd):
+                raise JournalError(f"{folder}: another run of this job is at work ({path.name} is locked), and nothing is removed; end that one first")
+            files.append(fd)
+        for fd in files:
+            os.ftruncate(fd, 0)
 
 
 def _cut_torn_line(fd: int, path: Path) -> None:
@@ -275,75 +298,9 @@ def _cut_torn_line(fd: int, path: Path) -> None:
         start -= step
     if start < end:
         head = os.pread(fd, 40, start)
-        if not b'{"key":"'.startswith(head[:8]):
+        if not b'{"key":"'.startswith(head[:8].rstrip(b"\0")):  # after a power loss, zeros may stand for what was not synced
             raise JournalError(f"{path}: its last line is no line of a job's journal; move the file away, or give another folder")
         os.ftruncate(fd, start)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of the file when the block is left; where it raises, the old file stays.
-
-    Raises `JournalError` where the file cannot be written, and where there is something else than a file: a device is never replaced.
-    """
-    import tempfile
-
-    path = Path(os.path.realpath(path))  # a link stays one
-    if path.exists() and not path.is_file():
-        raise JournalError(f"{path} is no regular file, and is not replaced")
-
-    def refused(refusal: OSError) -> JournalError:
-        return JournalError(f"{path} cannot be written: {refusal.strerror}")
-
-    try:
-        handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY}{os.uname().nodename}-{os.getpid()}-", dir=path.parent)
-    except OSError as refusal:
-        raise refused(refusal) from refusal
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            try:
-                stream.flush()
-                os.fchmod(handle, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
-                os.fsync(handle)
-            except OSError as refusal:
-                raise refused(refusal) from refusal
-        try:
-            os.replace(name, path)  # the names are what counts here
-            _sync_folder(path.parent)
-        except OSError as refusal:
-            raise refused(refusal) from refusal
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove what killed processes of this machine were writing in the folder by `new_file`."""
-    for path in folder.glob(f"{TEMPORARY}{os.uname().nodename}-*"):
-        number = path.name.rpartition("-")[0].rpartition("-")[2]
-        if not number.isdecimal():
-            continue
-        with contextlib.suppress(PermissionError):  # it runs, as another user's
-            try:
-                os.kill(int(number), 0)
-            except ProcessLookupError:
-                path.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:

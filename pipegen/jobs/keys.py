@@ -20,8 +20,9 @@ from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
+from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Counts", "Keys", "changes", "content_of", "settings_of"]
+__all__ = ["Counts", "Keys", "call_key", "changes", "content_of", "settings_of"]
 
 _SHARED = ("model", "pipeline", "plugins", "version")
 """The settings that are part of every key."""
@@ -33,10 +34,11 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
         engines = [owned for owned in route.owns if isinstance(owned, Answers)]
     except CallFailed as failure:
         raise failure.error from failure
-    plugins = [f"{plugin.name} {plugin.version}".strip() for engine in engines[:1] for plugin in engine.plugins]
+    later = {engine: f"engine {number}: " for number, engine in enumerate(map(id, engines), 1) if number > 1}
+    plugins = [later.get(id(engine), "") + f"{plugin.name} {plugin.version}".strip() for engine in engines for plugin in engine.plugins]
     own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
     return {
-        "model": sorted({engine.identity for engine in engines}),
+        "model": list(dict.fromkeys(engine.identity for engine in engines)),
         "pipeline": " >> ".join(part.name for part in route.parts),
         "plugins": plugins,
         "version": version,
@@ -84,6 +86,23 @@ class Keys:
         if times:
             digest.update(str(times).encode())
         return digest.hexdigest()
+
+
+def call_key(row: str, number: int, identity: str, asked: Any) -> str:
+    """The key of one input of a row's call: the row's key, the number of the call, the model, and what is asked of it."""
+    from hashlib import blake2b
+
+    digest = blake2b(json.dumps([row, number, identity]).encode(), digest_size=16)
+    if isinstance(asked, (Encoded, ResolvedRequest)):
+        digest.update(_options(asked.options))
+    if isinstance(asked, Encoded):
+        digest.update(array("Q", asked.prompt.token_ids).tobytes())
+        digest.update(json.dumps([[image.digest, image.width, image.height] for image in asked.prompt.images]).encode())
+    elif isinstance(asked, ResolvedRequest):
+        digest.update(content_of(asked.request))
+        for source in asked.request.sources:
+            digest.update(blake2b(source.data or b"", digest_size=16).digest())
+    return digest.hexdigest()
 
 
 def content_of(request: GenerationRequest) -> bytes:

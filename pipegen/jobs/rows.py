@@ -23,7 +23,7 @@ from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "record_of", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -40,6 +40,8 @@ class Row(NamedTuple, Generic[K]):
     key: str | None
     """None where it failed before it had one: nothing is kept of it."""
     kept: Slot[Any] | None
+    anew: bool = False
+    """Whether it failed with an error that is not `retryable`, and is asked again: what was answered before it failed does not count."""
 
 
 def rows_of(
@@ -62,7 +64,10 @@ def rows_of(
                 continue
             key = keys.of(ready.unwrap())
             request = dataclasses.replace(ready.unwrap(), options=given.unwrap().options)
-            yield Row(name, Success(request), key, _kept(finished, key, request.id, again))
+            kept = _finished(finished, key, request.id)
+            asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
+            anew = kept is not None and asked_again and not (kept.failure().retryable or isinstance(kept.failure(), InternalError))
+            yield Row(name, Success(request), key, None if asked_again else kept, anew)
 
 
 def record_of(request: Any) -> Slot[GenerationRequest]:
@@ -72,15 +77,21 @@ def record_of(request: Any) -> Slot[GenerationRequest]:
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
-def _kept(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
+def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
     """The row's slot, with this request's id, where it is finished and not to be asked again."""
+    slot = _finished(finished, key, id)
+    return None if slot is not None and not is_ok(slot) and again(slot.failure()) else slot
+
+
+def _finished(finished: Finished, key: str, id: str | None) -> Slot[Any] | None:
+    """The row's slot, with this request's id, where it is finished."""
     values = finished.get(key)
     if values is None:
         return None
     slot: Slot[Any] = from_plain(values, Scored) if "token_logprobs" in values else from_plain(values)
     if is_ok(slot):
         return Success(dataclasses.replace(slot.unwrap(), id=id))
-    return None if again(slot.failure()) else Failure(slot.failure())
+    return Failure(slot.failure())
 
 
 def retry_of(retry: str) -> Again:

@@ -14,22 +14,27 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from returns.result import Failure
+
+from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.flow import Flow, NoRequest
 from pipegen.drivers.mapping import flow_of
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import TEMPORARY, Journal, JournalError, read_settings, remove_rows, remove_stale, write_settings
+from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
-from pipegen.jobs.rows import Row, retry_of, rows_of
+from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
+from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.jobs.steps import Steps, Turn
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["Job", "begin_anew", "job", "job_keyed"]
+__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -40,7 +45,7 @@ _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
 
-class _Run:
+class Run:
     """A running job: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
@@ -49,18 +54,19 @@ class _Run:
         if restart:
             begin_anew(folder)
         self.journal = Journal(folder)
-        remove_stale(folder)
         try:
+            remove_stale(folder)
             before = read_settings(folder)
             if before is None and len(self.journal):
                 raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
             self.changed = () if before is None else tuple(changes(before, settings))
             if before is None or self.changed:
                 write_settings(folder, settings)
+            self.steps = Steps(folder)
         except BaseException:
             self.journal.close()
             raise
-        self.keys = Keys(settings)
+        self.settings, self.keys = settings, Keys(settings)
         self.before = len(self.journal)
         self.finished = self.reused = self.failed = self.answered = 0
         self.begun: Callable[[], object] | None = None
@@ -68,6 +74,13 @@ class _Run:
         self.stopped = False
         self.grace = GRACE
         self.wake: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Sync and close the journals."""
+        try:
+            self.steps.close()
+        finally:
+            self.journal.close()
 
     def counted(self, slot: Slot[Answer], *, reused: bool) -> Slot[Answer]:
         """The slot of a row that is given out."""
@@ -77,17 +90,10 @@ class _Run:
         return slot
 
 
-class _Turn(Generic[K]):
-    """A row that was taken, and its slot once there is one."""
-
-    def __init__(self, row: Row[K]) -> None:
-        self.row, self.slot = row, row.kept
-
-
 class Job(Iterator[T], Generic[T]):
     """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it, or use it as a context manager, to end it early."""
 
-    def __init__(self, run: _Run, slots: Generator[T, None, None]) -> None:
+    def __init__(self, run: Run, slots: Generator[T, None, None]) -> None:
         self._run, self._slots = run, slots
 
     def __enter__(self) -> Self:
@@ -146,7 +152,7 @@ class Job(Iterator[T], Generic[T]):
     def close(self) -> None:
         """End the job: rows under way have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
         self._slots.close()
-        self._run.journal.close()
+        self._run.close()
 
 
 def job(
@@ -207,33 +213,38 @@ def job_keyed(
     version: str = "",
     restart: bool = False,
     grace: float = GRACE,
+    refuse: Callable[[K], GenerationError | None] = lambda key: None,
 ) -> Job[tuple[K, Slot[Answer]]]:
-    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot."""
+    """As `job`, for pairs of a key and a request, as `imap_keyed` takes them: gives pairs of that key and the slot.
+
+    refuse: for the key of a row that is not finished, why it is not asked for; None where it is. Nothing is kept of a row that is refused.
+    """
     chosen = check_run(route, options, image_policy, policy)
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
-    run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
+    run = Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
-    turns: deque[_Turn[K]] = deque()
+    turns: deque[Turn[K]] = deque()
     """The rows that were taken and not given out, in order."""
 
-    def take() -> tuple[_Turn[K], Slot[GenerationRequest]] | NoRequest:
+    def take() -> tuple[Turn[K], Slot[GenerationRequest]] | NoRequest:
         """The next row that is to be asked for; none now where finished ones are to be given out first."""
         while len(turns) < (_WAITING if flow.busy else 1):
             row = next(rows, None)
             if row is None:
                 return NoRequest.MORE
-            turn = _Turn(row)
+            why = None if row.kept is not None else refuse(row.name)
+            turn = Turn(row if why is None else row._replace(key=None, request=Failure(why)))
             turns.append(turn)
-            if row.kept is None:
-                return turn, row.request
+            if turn.slot is None:
+                return turn, turn.row.request
         if turns[0].slot is not None:
             flow.wake()
         return NoRequest.NOW
 
-    def keep(turn: _Turn[K], slot: Slot[Any]) -> None:
+    def keep(turn: Turn[K], slot: Slot[Any]) -> None:
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
@@ -241,8 +252,8 @@ def job_keyed(
         turn.slot = slot
 
     run.grace = grace
-    how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep}
-    flow: Flow[_Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
+    how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep, "kept": run.steps}
+    flow: Flow[Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
     run.wake = flow.wake
 
     def ended() -> Iterator[tuple[K, Slot[Answer]]]:
@@ -267,7 +278,7 @@ def job_keyed(
             raise
         finally:
             flow.close()
-        run.journal.close()
+        run.close()
 
     return Job(run, slots())
 
@@ -280,10 +291,11 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Gen
 
 def begin_anew(folder: Path) -> None:
     """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
-    if not folder.is_dir():
-        return
-    rows = set(folder.glob("results-*.jsonl"))
-    begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
+    with refused(folder, "read"):
+        if not folder.is_dir():
+            return
+        rows = set(files_of(folder))
+        begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
     if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
     remove_rows(folder)

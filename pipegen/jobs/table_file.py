@@ -13,7 +13,7 @@ from pipegen.core.slots import Slot
 from pipegen.io.table_out import Write, csv_out, parquet_out
 from pipegen.io.tables import Columns, Row, TableError
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
-from pipegen.jobs.journal import new_file
+from pipegen.jobs.new_file import new_file
 from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:

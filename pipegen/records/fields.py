@@ -195,9 +195,12 @@ def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
     >>> thaw(freeze({"a": (1, 2)}))
     {'a': [1, 2]}
     """
-    if isinstance(value, Mapping):
-        return {key: thaw(entry, leaf) for key, entry in value.items()}
-    return [thaw(entry, leaf) for entry in value] if isinstance(value, (tuple, list)) else leaf(value)
+    if isinstance(value, (tuple, list)):
+        return [leaf(entry) if type(entry) in _LEAVES else thaw(entry, leaf) for entry in value]  # ids and log probabilities are many
+    return {key: thaw(entry, leaf) for key, entry in value.items()} if isinstance(value, Mapping) else leaf(value)
+
+
+_LEAVES = frozenset((int, float, str, bool, type(None)))
 
 
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:

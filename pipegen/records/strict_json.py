@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pipegen.records.fields import NESTING, thaw
@@ -110,9 +111,18 @@ def _finite(value: Any) -> Any:
 
 def dump(value: Any) -> str:
     """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not plain data."""
-    line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    try:
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain_mapping).translate(_LINE_ENDS)
+    except ValueError:  # numbers that are not finite
+        line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     try:
         line.encode()
     except UnicodeEncodeError:  # half characters, as in file names that are not UTF-8
         return json.dumps(plain(value), allow_nan=False)
     return line
+
+
+def _plain_mapping(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"JSON has no form for a {type(value).__name__}")

@@ -158,3 +158,19 @@ def test_a_folder_without_images_is_bad_usage(command: Command, tmp_path: Path) 
     ran = command("generate", made(tmp_path / "photos", "notes.txt"), *ASK)
     assert ran.code == 2
     assert "holds no images" in ran.err
+
+
+def test_the_sidecars_of_a_job_are_its_own_and_those_of_others_are_kept(command: Command, engine: FakeEngine, tmp_path: Path, written: Any) -> None:
+    folder, out = made(tmp_path / "photos", "a.png", "b.png"), tmp_path / "out.jsonl"
+    (folder / "b.txt").write_text("precious")
+    for said in ("1 failed", "1 finished before"):
+        ran = command("generate", folder, *ASK, "--sidecar", "txt", "-o", out)
+        assert (ran.code, said in ran.err) == (1, True)
+        assert [line["ok"] for line in written(out)] == [True, False]
+        assert (folder / "b.txt").read_text() == "precious"
+    (folder / "b.txt").unlink()
+    assert command("generate", folder, *ASK, "--sidecar", "txt", "-o", out).code == 0
+    (folder / "a.txt").unlink()
+    assert command("generate", folder, *ASK, "--sidecar", "txt", "-o", out).code == 0
+    assert (folder / "a.txt").read_text() == (folder / "b.txt").read_text() == "Hello END of it"
+    assert sum(map(len, engine.calls)) == 2

@@ -27,7 +27,7 @@ def stage_b(program: Callable[[str], ModuleType]) -> Any:
 
 def verdict(stage_b: Any, answer: str) -> Any:
     (slot,) = pg.run(stage_b.judging(pg.route(FakeEngine(answer))), [{"prompt": "?"}])
-    return slot
+    return slot.bind(stage_b.verdict_of)
 
 
 @pytest.mark.parametrize("before", ["", "assistant\n", "Assistant: ", "\n"])

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from returns.result import Failure
 
+from pipegen.core.errors import Timeout
+from pipegen.io.jsonl import to_plain
 from pipegen.jobs import journal as module
-from pipegen.jobs.journal import Finished, Journal, JournalError, new_file, read_settings, remove_stale, write_settings
+from pipegen.jobs.journal import Finished, Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.new_file import TEMPORARY, new_file, remove_stale
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
@@ -363,7 +367,7 @@ def test_what_a_killed_process_was_writing_is_removed_and_what_others_write_is_k
 
     script = """
 import os, pathlib
-from pipegen.jobs.journal import new_file
+from pipegen.jobs.new_file import new_file
 with new_file(pathlib.Path("out.jsonl")) as stream:
     stream.write(b"half")
     stream.flush()
@@ -375,6 +379,35 @@ with new_file(pathlib.Path("out.jsonl")) as stream:
         stream.write(b"whole")
         remove_stale(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-    (tmp_path / f"{module.TEMPORARY}{os.uname().nodename}-notes").write_text("mine")
+    (tmp_path / f"{TEMPORARY}{os.uname().nodename}-notes").write_text("mine")
     remove_stale(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_answer_counts_before_a_failure_whichever_file_it_is_in(tmp_path: Path) -> None:
+    answer, failure = {"id": "a", "ok": True}, to_plain(Failure(Timeout("slow")))
+    for number, (first, second) in enumerate(((answer, failure), (failure, answer))):
+        with Journal(tmp_path / str(number)) as one, Journal(tmp_path / str(number)) as other:
+            one.append(A, first)
+            other.append(A, second)
+        with Journal(tmp_path / str(number)) as journal:
+            assert journal.get(A) == answer
+
+
+def test_a_failed_sync_is_told_at_the_end_though_a_later_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    tried = threading.Event()
+
+    def fail(fd: int) -> None:
+        tried.set()
+        raise OSError(errno.EIO, "the disk is gone")
+
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        journal.append(A, {"id": "a"})
+        assert tried.wait(60)
+        journal._syncing.join(60)
+    with pytest.raises(JournalError, match="the disk is gone; start the job again"):
+        journal.close()

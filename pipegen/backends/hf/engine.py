@@ -111,7 +111,7 @@ class HFEngine(CheckpointEngine):
     @property
     def in_flight(self) -> int:
         """How many requests are kept under way for it: some batches, so that prompts of like lengths are read together."""
-        return 16 * (self._checkpoint.load.batch_size or ROWS)
+        return 64 * (self._checkpoint.load.batch_size or ROWS)
 
     def open(self, wake: Callable[[], object]) -> HFCall:
         """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from itertools import islice
@@ -17,8 +17,8 @@ class _Source:
 
     __slots__ = ("arrived", "key", "name", "rows", "waits")
 
-    def __init__(self, name: Hashable, row: HFRow, arrived: int) -> None:
-        self.name, self.rows, self.key, self.arrived, self.waits = name, [row], order_key(row.cost), arrived, True
+    def __init__(self, name: Hashable, row: HFRow) -> None:
+        self.name, self.rows, self.key, self.arrived, self.waits = name, [row], order_key(row.cost), 0, True
 
 
 def _key(source: _Source) -> tuple[int, int]:
@@ -28,45 +28,42 @@ def _key(source: _Source) -> tuple[int, int]:
 class Waiting:
     """Waiting rows, the most expensive first (see `order_key`), and those with equal prompts together.
 
-    Where rows go on coming, a cheap one could wait for ever: one behind which `overdue` others have come is next, with those that are like it.
+    Where rows go on coming, they are put in order in rounds: those that come wait until fewer than `size` of the rows before them are left. So rows of one
+    length run side by side, and the cache is no wider than they need. A cheap row is not passed by for ever: one behind which `overdue` others were put in
+    order is next, with those that are like it.
     """
 
-    def __init__(self, overdue: int) -> None:
-        self._overdue, self._added, self._apart = overdue, 0, False
+    def __init__(self, size: int, overdue: int) -> None:
+        self._size, self._overdue, self._added, self._apart = size, overdue, 0, False
+        self._new: list[_Source] = []
         self._first: deque[_Source] = deque()
         self._sorted: list[_Source] = []
         self._named: dict[Hashable, _Source] = {}
         self._arrivals: deque[_Source] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._first or self._sorted)
+        return bool(self._first or self._sorted or self._new)
 
     @property
     def rows(self) -> list[HFRow]:
         """All rows that wait."""
-        return [row for source in (*self._first, *self._sorted) for row in source.rows]
+        return [row for source in (*self._first, *self._sorted, *self._new) for row in source.rows]
 
     def add(self, rows: Sequence[HFRow], *, apart: bool = False) -> None:
         """Add rows; `apart` says that equal ones are read apart."""
-        self._added, self._apart = self._added + len(rows), apart
-        new: list[_Source] = []
+        self._apart = apart
         for row in rows:
             name = id(row) if apart else row.source
             held = self._named.get(name)
             if held is not None:
                 held.rows.append(row)
-                continue
-            self._named[name] = made = _Source(name, row, self._added)
-            new.append(made)
-        self._arrivals.extend(new)
-        if len(new) == 1:
-            insort(self._sorted, new[0], key=_key)
-        elif new:
-            self._sorted = sorted([*self._sorted, *new], key=_key)
+            else:
+                self._named[name] = made = _Source(name, row)
+                self._new.append(made)
 
     def add_first(self, rows: Sequence[HFRow]) -> None:
         """Add rows that are next, each alone."""
-        self._first.extendleft(_Source(None, row, self._added) for row in reversed(rows))
+        self._first.extendleft(_Source(None, row) for row in reversed(rows))
 
     def next(self, count: int) -> list[tuple[HFRow, ...]]:
         """The rows of the sources that are next, at most so many sources."""
@@ -88,22 +85,32 @@ class Waiting:
 
     def prune(self) -> None:
         """Drop the rows that are done: their calls have left them."""
-        rows, first = [row for source in self._sorted for row in source.rows], [row for source in self._first for row in source.rows]
+        rows, first = [row for source in (*self._sorted, *self._new) for row in source.rows], [row for source in self._first for row in source.rows]
         self.clear()
         self.add([row for row in rows if not row.done], apart=self._apart)
         self.add_first([row for row in first if not row.done])
 
     def clear(self) -> None:
         """Let all go."""
-        for held in (self._first, self._sorted, self._named, self._arrivals):
+        for held in (self._first, self._sorted, self._new, self._named, self._arrivals):
             held.clear()
 
     def _next(self, count: int) -> list[_Source]:
+        if self._new and len(self._sorted) < self._size:
+            self._put_in_order()
         first = list(islice(self._first, count))
         count -= len(first)
         start = self._start
         picked = self._sorted[start : start + count]
         return [*first, *picked, *self._sorted[: min(start, count - len(picked))]]
+
+    def _put_in_order(self) -> None:
+        self._added += len(self._new)
+        for source in self._new:
+            source.arrived = self._added
+        self._arrivals.extend(self._new)
+        self._sorted = sorted([*self._sorted, *self._new], key=_key)
+        self._new = []
 
     @property
     def _start(self) -> int:

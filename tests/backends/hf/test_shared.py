@@ -168,9 +168,10 @@ def rows(encodeds: list[tuple[int, int]], engine: Any) -> list[HFRow]:
 
 
 def test_a_cheap_row_is_not_passed_by_for_ever(engine: Any) -> None:
-    waiting = Waiting(overdue=3)
+    waiting = Waiting(size=6, overdue=3)
     cheap, *dear = rows([(2, 1), *((3 + number, 9) for number in range(5))], engine)
     waiting.add([cheap])
+    assert [source[0].position for source in waiting.next(1)] == [0]
     for row in dear[:2]:
         waiting.add([row])
     assert [source[0].position for source in waiting.next(2)] == [2, 1]
@@ -180,10 +181,25 @@ def test_a_cheap_row_is_not_passed_by_for_ever(engine: Any) -> None:
     assert [source[0].position for source in waiting.next(9)] == [2, 1]
 
 
+def test_rows_that_come_later_wait_for_the_next_round(engine: Any) -> None:
+    waiting = Waiting(size=2, overdue=9)
+    *short, long = rows([(3, 1), (2, 1), (4, 9)], engine)
+    waiting.add(short)
+    assert [source[0].position for source in waiting.next(3)] == [0, 1]
+    waiting.add([long])
+    assert [source[0].position for source in waiting.next(3)] == [0, 1]
+    waiting.take([0])
+    assert [source[0].position for source in waiting.next(3)] == [2, 1]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_waits_until_it_is_taken_once(seed: int, engine: Any) -> None:
     chance = random.Random(seed)
-    waiting, left, taken = Waiting(overdue=chance.randint(1, 6)), rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine), []
+    waiting, left, taken = (
+        Waiting(size=chance.randint(1, 6), overdue=chance.randint(1, 6)),
+        rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine),
+        [],
+    )
     total = len(left)
     while left or waiting:
         new = [left.pop() for _ in range(min(len(left), chance.randint(0, 5)))]
@@ -196,7 +212,7 @@ def test_every_row_waits_until_it_is_taken_once(seed: int, engine: Any) -> None:
 
 
 def test_rows_that_were_left_while_they_waited_are_pruned(engine: Any) -> None:
-    waiting = Waiting(overdue=10)
+    waiting = Waiting(size=4, overdue=10)
     all_rows = rows([(3, 4), (3, 4), (5, 4)], engine)
     waiting.add(all_rows)
     all_rows[0].dropped = True

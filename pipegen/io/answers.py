@@ -1,0 +1,72 @@
+"""An engine's answer to one row as plain data, without the row: who reads it has what was asked.
+
+>>> from pipegen.stages.fitting import Encoded
+>>> from pipegen.records.options import resolve
+>>> from pipegen.records.requests import GenerationRequest
+>>> from pipegen.records.results import Prompt
+>>> asked = Encoded(request=GenerationRequest(prompt="Hi"), options=resolve(), prompt=Prompt(token_ids=(72,), compact_token_ids=(72,)))
+>>> answer = Raw(encoded=asked, token_ids=(66, 257))
+>>> answer_from(answer_to_plain(answer), asked) == answer
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipegen.io.jsonl import logprobs_from
+from pipegen.records import strict_json
+from pipegen.records.fields import freeze
+from pipegen.records.results import Ending, Finish, Raw
+
+__all__ = ["answer_from", "answer_to_plain"]
+
+
+def _ending(values: Mapping[str, Any]) -> Ending:
+    return Ending(**{**values, "finish": Finish(values["finish"]), "watched": tuple(values["watched"])})
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "token_ids": tuple,
+    "prompt_token_ids": tuple,
+    "logprobs": logprobs_from,
+    "ending": _ending,
+    "finish": Finish,
+    "tool_calls": freeze,
+    "usage": freeze,
+}
+"""How fields are read whose type JSON does not have."""
+
+
+def _kinds() -> Mapping[str, tuple[type[Any], str]]:
+    """The answers that have a plain form, each with its field for what was asked."""
+    from pipegen.backends.servers.chat import ChatOutput
+
+    return {"tokens": (Raw, "encoded"), "text": (ChatOutput, "job")}
+
+
+def answer_to_plain(answer: Any) -> dict[str, Any] | None:
+    """The answer as JSON data; None where it is of an engine of one's own that answers in another form."""
+    for name, (kind, asked) in _kinds().items():
+        if type(answer) is kind:
+            fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(kind) if f.name != asked}
+            values: dict[str, Any] = strict_json.plain({"answer": name, **{field: _plain(value) for field, value in fields.items()}})
+            return values
+    return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value.value if isinstance(value, Finish) else value
+
+
+def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
+    """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
+    fields = dict(values)
+    kind, name = _kinds()[fields.pop("answer")]
+    return kind(**{name: asked}, **{field: _READ[field](value) if field in _READ and value is not None else value for field, value in fields.items()})

@@ -1,0 +1,82 @@
+"""The example programs as jobs: killed in the middle, the same command goes on and asks only for what is missing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training.scenes import Scene
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+KILLED = """
+import os, runpy, signal, sys
+from pipegen.jobs.journal import Journal
+append, left = Journal.append, int(sys.argv[1])
+
+def counted(journal, key, values):
+    global left
+    append(journal, key, values)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.append = counted
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program that is killed when it has kept so many rows."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, draw_scene: Callable[..., Scene]) -> Path:
+    """Images, their truth, and tickets."""
+    (tmp_path / "images").mkdir()
+    for number in range(6):
+        draw_scene(tmp_path / "images" / f"{number}.png", number)
+    (tmp_path / "truth.jsonl").write_text("".join(json.dumps({"image": f"images/{number}.png", "objects": []}) + "\n" for number in range(6)))
+    (tmp_path / "tickets.jsonl").write_text("".join(json.dumps({"id": f"T-{n}", "text": f"What is {n} + 4?"}) + "\n" for n in (1, 2)))
+    return tmp_path
+
+
+def rows_in(job: Path) -> list[bytes]:
+    return [line[8:40] for path in sorted(job.rglob("results-*.jsonl")) for line in path.read_bytes().splitlines()]
+
+
+CASES = {
+    "stage_a": ["--job", "OUT.job", "IN/images"],
+    "stage_b": ["--job", "OUT.job", "--samples", "1", "IN/tickets.jsonl"],
+    "vis_tools": ["--balanced-json", "IN/truth.jsonl", "OUT"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_program_goes_on(name: str, folder: Path, shell: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    pytest.importorskip("torch")
+
+    def arguments(out: Path) -> list[str]:
+        given = [argument.replace("IN", str(folder)).replace("OUT", str(out)) for argument in CASES[name]]
+        return ["--model", "embedded", "--batch", "1", *given]
+
+    def files(out: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(out.glob("*")) if path.is_file()}
+
+    whole, out = folder / "whole", folder / "out"
+    wanted: Any = shell(name, *arguments(whole))
+    command = [sys.executable, "-c", KILLED, "3", str(EXAMPLES / f"{name}.py"), *arguments(out)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    before = rows_in(folder / "out.job") or rows_in(out)
+    assert len(before) == 3
+    again: Any = shell(name, *arguments(out))
+    assert (again.stdout, again.returncode, again.stderr) == (wanted.stdout, wanted.returncode, wanted.stderr)
+    after = rows_in(folder / "out.job") or rows_in(out)
+    assert len(after) == len(set(after)) == (7 if name == "stage_b" else 6)
+    assert set(before) < set(after)
+    assert files(out) == files(whole)

@@ -1,0 +1,45 @@
+"""A fake engine that is fed while it works, and answers one row a step, those that wait longest first: it dies of the row that the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegen.testing.fake import FakeEngine
+
+__all__ = ["Fuse", "Rowwise"]
+
+
+class Fuse:
+    """Raises `KeyboardInterrupt` instead of answer number `at`, of whatever engine; `asked` has the texts of all rows that were begun."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.left = at
+        self.asked: list[str] = []
+
+    def burn(self) -> None:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+
+
+class Rowwise(FakeEngine):
+    def __init__(self, script: Any, fuse: Fuse, *, name: str = "fake") -> None:
+        super().__init__(script, name=name)
+        self.fuse, self.in_flight, self.computes = fuse, 4, True
+
+    def open(self, wake: Callable[[], object]) -> Rowwise:
+        self.rows: list[tuple[int, Any]] = []
+        return self
+
+    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+        self.fuse.asked += [f"{self.name}: {asked.prompt.text} {asked.options.seed}" for _, asked in inputs]
+        self.rows += inputs
+
+    def step(self) -> Sequence[tuple[int, Any]]:
+        number, asked = self.rows.pop(0)
+        self.fuse.burn()
+        return [(number, self.generate([asked])[0])]
+
+    def close(self) -> None:
+        """Nothing is held."""
