@@ -266,6 +266,7 @@ def test_flags_that_would_harm_other_shards_are_refused(command: Command, jsonl:
         "would remove the rows of other shards": (file, "--shard", "1/2", "--restart"),
         "to begin anew, remove": (file, "--shard", "1/2", "--overwrite"),
         "goes without --replicas": (file, "--shard", "1/2", "--replicas", "2"),
+        "splits the rows itself": (file, "--shard", "1/2", "--ray", "local"),
         "goes without --sidecar": (tmp_path / "images", "--prompt", "What?", "--sidecar", "txt", "--replicas", "2"),
         "greater than or equal to 1": (file, "--replicas", "0"),
     }.items():
