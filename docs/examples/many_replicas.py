@@ -255,7 +255,7 @@ def table(base: World) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--replicas", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -61,6 +62,7 @@ class Child:
     def __init__(self, shard: tuple[int, int], pipe: int) -> None:
         self.shard, self._pipe = shard, pipe
         self.job: Job[Any] | None = None
+        self._lock = threading.Lock()
 
     def moved(self, meter: Meter) -> Moved:
         """In the place of a bar."""
@@ -70,8 +72,11 @@ class Child:
         """Tell how far the shard is. Where the parent is gone, this process ends as at Ctrl-C."""
         answered = 0 if self.job is None else self.job.answered
         stages = {"answered": answered, "called": meter.called is not None, "working": meter.working is not None, "ended": ended}
+        line = json.dumps({"tally": vars(meter.tally), **stages}).encode() + b"\n"
         try:
-            os.write(self._pipe, json.dumps({"tally": vars(meter.tally), **stages}).encode() + b"\n")
+            with self._lock:  # the engine's thread tells too
+                while line:
+                    line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
             signal.raise_signal(signal.SIGTERM)
 
@@ -113,10 +118,10 @@ def devices_of(n: int, visible: Sequence[str]) -> list[dict[str, str]]:
 
 
 class _Lines:
-    """The lines of a pipe, as far as they have come."""
+    """The lines of a pipe, as far as they have come. `torn` is whether a last line without its end is seen too."""
 
-    def __init__(self, stream: Any, see: Callable[[str], object]) -> None:
-        self.fd, self._stream, self._see, self._rest = stream.fileno(), stream, see, b""
+    def __init__(self, stream: Any, see: Callable[[str], object], *, torn: bool) -> None:
+        self.fd, self._stream, self._see, self._torn, self._rest = stream.fileno(), stream, see, torn, b""
         os.set_blocking(self.fd, False)
 
     def read(self) -> bool:
@@ -126,8 +131,8 @@ class _Lines:
                 data = os.read(self.fd, 2**16)
             except BlockingIOError:
                 return True
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            lines += [] if data or not self._rest else [self._rest]
+            *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+            lines += [self._rest] if self._rest and self._torn and not data else []
             for line in lines:
                 self._see(line.decode(errors="replace"))
             if not data:
@@ -164,7 +169,7 @@ class _Replica:
         finally:
             os.close(write)
         self.last_line = ""
-        self.pipes = [_Lines(os.fdopen(read, "rb", 0), self._told), _Lines(self.process.stdout, self._printed)]
+        self.pipes = [_Lines(os.fdopen(read, "rb", 0), self._told, torn=False), _Lines(self.process.stdout, self._printed, torn=True)]
 
     def _told(self, line: str) -> None:
         self.now = json.loads(line)
@@ -250,6 +255,8 @@ class Replicas:
 
     def _start(self, replica: _Replica, selector: selectors.BaseSelector) -> None:
         replica.start()
+        if self._stopped:  # a signal came meanwhile
+            replica.stop()
         for pipe in replica.pipes:
             selector.register(pipe.fd, selectors.EVENT_READ, pipe)
 
@@ -314,8 +321,10 @@ def replica_slots(
     Raises `KeyboardInterrupt` where the run was stopped, and `JournalError` at the end where rows are missing.
     """
     folder, n = files.job or Path(), files.replicas or 1
-    on_gpus = runs_here(load) and not str(getattr(load.backend.settings, "device", "")).startswith("cpu")
-    environments = devices_of(n, visible_devices() if on_gpus else [])
+    device = str(getattr(load.backend.settings, "device", None) or "")
+    if ":" in device:
+        refuse(f"goes without the number of a device, as in {device}: each replica has devices of its own", "--replicas")
+    environments = devices_of(n, visible_devices() if runs_here(load) and device != "cpu" else [])
     if files.restart or files.overwrite:
         begin_anew(folder)
     replicas, tally = Replicas([*SELF, *files.command], environments, meter), meter.tally

@@ -32,8 +32,13 @@ def answer(encoded: Encoded) -> str:
         told, tell = os.pipe()
         os.set_blocking(tell, False)
         signal.set_wakeup_fd(tell)
-        os.kill(os.getppid(), signal.SIGTERM)
-        select.select([told], [], [])  # until the parent has handed it on
+        for _ in range(2 if name == "twice" else 1):
+            os.kill(os.getppid(), signal.SIGTERM)
+            select.select([told], [], [])  # until the parent has handed it on
+            os.read(told, 1)
+    if what == "half":  # a line that says how far it is, cut off
+        os.write(int(os.environ["PIPE"]), b'{"tally": {"succee')
+        os.kill(os.getpid(), signal.SIGKILL)
     if what == "orphan":
         parent = os.pidfd_open(os.getppid())
         os.kill(os.getppid(), signal.SIGKILL)
@@ -51,5 +56,6 @@ if __name__ == "__main__":
     generate.open_routes = opened
     replicas.SELF = (sys.executable, __file__)
     if replicas.VARIABLE in os.environ:
+        os.environ["PIPE"] = os.environ[replicas.VARIABLE].rpartition(":")[2]
         print(f"on {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr)
     main()

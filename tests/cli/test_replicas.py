@@ -58,16 +58,18 @@ def many(tmp_path: Path) -> Many:
     return Many(tmp_path)
 
 
+def outcome(err: str) -> str:
+    """What a summary says, without times and rates."""
+    return re.sub(r" \(.*?\)", "", err[err.index("30 succeeded") :])
+
+
 def test_replicas_write_what_one_process_writes(many: Many) -> None:
     one = many.generate(prompts=PROMPTS, out="one.jsonl")
     wanted = many.asked()
     (many.folder / "asked.txt").unlink()
     ran = many.generate("--replicas", "2", "--summary", "summary.json", prompts=PROMPTS)
     assert (many.bytes(), many.asked(), ran.code, one.code) == (many.bytes("one.jsonl"), wanted, 1, 1)
-    assert re.sub(r"[\d.]+ s[ :]|\(.*?\)|[\d.,]+/s", "", ran.err.replace("replica 1: on None\n", "").replace("replica 2: on None\n", "")) == re.sub(
-        r"[\d.]+ s[ :]|\(.*?\)|[\d.,]+/s", "", one.err
-    )
-    assert len(list((many.folder / "out.jsonl.job").glob("results-*.jsonl"))) == 2
+    assert outcome(ran.err) == outcome(one.err)
     summary = json.loads(many.bytes("summary.json"))
     assert {name: summary[name] for name in ("requests", "succeeded", "failed", "reused", "exit_code")} == {
         "requests": 31,
@@ -159,6 +161,24 @@ def test_without_grace_the_first_signal_ends_it_all(many: Many) -> None:
     assert (ran.code, many.asked(), "ending" in ran.err) == (130, {"end": 1}, False)
 
 
+def test_a_second_signal_ends_it_at_once(many: Many) -> None:
+    ran = many.generate("--replicas", "1", prompts=["say a", "end twice", "say b"])
+    assert (ran.code, ran.err.count("ending: "), ran.err.count("interrupted;")) == (130, 1, 1)
+    assert many.asked() == {"say a": 1, "end twice": 1}
+    assert "1 of 4 rows" not in ran.err
+    assert "2 of 4 rows are finished" in many.run("export", "out.jsonl.job", "-o", "some.jsonl").err  # the broken line is one
+
+
+def test_half_a_line_about_progress_is_no_line(many: Many) -> None:
+    ran = many.generate("--replicas", "1", prompts=["say a", "half"])
+    assert (ran.code, ran.err.count("was killed by SIGKILL"), "1 row is missing" in ran.err) == (1, 4, True)
+
+
+def test_the_number_of_a_device_is_refused(many: Many) -> None:
+    ran = many.generate("--replicas", "2", "--device", "cuda:1", prompts=["say a"])
+    assert (ran.code, "goes without the number of a device, as in cuda:1" in ran.err) == (2, True)
+
+
 def test_replicas_end_when_their_parent_is_gone(many: Many) -> None:
     ran = many.generate("--replicas", "1", prompts=["say a", "orphan", "say b", "say c"])
     assert ran.code == -9
@@ -246,6 +266,7 @@ def test_flags_that_would_harm_other_shards_are_refused(command: Command, jsonl:
         "would remove the rows of other shards": (file, "--shard", "1/2", "--restart"),
         "to begin anew, remove": (file, "--shard", "1/2", "--overwrite"),
         "goes without --replicas": (file, "--shard", "1/2", "--replicas", "2"),
+        "splits the rows itself": (file, "--shard", "1/2", "--ray", "local"),
         "goes without --sidecar": (tmp_path / "images", "--prompt", "What?", "--sidecar", "txt", "--replicas", "2"),
         "greater than or equal to 1": (file, "--replicas", "0"),
     }.items():
