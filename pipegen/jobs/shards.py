@@ -8,7 +8,8 @@ are in one shard: there a job counts them as it counts them in the whole input. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from itertools import islice
+from typing import TypeVar
 
 from pipegen.core.functional import partition_all
 from pipegen.core.parallel import parallel
@@ -18,13 +19,13 @@ from pipegen.jobs.keys import content_of
 from pipegen.jobs.rows import record_of
 from pipegen.media.source import sample_of
 from pipegen.records.plain import Request
-from pipegen.records.requests import ImagePolicy
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 
 __all__ = ["shard", "shard_keyed"]
 
 K = TypeVar("K")
 _TOGETHER = 32
-"""Requests whose images are looked at side by side."""
+"""Requests whose images are read side by side."""
 
 
 def shard(requests: Iterable[Request], i: int, n: int, *, image_policy: ImagePolicy | None = None) -> Iterator[Request]:
@@ -51,19 +52,19 @@ def shard_keyed(requests: Iterable[tuple[K, Request]], i: int, n: int, *, image_
 
 def _kept(requests: Iterable[tuple[K, Request]], i: int, n: int, images: ImagePolicy) -> Iterator[tuple[K, Request]]:
     for chunk in partition_all(_TOGETHER, map(pair, requests)):
-        for item, number in zip(chunk, parallel(lambda item: _number(item[1], n, images), chunk), strict=True):
-            if number == i:
+        made = [record_of(request) for _, request in chunk]
+        sources = [source for slot in made if is_ok(slot) for source in slot.unwrap().sources]
+        samples = iter(parallel(lambda source: sample_of(source, images), sources))
+        for item, slot in zip(chunk, made, strict=True):
+            if (_number(slot.unwrap(), samples, n) if is_ok(slot) else 1) == i:
                 yield item
 
 
-def _number(request: Any, n: int, images: ImagePolicy) -> int:
-    """The shard that a request belongs to."""
+def _number(request: GenerationRequest, samples: Iterator[bytes], n: int) -> int:
+    """The shard that a request belongs to; the samples of its images are the next ones."""
     from hashlib import blake2b  # importing pipegen loads no hashlib
 
-    made = record_of(request)
-    if not is_ok(made):
-        return 1
-    digest = blake2b(content_of(made.unwrap()), digest_size=8)
-    for source in made.unwrap().sources:
-        digest.update(blake2b(sample_of(source, images), digest_size=8).digest())
+    digest = blake2b(content_of(request), digest_size=8)
+    for sample in islice(samples, len(request.sources)):
+        digest.update(blake2b(sample, digest_size=8).digest())
     return int.from_bytes(digest.digest(), "big") % n + 1
