@@ -31,7 +31,7 @@ __all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_
 
 
 class Load(NamedTuple):
-    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and what it is told before the messages."""
+    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and its system message."""
 
     backend: BackendConfig
     fallback: str | None = None

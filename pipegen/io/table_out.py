@@ -187,7 +187,7 @@ def parquet_out(
         if table.rows:
             writer.write_table(table.taken())
     except BaseException:
-        with contextlib.suppress(OSError, pa.ArrowException):  # what raised is told, not what follows from it
+        with contextlib.suppress(OSError, pa.ArrowException):  # report what raised, not what follows from it
             writer.close()
         raise
     writer.close()

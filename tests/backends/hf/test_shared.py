@@ -195,7 +195,11 @@ def test_rows_that_come_later_wait_for_the_next_round(engine: Any) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_waits_until_it_is_taken_once(seed: int, engine: Any) -> None:
     chance = random.Random(seed)
-    waiting, left, taken = Waiting(size=chance.randint(1, 6), overdue=chance.randint(1, 6)), rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine), []
+    waiting, left, taken = (
+        Waiting(size=chance.randint(1, 6), overdue=chance.randint(1, 6)),
+        rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine),
+        [],
+    )
     total = len(left)
     while left or waiting:
         new = [left.pop() for _ in range(min(len(left), chance.randint(0, 5)))]
