@@ -51,6 +51,7 @@ CORE = (
     "jobs/new_file",
     "jobs/rows",
     "jobs/runner",
+    "jobs/shards",
     "jobs/steps",
     "media/files",
     "media/image",
@@ -217,13 +218,28 @@ def kills(session: nox.Session) -> None:
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 
+def install_on_shared(session: nox.Session, requirements: str) -> None:
+    """Install frozen packages into the session's own environment, which has those of the shared one too."""
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
+    (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
+    (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+
+
 @nox.session(requires=["engine"], default=False)
 def evals(session: nox.Session) -> None:
     """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model. Some minutes."""
-    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "tests/evals/evals-requirements.txt", env=ENVIRONMENT)
-    (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
-    (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+    install_on_shared(session, "tests/evals/evals-requirements.txt")
     session.run("python", "-m", "pytest", "tests/evals", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(requires=["engine"], default=False)
+def ray(session: nox.Session) -> None:
+    """Run on the real Ray, over loopback: the rows of one process on 1, 2 and 4 actors, kills, poisoned rows. Some minutes. `-- bench` measures its cost."""
+    install_on_shared(session, "tests/on_ray/ray-requirements.txt")
+    if session.posargs[:1] == ["bench"]:
+        session.run("python", "tests/bench/ray_cost.py", *session.posargs[1:], env=ENVIRONMENT)
+    else:
+        session.run("python", "-m", "pytest", "tests/on_ray", *session.posargs, env={**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @shared(default=False)

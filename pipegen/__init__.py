@@ -46,9 +46,11 @@ if typing.TYPE_CHECKING:
     from pipegen.engines.settings import ModelLoadConfig
     from pipegen.io.jsonl import error_to_plain, from_plain, to_plain
     from pipegen.io.tables import Table, TableError, read_table
+    from pipegen.jobs import ray
     from pipegen.jobs.export import finished_rows
     from pipegen.jobs.journal import JournalError
     from pipegen.jobs.runner import Job, job, job_keyed
+    from pipegen.jobs.shards import shard, shard_keyed
     from pipegen.jobs.table_file import write_table
     from pipegen.media.folder import images_in
     from pipegen.records.fields import InvalidField, UnknownField
@@ -143,6 +145,7 @@ __all__ = [
     "perplexity",
     "plugins",
     "pure",
+    "ray",
     "read_table",
     "request_from",
     "route",
@@ -150,6 +153,8 @@ __all__ = [
     "samples",
     "score",
     "scoring",
+    "shard",
+    "shard_keyed",
     "stages",
     "stream",
     "to_plain",
@@ -173,6 +178,7 @@ _HOMES = {
         "pipegen.jobs.export": "finished_rows",
         "pipegen.jobs.journal": "JournalError",
         "pipegen.jobs.runner": "Job job job_keyed",
+        "pipegen.jobs.shards": "shard shard_keyed",
         "pipegen.jobs.table_file": "write_table",
         "pipegen.media.folder": "images_in",
         "pipegen.io.jsonl": "error_to_plain from_plain to_plain",
@@ -199,7 +205,7 @@ _HOMES = {
 """The module of each public name that is no module itself."""
 
 
-_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "stages": "pipegen.stages"}
+_MODULES = {"backends": "pipegen.backends", "plugins": "pipegen.plugins", "ray": "pipegen.jobs.ray", "stages": "pipegen.stages"}
 """The public names that are modules."""
 
 if not typing.TYPE_CHECKING:  # type checkers see the imports above, and would take any name for one that is there

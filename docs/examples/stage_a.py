@@ -72,11 +72,11 @@ def regroup(groups: Iterable[Group], answers: Iterable[Answer]) -> Iterator[dict
     """One line for each group, as soon as its last image is there; the answers come in the order of the images."""
     answers = iter(answers)
     for group in groups:
-        told = [told_of(image.relative_to(group.folder), slot) for image, slot in islice(answers, len(group.images))]
-        yield {"group": str(group.folder), "images": told}
+        records = [record_of(image.relative_to(group.folder), slot) for image, slot in islice(answers, len(group.images))]
+        yield {"group": str(group.folder), "images": records}
 
 
-def told_of(image: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
+def record_of(image: Path, slot: pg.Slot[pg.GenerationResult]) -> dict[str, Any]:
     if not pg.is_ok(slot):
         return {"image": image.as_posix(), "ok": False, "error": pg.error_to_plain(slot.failure())}
     return {"image": image.as_posix(), "ok": True, "summary": slot.unwrap().text, "finish": slot.unwrap().finish.value}

@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rollout said."""
+    """The answer of a rollout."""
 
     verdict: str
     reason: str
@@ -119,17 +119,17 @@ def reflection(route: pg.Route, cases: Mapping[str, str], budget: int, job: Path
     asked = request_of("reflection", REFLECT, "".join(cases[key] for key in kept))
     options = pg.GenerationOptions(max_new_tokens=256, max_prompt_tokens=budget)
     (slot,) = pg.run(route, [asked], options) if job is None else pg.job(route, [asked], job / "reflection", options)
-    told = {"kind": "reflection", "packed": kept, "left_out": left}
+    record = {"kind": "reflection", "packed": kept, "left_out": left}
     if not pg.is_ok(slot):
-        return {**told, "ok": False, "error": pg.error_to_plain(slot.failure())}
-    return {**told, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
+        return {**record, "ok": False, "error": pg.error_to_plain(slot.failure())}
+    return {**record, "ok": True, "prompt_tokens": slot.unwrap().prompt_tokens, "text": slot.unwrap().text}
 
 
 def cases_of(texts: Mapping[str, str], made: Iterable[Rollout]) -> dict[str, str]:
     """One piece of text for each ticket with its votes; those that split the rollouts come first."""
     votes: dict[str, Counter[str]] = defaultdict(Counter)
     for rollout in made:
-        votes[rollout.ticket][rollout.slot.map(lambda said: said.verdict).value_or("unreadable")] += 1
+        votes[rollout.ticket][rollout.slot.map(lambda answer: answer.verdict).value_or("unreadable")] += 1
     split_first = sorted(votes, key=lambda key: max(votes[key].values()) / votes[key].total())
     return {key: f"Ticket {key}: {texts[key]}\nVotes: {', '.join(f'{n} {word}' for word, n in votes[key].most_common())}\n\n" for key in split_first}
 
@@ -140,10 +140,10 @@ def is_dropped(rollout: Rollout) -> bool:
 
 
 def line_of(rollout: Rollout) -> dict[str, Any]:
-    told = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
+    record = {"kind": "rollout", "ticket": rollout.ticket, "setting": rollout.setting, "seed": rollout.seed}
     if not pg.is_ok(rollout.slot):
-        return {**told, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
-    return {**told, "ok": True, **asdict(rollout.slot.unwrap())}
+        return {**record, "ok": False, "error": pg.error_to_plain(rollout.slot.failure())}
+    return {**record, "ok": True, **asdict(rollout.slot.unwrap())}
 
 
 def say(line: Mapping[str, Any]) -> None:

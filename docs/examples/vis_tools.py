@@ -133,7 +133,7 @@ def main(
     model: Annotated[str, typer.Option(help="A local folder, a hub name, or `embedded`.")],
     backend: Annotated[str, typer.Option(help=f"The engine: {' or '.join(pg.backends.BACKENDS)}.")] = "hf",
     prompt: Annotated[str, typer.Option(help="What to ask of each image.")] = "Return the objects as JSON.",
-    key: Annotated[list[str] | None, typer.Option(help="A member that tells objects apart; may be said again. Default: bbox_2d.")] = None,
+    key: Annotated[list[str] | None, typer.Option(help="A member that tells objects apart; may be given again. Default: bbox_2d.")] = None,
     balanced_json: Annotated[bool, typer.Option("--balanced-json", help="Halt an answer when its JSON is complete.")] = False,
     forbid_repeated_objects: Annotated[bool, typer.Option("--forbid-repeated-objects", help="Keep an answer from repeating an object.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How long an answer may be.")] = 1024,
@@ -153,9 +153,9 @@ def main(
         asked = ((line, request_of(truth.parent / line["image"], prompt)) for line in lines)
         slots = pg.job_keyed(ready, asked, out / "answers.job", pg.GenerationOptions(max_new_tokens=max_new_tokens), in_flight=4 * batch)
         for number, (line, slot) in enumerate(slots):
-            told = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
-            results.write(strict_json.dump(told) + "\n")
-            failed += not told["ok"]
+            record = looked_at(line, truth.parent, slot, out / f"{number:05d}-{Path(line['image']).stem}.png")
+            results.write(strict_json.dump(record) + "\n")
+            failed += not record["ok"]
     print(f"{len(lines)} images: {len(lines) - failed} drawn with what was seen, {failed} broken or unreadable", file=sys.stderr)
     raise typer.Exit(1 if failed else 0)
 

@@ -43,8 +43,8 @@ def form_of(options: GenerationOptions) -> dict[str, Any]:
     if asked is None:
         return {}
     choice = None if asked.choice is None else list(asked.choice)
-    said = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
-    return {name: value for name, value in said.items() if value is not None}
+    given = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_here: bool = False) -> UnsupportedOption | None:

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard_streams()
     _log_in_lines()
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="pipegen")
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        app(args=given, prog_name="pipegen", obj=given)
     except StreamClosed as closed:
         print(f"Error: {closed}", file=sys.stderr)
         sys.exit(2)

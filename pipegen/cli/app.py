@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipegen.cli.app_results import FILES, FOLDER, MODEL, add_commands
+from pipegen.cli.app_results import FILES, FOLDER, MANY, MODEL, add_commands
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.config.keys import TYPES
 
@@ -59,6 +60,7 @@ Examples:
   cat in.jsonl | pipegen generate - --model ./checkpoint --temperature 0.7 --seed 1 --brief | jq .text
   pipegen generate in.jsonl -o out.jsonl --backend vllm_server --base-url http://localhost:8000 --model Qwen/Qwen3-4B
   pipegen generate in.jsonl -o out.jsonl --config chat.yaml --agent qwen
+  pipegen generate in.jsonl -o out.jsonl --model Qwen/Qwen3-4B --replicas 4
 """
 
 
@@ -80,6 +82,7 @@ def _root(
 @app.command(cls=InSections, help=GENERATE, short_help="Answer every request of a file or folder.", epilog=EXAMPLES)
 @with_flags
 def generate(
+    context: typer.Context,
     options: dict[str, Any],
     settings: dict[str, Any],
     source: Annotated[
@@ -111,6 +114,19 @@ def generate(
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for rows under way to end at Ctrl-C; 0 ends at once.", rich_help_panel=FILES)
     ] = 5.0,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Ask only part I of N, 1/N to N/N, and keep its rows in OUT.job. See also: export.", rich_help_panel=MANY),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", metavar="N", min=1, help="Run N processes, each on its own part of the GPUs.", rich_help_panel=MANY)
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS, on this one, or on this machine.", rich_help_panel=MANY)
+    ] = None,
+    gpus_per_replica: Annotated[
+        float | None, typer.Option("--gpus-per-replica", metavar="K", min=0, help="GPUs of each. Default: one, where there are any.", rich_help_panel=MANY)
+    ] = None,
     in_flight: Annotated[
         int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
@@ -157,10 +173,12 @@ def generate(
     ] = None,
 ) -> None:
     from pipegen.cli.generate import Files, run_generate
+    from pipegen.cli.on_ray import on_ray
     from pipegen.cli.plugins import plugins_of
     from pipegen.cli.sources import columns_of
-    from pipegen.cli.usage import images_of, load_of, policy_of, run_options
+    from pipegen.cli.usage import images_of, load_of, policy_of, run_options, shard_of
 
+    loads = partial(load_of, config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
     files = Files(
         source=source,
         out=out,
@@ -180,9 +198,13 @@ def generate(
         columns=columns_of(columns or ()),
         images=tuple(image or ()),
         summary=summary,
+        shard=None if shard is None else shard_of(shard),
+        replicas=replicas if ray is None else None,
+        command=tuple(context.obj),
+        ray=on_ray(ray, replicas, gpus_per_replica, loads, plugin or ()),
     )
     policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, fallback, tuple(fallback_when or ()), settings)
+    load = loads()
     raise typer.Exit(run_generate(files, load, run_options(options, options_file, load), images_of(image_root, allow_http, allow_host or ()), policy))
 
 

@@ -10,9 +10,10 @@ import typer
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.config.keys import TYPES
 
-__all__ = ["FILES", "FOLDER", "MODEL", "add_commands"]
+__all__ = ["FILES", "FOLDER", "MANY", "MODEL", "add_commands"]
 
 FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
+MANY = "Many GPUs and machines"
 
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.cli.outputs import form_of, results_to, say, words_of
 from pipegen.cli.sources import Question, open_source
@@ -15,7 +15,7 @@ from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
-from pipegen.records.requests import ImagePolicy
+from pipegen.records.requests import ImagePolicy, RequestPolicy
 
 __all__ = ["Command", "command_in", "note_command", "run_export"]
 
@@ -39,6 +39,10 @@ class Command(NamedTuple):
     """Columns that are carried along."""
     images: Sequence[str] = ()
     """The images of one question."""
+    allow_http: bool = False
+    allowed_hosts: Sequence[str] = ()
+    policy: Mapping[str, Any] = {}
+    """What a request might ask for."""
 
 
 def note_command(folder: Path, command: Command) -> None:
@@ -58,7 +62,8 @@ def run_export(folder: Path, out: str | None) -> int:
     """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1."""
     command = command_in(folder)
     form = form_of(out)
-    images = ImagePolicy(root=command.image_root)
+    images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
+    policy = RequestPolicy(**command.policy)
     written = missing = 0
     try:
         with contextlib.ExitStack() as stack:
@@ -67,7 +72,7 @@ def run_export(folder: Path, out: str | None) -> int:
             source = open_source(command.source, asked, images, columns, stack, "JOB")
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
             to = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
-            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in source.items), image_policy=images):
+            for origin, slot in finished_rows(folder, ((item.origin, item.slot) for item in source.items), image_policy=images, policy=policy):
                 if slot is None:
                     missing += 1
                     continue

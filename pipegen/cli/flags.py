@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -146,8 +146,28 @@ def _value(name: str, given: Any) -> Any:
     return list(given) if isinstance(given, (list, tuple)) else given
 
 
+_VALUES = {"--ray": re.compile(r"local|auto|(ray://)?[\w.\[\]:-]+:\d+")}
+"""Flags whose value may be left out, and what a value looks like."""
+
+
+def _with_values(arguments: list[str]) -> Iterator[str]:
+    """The arguments, with an empty value after a flag whose value is left out.
+
+    >>> list(_with_values(["--ray", "in.jsonl", "--ray", "10.0.0.1:6379"]))
+    ['--ray', '', 'in.jsonl', '--ray', '10.0.0.1:6379']
+    """
+    for place, argument in enumerate(arguments):
+        yield argument
+        if argument in _VALUES and not _VALUES[argument].fullmatch((arguments[place + 1 :] or [""])[0]):
+            yield ""
+
+
 class InSections(TyperCommand):
     """A command whose help shows its flags in sections, each with its whole name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, with the values that are left out."""
+        return super().parse_args(ctx, list(_with_values(args)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """One section for each `rich_help_panel`, in the order of the flags."""

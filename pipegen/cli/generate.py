@@ -9,16 +9,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
+from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
 from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
+from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import Load, open_routes, refuse
 from pipegen.core.border import guard
@@ -31,7 +34,8 @@ from pipegen.io.tables import Columns, Row, TableError, is_table
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import GRACE, Job, job_keyed
+from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
+from pipegen.jobs.shards import shard_keyed
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, nearest, record
@@ -78,6 +82,16 @@ class Files:
     """Seconds that rows of a job under way have to end, once the run is interrupted."""
     summary: Path | None = None
     """Where counts, times and rates of the run are written, as JSON."""
+    shard: tuple[int, int] | None = None
+    """Which part of the requests is asked, and of how many parts: 1 of 4 is the first."""
+    replicas: int | None = None
+    """How many processes run the job; None is this one."""
+    command: tuple[str, ...] = ()
+    """The arguments of the process, for replicas."""
+    child: Child | None = None
+    """Set in a replica."""
+    ray: OnRay | None = None
+    """Where the job runs on replicas of the engine, and not in this process."""
 
     @property
     def job(self) -> Path | None:
@@ -100,14 +114,21 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
 
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
+    child = child_of_environment()
+    if child is not None:
+        files = replace(files, child=child, shard=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
     meter = Meter(Tally())
+    finished = False
     try:
-        _check(files, options)
+        if child is None:
+            _check(files, options)
         with _terminable() as ending:
             code = _generate(files, load, options, images, policy, meter, ending)
+        finished = True
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
-        say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
+        if child is None:
+            say("interrupted; what was written is kept" if files.job is None else f"interrupted; {goes_on}")
         code = INTERRUPTED
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
@@ -115,6 +136,10 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
     if not files.quiet and code != BROKEN_PIPE:
         left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
         say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
+        if finished and files.shard is not None:
+            say(f"shard {files.shard[0]}/{files.shard[1]} is done; once the others are, `pipegen export {files.job} -o {files.out}` writes all rows")
+    if finished and child is not None:
+        child.tell(meter, ended=True)
     if files.summary is not None:
         code = _write_summary(files.summary, meter, code)
     return code
@@ -134,14 +159,20 @@ class _Ending:
     """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows under way have some time to end. The second, and any without a job, ends it all."""
 
     def __init__(self) -> None:
-        self.running: Job[Any] | None = None
+        self.running: Stops | None = None
         self.begun: Callable[[], object] = lambda: None
+        self.grace = GRACE
         self._again = False
+
+    def stops(self, running: Stops | None, files: Files) -> None:
+        """What the first signal stops; None where it ends it all."""
+        self.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once") if files.child is None else None
+        self.running, self.grace = running if files.grace else None, files.grace
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
         if self.running is not None:
-            self.running.stop(0 if again else None, self.begun)
+            self.running.stop(0 if again else self.grace, self.begun)
         if self.running is None or again:
             raise KeyboardInterrupt
 
@@ -168,21 +199,36 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
         asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite or files.job is not None)
         source = open_source(files.source, asked_of, images, files.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
-        meter.total = None if files.quiet and files.summary is None else source.rows()
-        route = stack.enter_context(attached(open_routes(load), files.plugins))
-        moved = stack.enter_context(progress(total, meter, shown=not files.quiet))
-        if not files.quiet or files.summary is not None:
+        meter.total = None if files.shard is not None or (files.quiet and files.summary is None) else source.rows()
+        several = files.replicas is not None
+        route = None if several else stack.enter_context(attached(open_routes(load), files.plugins))
+        moved = stack.enter_context(progress(meter.total if several else total, meter, shown=not files.quiet))
+        if files.child is not None:
+            moved = files.child.moved(meter)
+        if route is not None and (not files.quiet or files.summary is not None or files.child is not None):
             route = watched(route, tells(moved, meter))
         asked = ((origin, slot) for slot, origin in source.items)
+        if files.shard is not None:
+            asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.shard, image_policy=images))
+
+        def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
+            return ((origin, slot) for slot, origin in open_source(files.source, asked_of, images, files.columns, stack).items)
+
         settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:
-            if files.job is None:
+            if route is not None and files.job is None:
                 stream = _open_out(files, stack)
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
             else:
-                slots = stack.enter_context(contextlib.closing(_job_slots(route, asked, options, files, load, settings, ending)))
+                if route is None:
+                    rows = replica_slots(asked, files, load, images, policy, meter, moved, ending.stops)
+                elif files.ray is not None:
+                    rows = slots_on_ray(files, files.ray, load, route, again, options, settings, meter, moved, ending.stops, _begun)
+                else:
+                    rows = _job_slots(route, asked, options, files, load, settings, ending)
+                slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
-                stream = stack.enter_context(new_file(Path(files.out or "")))
+                stream = stack.enter_context(new_file(Path(files.out or ""))) if files.shard is None else None
             to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
             for origin, slot, reused in slots:
                 kept, made = _finished(slot, origin, to, files, reused=reused)
@@ -210,27 +256,33 @@ def _job_slots(
     ending: _Ending,
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
-    folder = files.job or Path()
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
     if not files.overwrite:  # those of finished rows are the job's own
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
-    with job_keyed(route, asked, folder, options, **settings) as running, contextlib.ExitStack() as stack:
-        stack.callback(setattr, ending, "running", None)
-        ending.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once")
-        ending.running = running if files.grace else None
-        system = load.system if files.system is None else files.system
-        source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
-        root = settings["image_policy"].root
-        note_command(folder, Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images))
-        if running.before and not files.quiet:
-            why = f", none of which can be reused: {'; '.join(running.changed)}" if running.changed else ""
-            say(f"{files.job}: {running.before} finished before{why}")
+    with job_keyed(route, asked, files.job or Path(), options, **settings) as running, contextlib.ExitStack() as stack:
+        stack.callback(ending.stops, None, files)
+        ending.stops(running, files)
+        if files.child is not None:
+            files.child.job = running
+        _begun(running, files, load, settings["image_policy"], settings["policy"])
         before = 0
         for origin, slot in running:
             yield origin, slot, running.reused > before
             before = running.reused
         if running.stopped:
             raise KeyboardInterrupt
+
+
+def _begun(job: Job[Any] | Run, files: Files, load: Load, images: ImagePolicy, policy: RequestPolicy) -> None:
+    """Keep the command in the job's folder, and say how much was finished before."""
+    system = load.system if files.system is None else files.system
+    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
+    root, more = None if images.root is None else os.fspath(images.root), (images.allow_http, images.allowed_hosts, asdict(policy))
+    command = Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images, *more)
+    note_command(files.job or Path(), command)
+    if job.before and not files.quiet:
+        why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
+        say(f"{files.job}: {job.before} finished before{why}")
 
 
 def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
@@ -289,6 +341,10 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
+    if files.ray is not None and (files.job is None or files.shard is not None):
+        refuse("takes a file as IN and a file as OUT" if files.job is None else "splits the rows itself", "--ray", *(["--shard"] if files.shard else []))
+    if files.shard is not None or files.replicas is not None:
+        check_parts(files)
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)
     if files.summary is not None and (files.summary.is_dir() or not files.summary.parent.is_dir()):

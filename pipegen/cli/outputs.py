@@ -186,6 +186,11 @@ class Tally:
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
 
+    def add(self, other: Tally) -> None:
+        """Add the counts of another part of the run."""
+        for name, value in vars(other).items():
+            setattr(self, name, {**value, **self.first} if name == "first" else getattr(self, name) + value)
+
     def summary(self, seconds: float, loading: float = 0.0, left: int = 0) -> str:
         """A summary of the run, so many seconds of which were spent on loading; `left` requests were not answered.
 

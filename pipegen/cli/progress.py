@@ -21,7 +21,7 @@ __all__ = ["EVERY", "Meter", "Moved", "is_shown", "progress", "short", "shown_ti
 EVERY = 30.0
 """Seconds between two lines, where stderr is no terminal."""
 _SOON = 1.0
-"""Seconds of work before its speed is told."""
+"""Seconds of work before its speed is shown."""
 Moved = Callable[[int | None, str], None]
 """Moves the bar to so many units done (None: does not move it), and shows a text."""
 
@@ -57,11 +57,11 @@ class Meter:
     """When the engine was called first."""
     working: float | None = None
     """When its first token or answer came."""
-    told: float = field(init=False)
-    """When a line was told last."""
+    shown: float = field(init=False)
+    """When the last line was shown."""
 
     def __post_init__(self) -> None:
-        self.began = self.told = self.clock()
+        self.began = self.shown = self.clock()
 
     def see(self, now: Progress) -> None:
         """Note how far a call is."""
@@ -100,9 +100,9 @@ class Meter:
     def line(self, more_tokens: int = 0) -> str | None:
         """A line about the run, where the last one is `EVERY` seconds ago."""
         now = self.clock()
-        if now - self.told < EVERY:
+        if now - self.shown < EVERY:
             return None
-        self.told = now
+        self.shown = now
         return f"{shown_time(now - self.began)}: {self.words(more_tokens)}"
 
     def plain(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def is_shown(wanted: bool) -> bool:
 def progress(total: int | None, meter: Meter | None = None, *, shown: bool = True) -> Iterator[Moved]:
     """A progress bar over `total` units (None if unknown). Call the result with the units done so far and a text. The bar never goes back.
 
-    Without a terminal, lines of the meter, if there is one, are told in its place.
+    Without a terminal, lines of the meter, if there is one, are shown in its place.
     """
     if not is_shown(shown):
         yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: _tell(meter))

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pipegen.records.requests import GenerationRequest
     from pipegen.records.results import GenerationResult
 
-__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here"]
+__all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_of", "refuse", "run_options", "runs_here", "shard_of"]
 
 
 class Load(NamedTuple):
-    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and what it is told before the messages."""
+    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and its system message."""
 
     backend: BackendConfig
     fallback: str | None = None
@@ -141,6 +141,15 @@ def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
         return RequestPolicy(allow_templates=allow_templates, **values)
     except InvalidField as refusal:
         refuse(str(refusal), "--limit")
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """The shard of `--shard 2/4`: the second of four."""
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    i, n = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= i <= n:
+        refuse(f"takes I/N, such as 2/4; the parts of 4 are 1/4, 2/4, 3/4 and 4/4. It is not {text!r:.40}", "--shard")
+    return i, n
 
 
 def open_route(load: Load) -> Route:

@@ -1,7 +1,7 @@
 """The generation options of a backend: they stand flat beside it, under pipegen's names or a server's, in the template's variables, and in `extra_body`.
 
->>> said, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
->>> said.max_new_tokens, said.chat.enable_thinking, said.top_k, extra
+>>> options, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
+>>> options.max_new_tokens, options.chat.enable_thinking, options.top_k, extra
 (9, True, 5, {'chat_template_kwargs': {'enable_thinking': True}})
 """
 

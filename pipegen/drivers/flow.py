@@ -111,7 +111,7 @@ class Flow(Generic[K]):
     """The slots of any number of requests; see the module.
 
     take: gives the next key and request, or why there is none.
-    finished: is told of each slot as soon as there is one, before its turn.
+    finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
     kept: answers that are not asked for again.
     """
@@ -197,7 +197,7 @@ class Flow(Generic[K]):
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
     def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take no more requests, and let those under way end for so many seconds. Only `finished` is told of them.
+        """Take no more requests, and let those under way end for so many seconds. Only `finished` is called with them.
 
         A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
         it had. A bug of an engine raises: its rows are not run again.

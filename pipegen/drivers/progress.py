@@ -101,7 +101,7 @@ class _Count:
 
 
 class _Watched:
-    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as they come, so nothing more is told of them."""
+    """The backend of a call, for the drivers: it tells how far `generate` is. Streams are shown as they come, so they report nothing more."""
 
     def __init__(self, engine: Backend[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
         self._engine, self._tell, self._every = engine, tell, every

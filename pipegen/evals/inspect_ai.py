@@ -46,7 +46,7 @@ from pipegen.records.plain import Request
 __all__ = ["PipegenAPI"]
 
 MAX_TOKENS = 2048
-"""What inspect's own local providers generate at most where nothing is said."""
+"""What inspect's own local providers generate at most by default."""
 _SENT = {
     "temperature": "temperature",
     "top_p": "top_p",

@@ -39,7 +39,7 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CSV_COLUMNS", "TableOut", "Write", "answer_columns", "csv_out", "parquet_out"]
+__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "csv_out", "parquet_out"]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
@@ -175,7 +175,7 @@ def parquet_out(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = _Parquet(schema, columns, folder, model=model, brief=brief)
+    table = AnswerTable(schema, columns, folder, model=model, brief=brief)
     writer = pq.ParquetWriter(stream, table.schema, compression="zstd")
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
@@ -187,21 +187,21 @@ def parquet_out(
         if table.rows:
             writer.write_table(table.taken())
     except BaseException:
-        with contextlib.suppress(OSError, pa.ArrowException):  # what raised is told, not what follows from it
+        with contextlib.suppress(OSError, pa.ArrowException):  # report what raised, not what follows from it
             writer.close()
         raise
     writer.close()
 
 
-class _Parquet(TableOut):
-    """Rows that are to be written together, and the schema."""
+class AnswerTable(TableOut):
+    """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id have their number for one where they are `numbered`."""
 
-    def __init__(self, schema: pa.Schema, columns: Columns, folder: str | os.PathLike[str] | None, *, model: str, brief: bool) -> None:
+    def __init__(self, schema: pa.Schema, columns: Columns, folder: str | os.PathLike[str] | None, *, model: str, brief: bool, numbered: bool = True) -> None:
         import pyarrow as pa
 
         answer = answer_columns(brief=brief)
         super().__init__(schema.names, columns, folder, answer=answer.names)
-        self.model, self.brief, self.options = model, brief, _Options()
+        self.model, self.brief, self.options, self.numbered = model, brief, _Options(), numbered
         self.rows: list[Row] = []
         self.ids: list[LineId] = []
         self.answers: list[tuple[Any, ...]] = []
@@ -209,7 +209,8 @@ class _Parquet(TableOut):
         self.input = schema.remove_metadata()
         self._image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         fields = [self._field(field) for field in self.input]
-        fields = fields if self.own_id else [pa.field("id", pa.string()), *fields]
+        self._adds_id = numbered and not self.own_id
+        fields = [pa.field("id", pa.string()), *fields] if self._adds_id else fields
         self.schema = pa.schema([*fields, *answer], metadata=self._metadata(schema, fields))
 
     def _field(self, field: pa.Field) -> pa.Field:
@@ -252,7 +253,7 @@ class _Parquet(TableOut):
         """The rows as a table; they are let go of."""
         import pyarrow as pa
 
-        columns = [] if self.own_id else [_array("id", list(map(str, self.ids)), pa.string())]
+        columns = [_array("id", list(map(str, self.ids)), pa.string())] if self._adds_id else []
         columns += self._inputs()
         answer = self.schema.names[len(columns) :]
         columns += [_array(name, values, self.schema.field(name).type) for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)]
@@ -263,7 +264,8 @@ class _Parquet(TableOut):
     def _inputs(self) -> list[Any]:
         """The input's columns: those of Arrow as they were read."""
         runs = list(_runs(self.rows))
-        return [self._named(self._column(field, runs)) if self.own_id and field.name == "id" else self._column(field, runs) for field in self.input]
+        named = self.own_id and self.numbered
+        return [self._named(self._column(field, runs)) if named and field.name == "id" else self._column(field, runs) for field in self.input]
 
     def _named(self, column: Any) -> Any:
         """The input's ids; a row that has none has its number for one, as elsewhere."""

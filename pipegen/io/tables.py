@@ -197,9 +197,9 @@ def _dense(value: Any) -> Any:
 
 
 def _words(refusal: Exception) -> str:
-    said = refusal.strerror if isinstance(refusal, OSError) and refusal.strerror else str(refusal)
-    said = re.sub(r"^.*Detail: \[errno \d+\] ", "", said)  # Arrow's words around the system's
-    return said.splitlines()[0][:300] if said else type(refusal).__name__
+    message = refusal.strerror if isinstance(refusal, OSError) and refusal.strerror else str(refusal)
+    message = re.sub(r"^.*Detail: \[errno \d+\] ", "", message)  # Arrow's words around the system's
+    return message.splitlines()[0][:300] if message else type(refusal).__name__
 
 
 def _facts(path: Path) -> tuple[pa.Schema, int]:

@@ -10,8 +10,9 @@ no JSON:
 was written, at most once a second; only a power loss can take what is not synced. A write that fails is taken back, so no half line stays.
 
 **Several writers.** A writer holds a lock on its file (`flock`), so two processes never write one file. A writer takes over the first file that nobody
-holds, and cuts its torn last line, if a kill left one, before it appends. The files are read together; of two lines with one key the later in its file,
-or the one in the later file, counts.
+holds, and cuts its torn last line, if a kill left one, before it appends. The files are read together; of two lines with one key an answer counts before a
+failure, whichever file it is in: a row that failed may have been asked again by another writer. Else the later in its file, or the one in the later file,
+counts.
 
 **Reading.** A torn last line of another writer's file is left out: it is being written. Anything else that is not such a line is an error that names the
 file and the line: it was not written by a job.
@@ -31,7 +32,7 @@ from typing import Any, BinaryIO, Self
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "read_settings", "remove_rows", "write_settings"]
+__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "write_settings"]
 
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
@@ -43,6 +44,8 @@ SYNC_EVERY = 1.0
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
 _KEY = slice(8, 40)
 """Where the key stands in a line."""
+_FAILED = re.compile(rb'.{42}"id": null, "ok": false,', re.DOTALL)
+"""How the line of a row begins that failed; those of answers differ."""
 _DIGITS = 15
 """Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The whole key is compared when a line is read."""
 _OFFSET_BITS = 44
@@ -108,8 +111,15 @@ class Finished:
                 return  # the last line is torn: it is being written, or its writer was killed
             if found is None or not line.endswith(b"}\n"):
                 raise JournalError(f"{path}, line {count}: this is no line of a job's journal; move the file away, or give another folder")
-            index[int(found[1][:_DIGITS], 16)] = number | offset
+            short = int(found[1][:_DIGITS], 16)
+            if not (short in index and _FAILED.match(line) and self._answered(index[short])):
+                index[short] = number | offset
             offset += len(line)
+
+    def _answered(self, place: int) -> bool:
+        """Whether the line at a place of the index is an answer. A file that is being read goes on where it was."""
+        fd = self._files[place >> _OFFSET_BITS].fileno()
+        return not _FAILED.match(os.pread(fd, 64, place & ((1 << _OFFSET_BITS) - 1)))
 
 
 class Journal(Finished):
@@ -223,7 +233,7 @@ def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
             path = folder / f"{kind}-{number:04}.jsonl"
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                if _locked(fd):
+                if locked(fd):
                     _cut_torn_line(fd, path)
                     sync_folder(folder)
                     return fd, path
@@ -237,7 +247,8 @@ def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
         raise JournalError(f"the job's folder {folder} cannot be written: {refusal.strerror}") from refusal
 
 
-def _locked(fd: int) -> bool:
+def locked(fd: int) -> bool:
+    """Take the lock on an open file, which is held until it is closed; whether nobody else holds it."""
     import fcntl
 
     try:
@@ -264,7 +275,7 @@ def remove_rows(folder: Path) -> None:
         for path in files_of(folder):
             fd = os.open(path, os.O_RDWR)
             held.callback(os.close, fd)
-            if not _locked(fd):
+            if not locked(fd):
                 raise JournalError(f"{folder}: another run of this job is at work ({path.name} is locked), and nothing is removed; end that one first")
             files.append(fd)
         for fd in files:

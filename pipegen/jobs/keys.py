@@ -22,7 +22,7 @@ from pipegen.records.options import GenerationOptions, flat_values, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Counts", "Keys", "call_key", "changes", "settings_of"]
+__all__ = ["Counts", "Keys", "call_key", "changes", "content_of", "settings_of"]
 
 _SHARED = ("model", "pipeline", "plugins", "version")
 """The settings that are part of every key."""
@@ -79,7 +79,7 @@ class Keys:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
         digest = self._blake2b(self._shared, digest_size=16)
         digest.update(_options(request.options))
-        digest.update(_content(request))
+        digest.update(content_of(request))
         for source in request.sources:
             digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
@@ -99,13 +99,14 @@ def call_key(row: str, number: int, identity: str, asked: Any) -> str:
         digest.update(array("Q", asked.prompt.token_ids).tobytes())
         digest.update(json.dumps([[image.digest, image.width, image.height] for image in asked.prompt.images]).encode())
     elif isinstance(asked, ResolvedRequest):
-        digest.update(_content(asked.request))
+        digest.update(content_of(asked.request))
         for source in asked.request.sources:
             digest.update(blake2b(source.data or b"", digest_size=16).digest())
     return digest.hexdigest()
 
 
-def _content(request: GenerationRequest) -> bytes:
+def content_of(request: GenerationRequest) -> bytes:
+    """What the request says, without its id and options, and without what its images show."""
     messages = None if request.messages is None else plain_messages(request.messages)
     content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):

@@ -23,7 +23,7 @@ from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -57,7 +57,7 @@ def rows_of(
     """The rows of the requests, which are taken a few at a time. Their images are loaded; the run's options are part of the key alone."""
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
-        own = [slot_of_request(request) if isinstance(request, Result) else _record(request) for _, request in chunk]
+        own = [record_of(request) for _, request in chunk]
         for (name, _), given, ready in zip(chunk, own, prepare_batch(own, options, image_policy, policy), strict=True):
             if not is_ok(ready):
                 yield Row(name, ready, None, None)
@@ -70,8 +70,17 @@ def rows_of(
             yield Row(name, Success(request), key, None if asked_again else kept, anew)
 
 
-def _record(request: Any) -> Slot[GenerationRequest]:
+def record_of(request: Any) -> Slot[GenerationRequest]:
+    """The record of a request in any form."""
+    if isinstance(request, Result):
+        return slot_of_request(request)
     return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
+
+
+def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
+    """The row's slot, with this request's id, where it is finished and not to be asked again."""
+    slot = _finished(finished, key, id)
+    return None if slot is not None and not is_ok(slot) and again(slot.failure()) else slot
 
 
 def _finished(finished: Finished, key: str, id: str | None) -> Slot[Any] | None:

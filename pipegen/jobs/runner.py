@@ -34,7 +34,7 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPoli
 from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
-__all__ = ["Job", "job", "job_keyed"]
+__all__ = ["GRACE", "Job", "Run", "begin_anew", "job", "job_keyed"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -45,14 +45,14 @@ _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
 
-class _Run:
+class Run:
     """A running job: its journal, what its keys are made of, and the counts."""
 
     def __init__(self, route: Pipe[Any, Any], folder: Path, options: GenerationOptions | None, retry: str, version: str, *, restart: bool) -> None:
         self.again = retry_of(retry)
         settings = settings_of(route, options, version)
         if restart:
-            _remove_rows(folder)
+            begin_anew(folder)
         self.journal = Journal(folder)
         try:
             remove_stale(folder)
@@ -66,9 +66,9 @@ class _Run:
         except BaseException:
             self.journal.close()
             raise
-        self.keys = Keys(settings)
+        self.settings, self.keys = settings, Keys(settings)
         self.before = len(self.journal)
-        self.finished = self.reused = self.failed = 0
+        self.finished = self.reused = self.failed = self.answered = 0
         self.begun: Callable[[], object] | None = None
         """Where the job is to stop: what is called when it begins to."""
         self.stopped = False
@@ -93,7 +93,7 @@ class _Run:
 class Job(Iterator[T], Generic[T]):
     """The slots of a job, in the order of its requests, with counts that grow as it goes. Close it, or use it as a context manager, to end it early."""
 
-    def __init__(self, run: _Run, slots: Generator[T, None, None]) -> None:
+    def __init__(self, run: Run, slots: Generator[T, None, None]) -> None:
         self._run, self._slots = run, slots
 
     def __enter__(self) -> Self:
@@ -124,6 +124,11 @@ class Job(Iterator[T], Generic[T]):
     def reused(self) -> int:
         """Those of them that were finished before this run."""
         return self._run.reused
+
+    @property
+    def answered(self) -> int:
+        """Rows that succeeded in this run, those too that wait for their turn."""
+        return self._run.answered
 
     @property
     def failed(self) -> int:
@@ -218,7 +223,7 @@ def job_keyed(
     pairs(requests)
     if type(grace) not in (int, float) or not 0 <= grace < math.inf:
         raise ValueError(f"grace takes seconds, 0 or more, not {grace!r:.80}")
-    run = _Run(route, Path(folder), chosen, retry, version, restart=restart)
+    run = Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
     turns: deque[Turn[K]] = deque()
@@ -243,6 +248,7 @@ def job_keyed(
         """Write a row that has ended to the journal at once, though others may stand before it."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
+            run.answered += is_ok(slot)
         turn.slot = slot
 
     run.grace = grace
@@ -283,8 +289,8 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Gen
             yield slot
 
 
-def _remove_rows(folder: Path) -> None:
-    """Begin anew. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
+def begin_anew(folder: Path) -> None:
+    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
     with refused(folder, "read"):
         if not folder.is_dir():
             return

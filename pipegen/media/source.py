@@ -12,11 +12,14 @@ b'not yet looked at'
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import os
 import stat
 import string
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from returns.result import Failure, Success
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
     from pipegen.core.slots import Slot
     from pipegen.records.requests import GenerationRequest, ImagePolicy
 
-__all__ = ["SourceRejected", "load_sources"]
+__all__ = ["SourceRejected", "load_sources", "sample_of"]
 
 
 _WHITESPACE = string.whitespace.encode()
 _PIECE = 2**16
 """Characters of a data URL that are decoded at a time."""
+_SAMPLED = 4096
+"""Bytes of each piece of a sample."""
 
 
 class SourceRejected(Exception):
@@ -60,6 +65,46 @@ def load_sources(request: GenerationRequest, policy: ImagePolicy) -> Slot[Genera
             return Failure(data.failure())
         loaded[source] = ImageSource(data=data.unwrap(), max_pixels=policy.max_source_pixels)
     return Success(request.with_sources(tuple(loaded[source] for source in request.sources)) if loaded else request)
+
+
+def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
+    """A short stand-in for an image's bytes: their number, and some from their start, middle and end. Equal bytes have equal samples, wherever they lie.
+
+    An image at an http address is not fetched, and one that cannot be read has no bytes: the sample is what the source says.
+
+    >>> from pipegen.records.requests import ImagePolicy
+    >>> sample_of(ImageSource(url="data:,abc"), ImagePolicy()) == sample_of(ImageSource(data=b"abc"), ImagePolicy())
+    True
+    >>> sample_of(ImageSource(path="no-such.png"), ImagePolicy())
+    b'no-such.png'
+    """
+    said = (source.path or source.url or "").encode("utf-8", "surrogatepass")
+    sampled = guard_slot(lambda: Success(_sample(source, policy)), partial(_unread, 0), known=(SourceRejected, ValueError))
+    return sampled.value_or(said)
+
+
+def _sample(source: ImageSource, policy: ImagePolicy) -> bytes:
+    path, url = source.path, source.url or ""
+    if url and url[:5].lower() != "data:":
+        parts = urlsplit(url)
+        if parts.scheme != "file":
+            raise SourceRejected("only a file is read for a sample")
+        path = _path_of(parts)
+    if path is not None:
+        with _file(path, policy) as file:
+            return _pieces(file, os.fstat(file.fileno()).st_size)
+    data = source.data if source.data is not None else _read(source, policy)
+    return _pieces(io.BytesIO(data), len(data))
+
+
+def _pieces(stream: BinaryIO, size: int) -> bytes:
+    if size <= 3 * _SAMPLED:
+        return b"%d:" % size + stream.read()
+    pieces = [b"%d:" % size]
+    for start in (0, size // 2, size - _SAMPLED):
+        stream.seek(start)
+        pieces.append(stream.read(_SAMPLED))
+    return b"".join(pieces)
 
 
 def _read_one(index: int, source: ImageSource, policy: ImagePolicy) -> Slot[bytes]:
@@ -150,7 +195,16 @@ def _too_large(what: str, policy: ImagePolicy) -> SourceRejected:
 
 
 def _read_file(path: str, policy: ImagePolicy) -> bytes:
-    """The bytes of a regular file. A device or a pipe might never end."""
+    with _file(path, policy) as file:
+        data = file.read(policy.max_bytes + 1)
+    if len(data) > policy.max_bytes:
+        raise _too_large(_named(path), policy)
+    return data
+
+
+@contextlib.contextmanager
+def _file(path: str, policy: ImagePolicy) -> Iterator[BinaryIO]:
+    """A regular file, open; what reading it raises is `SourceRejected` too. A device or a pipe might never end."""
     try:
         real = _confined(path, policy)
         mode = os.stat(real).st_mode
@@ -166,14 +220,11 @@ def _read_file(path: str, policy: ImagePolicy) -> bytes:
                 raise SourceRejected(f"{_named(path)} is not a regular file")
             if found.st_size > policy.max_bytes:
                 raise _too_large(_named(path), policy)
-            data = file.read(policy.max_bytes + 1)
+            yield file
     except OSError as raised:
         raise SourceRejected(f"{_named(path)} cannot be read: {raised.strerror or type(raised).__name__}", _advice(path)) from None
     except ValueError as raised:  # a null byte, or characters that a file name cannot have
         raise SourceRejected(f"{_named(path)} is not a path: {raised}", "check the path") from None
-    if len(data) > policy.max_bytes:
-        raise _too_large(_named(path), policy)
-    return data
 
 
 def _named(path: str) -> str:

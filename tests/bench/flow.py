@@ -1,6 +1,6 @@
 """What continuous feeding and shared prefixes gain: passes, tokens and times of two ways of the same work, side by side in one run.
 
-    python tests/bench/flow.py [skewed] [file] [awaited] [server] [prefix] [tree] [memory]
+    python tests/bench/flow.py [skewed] [file] [awaited] [server] [prefix] [tree] [guess] [memory]
 
 Counts of passes and tokens are exact; times are those of this machine at this minute, so both ways take turns, and the median of the ratios counts.
 """
@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import io
 import json
+import os
 import random
 import resource
 import statistics
@@ -165,6 +166,35 @@ def prefix() -> None:
     print(f"  tokens read: {counts[0][0]} and {counts[1][0]}; ids equal: {counts[0][1] == counts[1][1]}")
 
 
+def guess() -> None:
+    """One row that copies from its prompt, and one that does not; PIPEGEN_BENCH_MODEL names another model than the embedded one."""
+    from pipegen.backends.hf.lookup import Lookup
+
+    people = (("Anna Berg", "Oslo", 31), ("Carl Lind", "Bergen", 45), ("Eva Dahl", "Tromso", 28), ("Nils Holm", "Stavanger", 52))
+    text = " ".join(f"{name} lives in {city} and is {age} years old." for name, city, age in people)
+    begun = json.dumps([{"name": name, "city": city, "age": age} for name, city, age in people[:2]])[:-1]
+    prompts = {"JSON from a text": f"{text}\nJSON:\n{begun}, ", "a story": "Write a short story about a small dog in a red house by the sea.\n"}
+    model = os.environ.get("PIPEGEN_BENCH_MODEL")
+    guessed = Lookup.guess
+    with pg.backends.hf(model, dtype="float32") if model else opened() as route:
+        for name, prompt in prompts.items():
+            asked = {"prompt": prompt, "options": {"max_new_tokens": 96, "stop": ON}}
+            ids, passed, ratios = list[Any](), list[int](), list[float]()
+            for _ in range(3):
+                seconds = []
+                for how in (guessed, lambda self, ids, most: ()):
+                    Lookup.guess = how  # type: ignore[method-assign,assignment]
+                    began = time.process_time()
+                    slots, count, _ = spent(route.engine, lambda asked=asked: pg.run(route, [asked]))
+                    seconds.append(time.process_time() - began)
+                    ids.append(slots[0].unwrap().token_ids)
+                    passed.append(count)
+                ratios.append(seconds[1] / seconds[0])
+            print(f"one row, {name}: without guesses / with, processor seconds: {statistics.median(ratios):.2f}; passes {passed[1]} and {passed[0]}", end="")
+            print(f"; ids equal: {len(set(ids)) == 1}")
+    Lookup.guess = guessed  # type: ignore[method-assign]
+
+
 def tree() -> None:
     chance = random.Random(1)
 
@@ -218,5 +248,5 @@ if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1].startswith("rss="):
         rss(int(sys.argv[1][4:]))
     else:
-        for name in sys.argv[1:] or ("skewed", "file", "awaited", "server", "prefix", "tree", "memory"):
-            {"skewed": skewed, "file": file, "awaited": awaited, "server": server, "prefix": prefix, "tree": tree, "memory": memory}[name]()
+        for name in sys.argv[1:] or ("skewed", "file", "awaited", "server", "prefix", "tree", "guess", "memory"):
+            {"skewed": skewed, "file": file, "awaited": awaited, "server": server, "prefix": prefix, "tree": tree, "guess": guess, "memory": memory}[name]()

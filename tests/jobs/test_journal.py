@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from returns.result import Failure
 
+from pipegen.core.errors import Timeout
+from pipegen.io.jsonl import to_plain
 from pipegen.jobs import journal as module
-from pipegen.jobs.journal import Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.journal import Finished, Journal, JournalError, read_settings, write_settings
 from pipegen.jobs.new_file import TEMPORARY, new_file, remove_stale
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -93,6 +97,43 @@ def test_the_torn_line_of_a_writer_at_work_is_left_alone(tmp_path: Path) -> None
         with Journal(tmp_path) as second:
             assert (second.get(A), len(second)) == ({"id": "a"}, 1)
     assert (tmp_path / "results-0001.jsonl").read_bytes().endswith(b'{"key":"bb')
+
+
+@pytest.mark.parametrize("torn", [1, 10, 41, 60])
+def test_a_torn_line_that_is_cut_while_it_is_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int) -> None:
+    with Journal(tmp_path) as first:
+        first.append(A, {"id": "a"})
+        first.append(B, {"id": "b" * 100})
+    path = tmp_path / "results-0001.jsonl"
+    path.write_bytes(path.read_bytes()[: -len(path.read_bytes().splitlines(keepends=True)[1]) + torn])
+    opened = [0]
+
+    class Slow(io.FileIO):
+        """The first reader of the file: when it comes to the end, another process has taken the file over."""
+
+        def readinto(self, buffer: Any) -> int:
+            count = super().readinto(buffer)
+            if not count and opened[0] == 1:
+                opened[0] += 1
+                with Journal(tmp_path) as second:
+                    second.append(C, {"id": "c" * 300})
+                    second.append(B, {"id": "b again"})
+                count = super().readinto(buffer)
+            return count or 0
+
+    def slowly(self: Path, mode: str = "r", **how: Any) -> Any:
+        opened[0] += 1
+        return io.BufferedReader(Slow(self)) if opened[0] == 1 else path_open(self, mode, **how)
+
+    path_open = Path.open
+    monkeypatch.setattr(Path, "open", slowly)
+    with Finished(tmp_path) as finished:
+        assert opened[0] > 2
+        assert finished.get(A) == {"id": "a"}
+        assert finished.get(B) in (None, {"id": "b again"})
+    monkeypatch.undo()
+    with Finished(tmp_path) as finished:
+        assert [finished.get(key) for key in (A, B, C)] == [{"id": "a"}, {"id": "b again"}, {"id": "c" * 300}]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -341,6 +382,16 @@ with new_file(pathlib.Path("out.jsonl")) as stream:
     (tmp_path / f"{TEMPORARY}{os.uname().nodename}-notes").write_text("mine")
     remove_stale(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_answer_counts_before_a_failure_whichever_file_it_is_in(tmp_path: Path) -> None:
+    answer, failure = {"id": "a", "ok": True}, to_plain(Failure(Timeout("slow")))
+    for number, (first, second) in enumerate(((answer, failure), (failure, answer))):
+        with Journal(tmp_path / str(number)) as one, Journal(tmp_path / str(number)) as other:
+            one.append(A, first)
+            other.append(A, second)
+        with Journal(tmp_path / str(number)) as journal:
+            assert journal.get(A) == answer
 
 
 def test_a_failed_sync_is_told_at_the_end_though_a_later_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

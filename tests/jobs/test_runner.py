@@ -39,6 +39,16 @@ def test_the_same_job_again_asks_nothing(tmp_path: Path) -> None:
     again, running = run(engine, tmp_path / "job", PROMPTS)
     assert first == again == [f"re: {prompt}" for prompt in PROMPTS]
     assert (running.before, running.finished, running.reused, running.failed, len(asked(engine))) == (10, 10, 10, 0, 10)
+    assert running.answered == 0
+
+
+def test_answers_are_counted_before_their_turn_comes(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda encoded: pg.MalformedResponse("odd") if encoded.request.prompt == PROMPTS[5] else echo(encoded))
+    with job(pg.route(engine), [{"prompt": prompt} for prompt in PROMPTS], tmp_path, in_flight=4) as running:
+        next(running)
+        assert (running.finished, running.answered) == (1, 4)
+        assert len(list(running)) == 9
+        assert (running.failed, running.answered) == (1, 9)
 
 
 def test_a_job_that_was_left_early_goes_on(tmp_path: Path) -> None:

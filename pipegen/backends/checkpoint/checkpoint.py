@@ -283,7 +283,7 @@ class Checkpoint:
     def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
         """What is wrong where a server that applies the model's own processor would give an image another size than it was prepared to.
 
-        Most cannot be told another pixel budget, nor to leave the size alone.
+        Most take no other pixel budget, nor to leave the size alone.
         """
         from pipegen.media.sizes import fit
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-__all__ = ["GrowingLayer", "can_shift", "growing", "has_states", "is_known", "max_cached_tokens", "put", "sees_all", "selected", "shift", "size_of"]
+__all__ = ["GrowingLayer", "can_shift", "cut", "growing", "has_states", "is_known", "max_cached_tokens", "put", "sees_all", "selected", "shift", "size_of"]
 
 
 _KNOWN = (
@@ -94,6 +94,12 @@ def shift(cache: Any, columns: int, by: Sequence[int]) -> None:
         for row, distance in enumerate(by):
             if distance:
                 held[row, :, distance : distance + columns] = held[row, :, :columns].clone()
+
+
+def cut(cache: Any, columns: int) -> None:
+    """Keep the first so many columns of a cache that `sees_all`."""
+    for layer in cache.layers:
+        layer.keys, layer.values = (held[..., :columns, :] for held in (layer.keys, layer.values))
 
 
 def size_of(cache: Any) -> int:

@@ -53,7 +53,7 @@ class HFRow(EngineRow):
         options = encoded.options
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
         self.event: TokensMade | None = None
-        """What tells of the newest token; None where nobody wants to know."""
+        """What tells of the newest tokens; None where nobody wants to know."""
         self.box: Any = None
         """Where the row's events go."""
         self.dropped = False
@@ -149,7 +149,8 @@ class HFRow(EngineRow):
         if self._criteria and self.decoder.finish in (None, Finish.LENGTH):
             self._halt(self.ids(device))
         if self._text:
-            self.event = TokensMade(row=self.position, token_ids=(self.token_ids[-1],), text=self.decoder.shown)
+            made, text = ((), "") if self.event is None else (self.event.token_ids, self.event.text or "")
+            self.event = TokensMade(row=self.position, token_ids=(*made, self.token_ids[-1]), text=text + self.decoder.shown)
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:

@@ -135,6 +135,33 @@ class RunningBatch:
         self.lengths = [length + 1 for length in self.lengths]
         return _last(outputs, tokens)
 
+    @property
+    def can_check(self) -> bool:
+        """Whether tokens of the one row can be read and cut off again."""
+        return len(self) == 1 and self._positions is not None and caches.sees_all(self.cache)
+
+    def read(self, model: Any, ids: Sequence[int]) -> torch.Tensor:
+        """Add tokens to the one row, and give the logits behind each of them, shape (tokens, vocabulary), in float32."""
+        tokens = torch.tensor([ids], device=model.device)
+        inputs = {**self._shared, "logits_to_keep": 0} if "logits_to_keep" in self._shared else self._shared  # 0 keeps all
+        if self._positions is not None:
+            inputs = {**inputs, "position_ids": self._positions + torch.arange(len(ids), device=model.device)}
+        given = {"next_sequence_length": len(ids), "past_key_values": self.cache, "attention_mask": None, "is_first_iteration": False}
+        outputs = model(**model.prepare_inputs_for_generation(tokens, **given, **inputs), return_dict=True)
+        self._grow(len(ids))
+        logits: torch.Tensor = outputs.logits[0]
+        return logits.to(dtype=torch.float32, device=tokens.device)
+
+    def cut(self, count: int) -> None:
+        """Take the last tokens of the one row off again."""
+        if count:
+            self._grow(-count)
+            caches.cut(self.cache, self.width)
+
+    def _grow(self, count: int) -> None:
+        self.lengths, self._pads, self._whole = [length + count for length in self.lengths], None, None
+        self._positions = None if self._positions is None else self._positions + count
+
     def _mask(self, device: torch.device) -> torch.Tensor | None:
         """1 where a row has a token, the coming one included, and 0 where it is padded; None where all rows are of one length."""
         width = self.width

@@ -11,8 +11,8 @@
 
 - Where a slot is free and a row waits: `_prefill` moves waiting rows to prefilled (ahead of need, since one pass for several costs less), then `_insert`
   chooses the first token of as many prefilled rows as there are free slots, and moves those that are not done to running.
-- Otherwise `_decode` runs one pass for all running rows. Before the pass, `_requeue_long` moves rows that have just become long for LongRoPE back to
-  waiting, and `_evict_finished` drops done rows.
+- Otherwise `_decode` runs one pass for all running rows; for one that runs alone, the pass also checks a guess at what follows. Before the pass,
+  `_requeue_long` moves rows that have just become long for LongRoPE back to waiting, and `_evict_finished` drops done rows.
 
 `requeue` moves every row that is not done back to waiting, with the tokens it has; `requeue_after_oom` also halves the number of tokens that may be cached.
 
@@ -39,6 +39,7 @@ import torch
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.cache import can_shift, max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
+from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
 from pipegen.backends.hf.rows import HFRow, group_size
@@ -71,9 +72,13 @@ class Work:
     steps: int = 0
     """Passes that brought rows one token further."""
     row_steps: int = 0
-    """The rows of those passes, summed up."""
+    """The tokens that they brought, those of rows that were done included."""
     needed_row_steps: int = 0
     """How many of them were of rows that still needed one."""
+    guessed_tokens: int = 0
+    """Tokens that were guessed for a row that ran alone (see `pipegen.backends.hf.lookup`)."""
+    right_guesses: int = 0
+    """How many of them were right: each saved a pass."""
 
 
 @dataclass(slots=True)
@@ -114,6 +119,7 @@ class Schedule:
         self._max_tokens, self._measured = traits.max_tokens, False
         if traits.max_tokens is not None:
             traits.max_tokens *= 2  # what was too little then may be enough now
+        self._lookup: tuple[HFRow | None, Lookup] = (None, Lookup())
         self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # of the pass at work: its sequences, their width, and the rows that it is for
 
     def add(self, rows: Sequence[HFRow]) -> None:
@@ -278,14 +284,39 @@ class Schedule:
             return []
         prefilled = 0 if self._prefilled is None else len(self._prefilled.batch)
         self._load = (len(self._batch) + prefilled, self._batch.width + 1, going)
-        batch, tokens = self._batch, self._tokens
-        logits = batch.step(self._model, tokens, self._compiled) if isinstance(batch, RunningBatch) else batch.step(self._model, tokens)
-        work = self._traits.work
+        batch, tokens, work = self._batch, self._tokens, self._traits.work
         work.steps += 1
+        if len(going) == 1 and isinstance(batch, RunningBatch) and (guess := self._guess(batch, going[0])):
+            self._check(batch, going[0], self._sampler, guess)
+            return going
+        logits = batch.step(self._model, tokens, self._compiled) if isinstance(batch, RunningBatch) else batch.step(self._model, tokens)
         work.row_steps += len(batch)
         work.needed_row_steps += len(going)
         self._tokens = self._accept(self._running, self._sampler, logits)
         return going
+
+    def _guess(self, batch: RunningBatch, row: HFRow) -> tuple[int, ...]:
+        """What may follow the tokens of a row that runs alone; nothing where several tokens cannot be checked in one pass."""
+        if self._compiled is not None or self._checkpoint.positions.long_after is not None or not batch.can_check:
+            return ()
+        if self._lookup[0] is not row:
+            self._lookup = (row, Lookup())
+        return self._lookup[1].guess(row.sequence, row.left - 1)
+
+    def _check(self, batch: RunningBatch, row: HFRow, sampler: Sampler, guess: tuple[int, ...]) -> None:
+        """One pass over the row's last token and a guess: the row gets a token more than the guess has right ones, or fewer where it ends before."""
+        made, logits = 0, batch.read(self._model, [*self._tokens[0].tolist(), *guess])
+        for place, wanted in enumerate((*guess, None)):
+            self._tokens, made = self._accept([row], sampler, logits[place : place + 1]), place + 1
+            if row.done or row.token_ids[-1] != wanted:
+                break
+        batch.cut(len(guess) + 1 - made)
+        self._lookup[1].right(made - 1)
+        work = self._traits.work
+        work.row_steps += made
+        work.needed_row_steps += made
+        work.guessed_tokens += len(guess)
+        work.right_guesses += made - 1
 
     @staticmethod
     def _accept(rows: Sequence[HFRow], sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:

@@ -76,12 +76,12 @@ def dialects_of(field: str) -> tuple[str, ...]:
 
 SERVERS = {"vllm": shown("vllm"), "sglang": shown("sglang"), "plain": "the server"}
 """What the dialects' servers are called in messages."""
-SAID = ("messages", "n", "stream")
+OWN_FIELDS = ("messages", "n", "stream")
 """What `extra_body` must not change: answers are read by it."""
 
 
 def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> UnsupportedOption | None:
-    """The field of `extra_body` that pipegen says itself, or that this dialect does not have, and another has. A plain server may be any: it is sent
+    """The field of `extra_body` that pipegen sets itself, or that this dialect does not have, and another has. A plain server may be any: it is sent
     what else stands there.
 
     >>> check_extra_body({"separate_reasoning": True}, "vllm").option
@@ -90,8 +90,8 @@ def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> Unsupported
     (True, True)
     """
     for name, value in extra_body.items():
-        if name in SAID:
-            return UnsupportedOption(f"extra_body.{name} is set by pipegen itself", option=name, hint="leave it out: requests, samples and stream(...) say it")
+        if name in OWN_FIELDS:
+            return UnsupportedOption(f"extra_body.{name} is set by pipegen itself", option=name, hint="leave it out: requests, samples and stream(...) set it")
         if dialect == "plain" and name != "separate_reasoning":  # which has a keyword of its own, and is SGLang's
             continue
         if value is not None and name in REMOVED:

@@ -40,7 +40,7 @@ __all__ = ["VLLMEngine"]
 
 
 _SEQUENCES = 256
-"""Rows that vLLM runs side by side where nothing is said; on a GPU more, where its memory takes them."""
+"""Rows that vLLM runs side by side by default; on a GPU more, where its memory takes them."""
 
 
 class VLLMEngine(CheckpointEngine):

@@ -25,13 +25,13 @@ MOST_LOGPROBS = 20
 def _params() -> Any:
     from vllm import SamplingParams
 
-    class _Said(SamplingParams):  # type: ignore[misc]  # vLLM is not there when types are checked
-        """vLLM adds the tokenizer's own end token to what ends a row and to what `min_tokens` holds back, even with `ignore_eos`; here all is said."""
+    class _AsAsked(SamplingParams):  # type: ignore[misc]  # vLLM is not there when types are checked
+        """vLLM adds the tokenizer's own end token to what ends a row and to what `min_tokens` holds back, even with `ignore_eos`; here everything is set."""
 
         def update_from_generation_config(self, *_: Any, **__: Any) -> None:
             """Nothing comes from the checkpoint."""
 
-    return _Said
+    return _AsAsked
 
 
 def _least_temperature() -> float:

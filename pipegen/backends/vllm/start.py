@@ -195,13 +195,13 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 GRAMMARS: Mapping[str, Any] = {"backend": "guidance"}
-"""vLLM's settings for forms of answers, where nothing is said. With its own ("auto") the first row decides for all which library has the forms of answers."""
+"""vLLM's settings for forms of answers, by default. With its own ("auto") the first row decides for all which library has the forms of answers."""
 
 
 def takes_grammars(load: ModelLoadConfig) -> bool:
     """Whether vLLM is given the form of an answer as the grammar that pipegen makes of it: not where a setting names another library than llguidance."""
-    said = load.engine_kwargs.get("structured_outputs_config", {})
-    return isinstance(said, Mapping) and said.get("backend", "guidance") == "guidance"
+    chosen = load.engine_kwargs.get("structured_outputs_config", {})
+    return isinstance(chosen, Mapping) and chosen.get("backend", "guidance") == "guidance"
 
 
 def adapter_arguments(checkpoint: Checkpoint) -> dict[str, Any]:

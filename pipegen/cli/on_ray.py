@@ -1,0 +1,210 @@
+"""`pipegen generate --ray`: the same job on replicas of the engine, which Ray starts on the machines of a cluster.
+
+This process reads the input and makes the keys, and hands out the rows that the journal does not have. Each replica writes what it finishes to a file of its
+own in the job's folder. At the end OUT is written from there, in the order of the input, as without Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from returns.result import Failure
+
+from pipegen.cli.inputs import Origin
+from pipegen.cli.outputs import Tally, say
+from pipegen.cli.plugins import attached, plugins_of
+from pipegen.cli.progress import Meter, Moved
+from pipegen.cli.usage import Load, open_routes, refuse, runs_here
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.progress import Progress
+from pipegen.engines.extras import MissingExtra
+from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.keys import Keys
+from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
+from pipegen.jobs.runner import Run
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
+
+if TYPE_CHECKING:
+    from pipegen.cli.generate import Files
+
+__all__ = ["Job", "OnRay", "Stops", "Told", "on_ray", "ray_slots", "route_there", "slots_on_ray"]
+
+Asked = Iterator[tuple[Origin, Slot[GenerationRequest]]]
+
+
+class Stops(Protocol):
+    """What a signal stops."""
+
+    def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None: ...
+
+
+class OnRay(NamedTuple):
+    """Where a job runs on Ray, and on how many replicas."""
+
+    make: Callable[[], Pipe[GenerationRequest, GenerationResult]]
+    """Makes the route in the process of a replica."""
+    address: str | None = None
+    """The cluster's; None is the one that is there, or else a new one on this machine."""
+    replicas: int | None = None
+    """None: as many as the GPUs are enough for, or one."""
+    gpus: float | None = None
+    """Those of one replica. None: one, where the cluster has any and the engine is not a server."""
+
+
+def on_ray(address: str | None, replicas: int | None, gpus: float | None, load: Callable[[], Load], plugins: Sequence[str]) -> OnRay | None:
+    """What the flags set; an empty address is none. `load` sets up the model as the flags do: keys of servers do not travel."""
+    if address is None:
+        if gpus is not None:
+            refuse("takes --ray too", "--gpus-per-replica")
+        return None
+    if address.startswith("ray://"):
+        refuse(
+            "takes HOST:PORT of a cluster that this machine is a part of; from elsewhere, send the command there: ray job submit -- pipegen generate ...",
+            "--ray",
+        )
+    return OnRay(partial(route_there, os.getcwd(), load, tuple(plugins)), address or None, replicas, gpus)
+
+
+def route_there(folder: str, load: Callable[[], Load], plugins: Sequence[str]) -> Pipe[GenerationRequest, GenerationResult]:
+    """The route that flags set, made in another process: relative paths start where the command was given, and keys of servers are read there."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    return attached(open_routes(load()), plugins_of(plugins))
+
+
+class Job(NamedTuple):
+    """What runs, beside where."""
+
+    route: Pipe[GenerationRequest, GenerationResult]
+    """The route as this process has it: it tells what the keys are made of, and loads no weights."""
+    open_input: Callable[[], Asked]
+    """Opens the input. It is read twice: to hand out what is missing, and to write it all."""
+    folder: Path
+    options: GenerationOptions | None
+    settings: Mapping[str, Any]
+    """What `pg.job` takes: retry, restart, in_flight, image_policy and policy."""
+    here: bool
+    """Whether the engine computes in the process of its replica, and not at a server."""
+    quiet: bool = False
+
+
+class Told(NamedTuple):
+    """Who is told of what."""
+
+    begun: Callable[[Run], object]
+    """That the job begins."""
+    running: Callable[[Stops | None], object]
+    """What a signal is to stop."""
+    moved: Callable[[Tally], object]
+    """The counts so far."""
+
+
+def slots_on_ray(
+    files: Files,
+    on: OnRay,
+    load: Load,
+    route: Pipe[GenerationRequest, GenerationResult],
+    opened: Callable[[], Asked],
+    options: GenerationOptions | None,
+    settings: Mapping[str, Any],
+    meter: Meter,
+    moved: Moved,
+    stops: Callable[[Stops | None, Files], object],
+    begun: Callable[[Run, Files, Load, ImagePolicy, RequestPolicy], object],
+) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
+    """As `ray_slots`, for the command: while replicas work, the meter shows their counts; then those of what is written."""
+    written = meter.tally
+
+    def counted(tally: Tally) -> None:
+        meter.tally = tally
+        meter.see(Progress("ray", 0, 0, tally.made_tokens))
+        moved(None, meter.words())
+
+    told = Told(lambda run: begun(run, files, load, settings["image_policy"], settings["policy"]), lambda stopped: stops(stopped, files), counted)
+    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
+    for answered in ray_slots(on, Job(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), told):
+        meter.tally = written
+        yield answered
+
+
+def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[GenerationResult], bool]]:
+    """The places and slots of the job, each with whether it was finished before: once all are, or the run was stopped.
+
+    Raises `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and what an actor raised where none can go on.
+    """
+    again = retry_of(job.settings["retry"])
+    run = Run(job.route, job.folder, job.options, job.settings["retry"], "", restart=job.settings["restart"])
+
+    def rows(finished: Finished, which: Again) -> Iterator[Row[Origin]]:
+        policies = job.settings["image_policy"], job.settings["policy"]
+        return rows_of(job.open_input(), finished, Keys(run.settings), job.options, *policies, again=which)
+
+    with run.journal as before:
+        told.begun(run)
+        _answer(on, rows(before, again), job, told)
+        with Finished(job.folder) as finished:
+            for row in rows(finished, retry_of("none")):
+                if is_ok(row.request) and row.kept is None:
+                    raise JournalError(f"{row.name.id} was not answered: it, or an image of it, was changed while the job ran; run the same command again")
+                reused = row.key is not None and kept_slot(before, row.key, None, again) is not None
+                yield row.name, Failure(row.request.failure()) if row.kept is None else row.kept, reused
+
+
+def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, told: Told) -> None:
+    """Hand out the rows that are not finished, until there is none. Ray is started for the first one."""
+    from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
+
+    tally, in_flight = Tally(), job.settings["in_flight"]
+
+    def counted() -> Iterator[Row[Origin]]:
+        for row in rows:
+            if not is_ok(row.request):
+                tally.count(Failure(row.request.failure()), row.name.id)
+            elif row.kept is not None:
+                tally.count(row.kept, row.name.id, reused=True)
+            yield row
+
+    blocks = blocks_of(counted(), min(BLOCK_ROWS, in_flight or BLOCK_ROWS))
+    first = next(blocks, None)
+    if first is None:
+        return
+    try:
+        connect(on.address, quiet=job.quiet)
+    except (ConnectionError, MissingExtra) as refusal:
+        refuse(str(refusal), "--ray")
+    replicas, gpus = _size(on, here=job.here)
+    how = {name: job.settings[name] for name in ("retry", "in_flight", "image_policy", "policy")}
+    with contextlib.closing(Actors(on.make, job.options, job.folder.absolute(), how, replicas=replicas, gpus=gpus, tell=say)) as actors:
+        told.running(actors)
+        told.moved(tally)
+        for counts in actors.counts(chain([first], blocks)):
+            tally.succeeded += counts.succeeded
+            tally.made_prompt_tokens += counts.prompt_tokens
+            tally.made_tokens += counts.tokens
+            for kind, words in counts.failures:
+                tally.errors[kind] += 1
+                tally.first.setdefault(kind, words)
+            told.moved(tally)
+    told.running(None)
+    if actors.stopped:
+        raise KeyboardInterrupt
+
+
+def _size(on: OnRay, *, here: bool) -> tuple[int, float]:
+    """How many replicas there are, and the GPUs of each."""
+    from pipegen.jobs.ray_actors import itself
+
+    there = float(itself().cluster_resources().get("GPU", 0.0))
+    gpus = on.gpus if on.gpus is not None else 1.0 if here and there else 0.0
+    if gpus > there:
+        say(f"--gpus-per-replica {gpus:g}: the cluster has {there:g} GPUs now; replicas wait until there are more")
+    return on.replicas or max(1, int(there // gpus) if gpus else 1), gpus

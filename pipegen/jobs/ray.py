@@ -1,0 +1,208 @@
+"""pipegen on Ray Data: `Generate`, a class for `Dataset.map_batches`. Ray starts its actors, hands batches to them, and starts them again when they die.
+
+dataset.map_batches(
+    pg.ray.Generate,
+    fn_constructor_args=(pg.ModelLoadConfig(model="Qwen/Qwen3-4B"), options),
+    fn_constructor_kwargs={"job": "/shared/answers.job"},
+    batch_format="pyarrow",
+    batch_size=256,
+    num_gpus=1,
+    compute=ray.data.ActorPoolStrategy(size=4, max_concurrent_calls_per_actor=4),
+)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from returns.result import Success
+
+from pipegen.core.errors import CallFailed
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import Options, check_settings
+from pipegen.drivers.batch import prepare_batch
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.io.table_out import AnswerTable
+from pipegen.io.tables import Block, Columns, Row, without_nulls
+from pipegen.jobs.journal import read_settings, write_settings
+from pipegen.jobs.keys import Keys, changes, settings_of
+from pipegen.jobs.replica import Replica
+from pipegen.records.plain import request_from
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Counts", "Generate", "Keeper"]
+
+Make: TypeAlias = ModelLoadConfig | Callable[[], Pipe[GenerationRequest, GenerationResult]]
+"""What a route is made from in the process that uses it: a configuration, or a function."""
+_log = logging.getLogger("pipegen")
+
+
+class Generate:
+    """Answers the rows of a Ray dataset: a batch of rows in, the same rows with the columns of an answer out.
+
+    A row is a request, as in a table file: columns named as the fields of a request are its fields. Messages may be JSON text. The columns of an answer and
+    their types are those of a table that pipegen writes, and are always the same. A row that fails has `ok: false` and its `error`; it raises nothing.
+
+    Many batches may be under way at a time: all their rows are fed to one engine, which takes new rows while others run.
+
+    load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor.
+    options: options of all rows.
+    job: the folder of a job, on a disk that all machines share. What is finished there is not asked again, after the death of an actor or of the program.
+    columns: the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
+    retry, version: as those of `pg.job`.
+    in_flight: how many rows are under way at a time; by default, as many as keep the engine full.
+    model: the name in the column `model`; by default, that of the configuration.
+    brief: leave token ids and log probabilities out.
+
+    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. Of a job, a row that was under way at three such deaths
+    fails with `BackendFailed`.
+
+    In a job, equal requests share one answer. Requests that are to have answers of their own have different seeds.
+    """
+
+    def __init__(
+        self,
+        load: Make,
+        options: Options | None = None,
+        *,
+        job: str | os.PathLike[str] | None = None,
+        columns: Mapping[str, str] | None = None,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+        retry: str = "retryable",
+        version: str = "",
+        in_flight: int | None = None,
+        model: str = "",
+        brief: bool = False,
+    ) -> None:
+        route = _route(load)
+        self._options = check_settings(options, image_policy, policy)
+        self._columns, self._images, self._policy, self._brief = Columns(columns or {}), image_policy, policy, brief
+        self._model = model or (str(load.model) if isinstance(load, ModelLoadConfig) else "")
+        folder = None if job is None else Path(job)
+        run, owner = _names()
+        how: dict[str, Any] = {"retry": retry, "in_flight": in_flight, "image_policy": image_policy, "policy": policy, "died": _died}
+        self._replica = Replica(route, self._options, folder=folder, run=run, owner=owner, **how)
+        self._settings = None if folder is None else settings_of(route, self._options, version)
+        if folder is not None and self._settings is not None:
+            before = read_settings(folder)
+            if before is None or changes(before, self._settings):
+                write_settings(folder, self._settings)
+
+    async def __call__(self, table: pa.Table) -> pa.Table:
+        """The table with the columns of its answers. Raises where the engine cannot go on."""
+        import asyncio
+
+        rows = [Row(None, block, index) for block in map(Block, table.combine_chunks().to_batches()) for index in range(block.batch.num_rows)]
+        requests = [request_from(self._columns.request(without_nulls(row.values)), "row") for row in rows]
+        asked = await asyncio.to_thread(self._keyed, requests)
+        slots = await _slots(self._replica, asked)
+        root = None if self._images is None else self._images.root
+        answers = AnswerTable(table.schema, self._columns, root, model=self._model, brief=self._brief, numbered=False)
+        for row, request, slot in zip(rows, requests, slots, strict=True):
+            answers.add(row, "", _named(slot, request))
+        return answers.taken() if rows else answers.schema.empty_table()
+
+    def close(self) -> None:
+        """End what is under way, and release the engine."""
+        self._replica.close()
+
+    def _keyed(self, requests: Sequence[Slot[GenerationRequest]]) -> list[tuple[str | None, Slot[GenerationRequest]]]:
+        """The requests with their keys, and their images loaded; a key needs both. Without a job there are none."""
+        if self._settings is None:
+            return [(None, request) for request in requests]
+        keyed: list[tuple[str | None, Slot[GenerationRequest]]] = []
+        for given, ready in zip(requests, prepare_batch(requests, self._options, self._images, self._policy), strict=True):
+            if not is_ok(ready):
+                keyed.append((None, ready))
+                continue
+            key = Keys(self._settings).of(ready.unwrap())
+            keyed.append((key, Success(dataclasses.replace(ready.unwrap(), options=given.unwrap().options))))
+        return keyed
+
+
+async def _slots(replica: Replica, asked: Sequence[tuple[str | None, Slot[GenerationRequest]]]) -> list[Slot[Any]]:
+    """The slots of rows, once all have ended. Raises where the engine cannot go on."""
+    import asyncio  # half of what `import pipegen` would cost
+
+    return await asyncio.gather(*(asyncio.wrap_future(replica.ask(key, request)) for key, request in asked))
+
+
+def _named(slot: Slot[Any], request: Slot[GenerationRequest]) -> Slot[Any]:
+    """The slot with the id of this request: equal ones share an answer."""
+    return slot.map(lambda result: dataclasses.replace(result, id=request.unwrap().id))
+
+
+class Counts(NamedTuple):
+    """What became of some rows."""
+
+    succeeded: int
+    prompt_tokens: int
+    tokens: int
+    failures: tuple[tuple[str, str], ...]
+    """The type of each error, and its request and message."""
+
+
+class Keeper:
+    """The actor of `pipegen generate --ray`: it is handed rows with their keys, keeps what it finishes in the job's folder, and gives back counts."""
+
+    def __init__(self, load: Make, options: Options | None, folder: str, run: str, how: Mapping[str, Any]) -> None:
+        self._replica = Replica(_route(load), options, folder=Path(folder), run=run, owner=_names()[1], died=_died, **how)
+
+    async def ready(self) -> int:
+        """How many rows are to be under way here."""
+        return self._replica.in_flight
+
+    async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts:
+        """Answer rows. Raises where the engine cannot go on."""
+        slots = await _slots(self._replica, [(key, Success(request)) for key, request in rows])
+        results = [slot.unwrap() for slot in slots if is_ok(slot)]
+        made = sum(sample.completion_tokens for result in results for sample in result.samples or (result,))
+        failed = [(request.id, slot.failure()) for (_, request), slot in zip(rows, slots, strict=True) if not is_ok(slot)]
+        words = tuple((type(error).__name__, f"{name}: {error.message}"[:300]) for name, error in failed)
+        return Counts(len(results), sum(result.prompt_tokens for result in results), made, words)
+
+    async def close(self, grace: float) -> None:
+        """End: rows under way have so many seconds."""
+        import asyncio
+
+        await asyncio.to_thread(self._replica.close, grace)
+
+
+def _route(load: Make) -> Pipe[GenerationRequest, GenerationResult]:
+    from pipegen import backends
+
+    made = backends.load(load) if isinstance(load, ModelLoadConfig) else load()
+    if not isinstance(made, Pipe):
+        raise TypeError(f"a ModelLoadConfig, or a function that makes a route, is wanted; this one made {type(made).__name__}")
+    return made
+
+
+def _names() -> tuple[str, str]:
+    """The name of the run, which is the program that started the actors, and that of this process within it: an actor that is started again keeps its own."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return uuid.uuid4().hex, uuid.uuid4().hex
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} {context.get_job_id()}", context.get_actor_id() or uuid.uuid4().hex
+
+
+def _died(failure: CallFailed) -> None:
+    """End an actor whose engine has died: Ray starts another one, whose process has a new engine, where an exception would leave it with the dead one."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
+        _log.error("incident %s: the engine has died, and its actor ends: %s", failure.error.incident, failure)
+        logging.shutdown()
+        os._exit(1)

@@ -1,0 +1,241 @@
+"""Actors of Ray that answer the rows of a job: started, handed blocks of rows as they have room, and ended.
+
+Why not as a Ray dataset: the rows come from an iterator of this process, are read as they are needed, and are handed out in small blocks until the end, so
+that no actor is left with a large rest. A dataset is made of what any worker can read, in blocks of many rows. Starting actors again, and sending them what
+they had not answered, is Ray's in both cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipegen.engines.extras import need
+from pipegen.jobs.ray import Counts, Keeper, Make
+from pipegen.jobs.rows import Row
+from pipegen.jobs.runner import GRACE
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import GenerationRequest
+
+__all__ = ["Actors", "Block", "blocks_of", "connect", "itself"]
+
+Block = list[tuple[str, GenerationRequest]]
+"""Rows that are handed over together, with their keys."""
+BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
+HELD_BYTES = 256 * 2**20
+"""Bytes of images that an actor is handed at a time, about."""
+_LOOK = 1.0
+"""Seconds after which a wait looks whether the run is to end."""
+_CLOSING = 10.0
+"""Seconds that an actor has to release its engine."""
+_log = logging.getLogger("pipegen")
+
+
+def itself() -> Any:
+    """Ray. Type checkers would take `import ray` for the file beside this one."""
+    return importlib.import_module("ray")
+
+
+def connect(address: str | None, *, quiet: bool) -> None:
+    """Connect to the cluster at an address; None is the one of RAY_ADDRESS or of this machine, and else a new one on this machine, as "local" always is.
+
+    Raises `ConnectionError` where there is none, and `MissingExtra` without Ray.
+    """
+    need("ray", "ray", "running on Ray")
+    ray = itself()
+
+    if ray.is_initialized():
+        return
+    with _signals_kept():
+        _connect(address, {"log_to_driver": not quiet, "logging_level": logging.ERROR})
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Give back the signals whose handlers Ray replaces when it starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _connect(address: str | None, how: Mapping[str, Any]) -> None:
+    ray = itself()
+
+    if address != "local":
+        try:
+            ray.init(address or "auto", **how)
+        except ConnectionError:
+            if address is not None:
+                raise
+        else:
+            return
+    ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)  # nothing but this machine can reach it
+
+
+def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Block]:
+    """The rows that are to be asked, in blocks: those that have a key and are not finished."""
+    block: Block = []
+    held = 0
+    for row in rows:
+        if row.key is None or row.kept is not None:
+            continue
+        block.append((row.key, row.request.unwrap()))
+        held += _bytes([block[-1]])
+        if len(block) >= most or held >= BLOCK_BYTES:
+            yield block
+            block, held = [], 0
+    if block:
+        yield block
+
+
+def _bytes(block: Block) -> int:
+    return sum(len(source.data or b"") for _, request in block for source in request.sources)
+
+
+class _Actor:
+    """An actor, and what it was handed and has not answered."""
+
+    def __init__(self, number: int, handle: Any) -> None:
+        self.number, self.handle = number, handle
+        self.room = 0
+        """How many rows are to be under way there; 0 until it is ready."""
+        self.rows = self.bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.rows < self.room and (self.bytes < HELD_BYTES or not self.rows)
+
+
+class Actors:
+    """So many actors, each with a replica of the engine. `counts` hands rows to them; `close` ends them.
+
+    tell: is told, in words, of an actor that cannot go on. The others do its rows.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        options: GenerationOptions | None,
+        folder: Path,
+        how: Mapping[str, Any],
+        *,
+        replicas: int,
+        gpus: float,
+        tell: Callable[[str], object],
+    ) -> None:
+        ray = itself()
+
+        run = uuid.uuid4().hex
+        resources = {"num_gpus": gpus} if gpus else {"num_cpus": 1}
+        kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **resources)(Keeper)
+        self._actors = [_Actor(number, kind.remote(make, options, str(folder), run, how)) for number in range(1, replicas + 1)]
+        self._tell, self._pending = tell, dict[Any, tuple[_Actor, Block | None]]()
+        self._back = deque[Block]()
+        """Blocks of actors that could not go on."""
+        self._failure: Exception | None = None
+        self._end: float | None = None
+        """When rows under way are given up, where the run is to end early."""
+        self._begun: Callable[[], object] = lambda: None
+
+    def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
+        """Hand out no more rows; those under way have so many seconds. A signal handler may call it, again too, with less time."""
+        end = time.monotonic() + (GRACE if grace is None else grace)
+        self._end, self._begun = end if self._end is None else min(end, self._end), begun
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._end is not None
+
+    def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
+        """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what an actor raised where no other can go on."""
+        ray = itself()
+
+        self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
+        while not self.stopped:
+            more = self._hand_out(blocks)
+            if not more and all(block is None for _, block in self._pending.values()):
+                return
+            if not self._actors:
+                raise self._failure or RuntimeError("there is no actor")
+            refs = list(self._pending)
+            first, _ = ray.wait(refs, num_returns=1, timeout=_LOOK, fetch_local=False)
+            ended, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if first else ([], refs)
+            for ref in ended:
+                actor, block = self._pending.pop(ref)
+                counted = self._taken(ref, actor, block)
+                if counted is not None:
+                    yield counted
+
+    def _hand_out(self, blocks: Iterator[Block]) -> bool:
+        """Give each actor blocks until it is full, one at a time in turn; whether there may be more."""
+        free = [actor for actor in self._actors if actor.has_room]
+        while free:
+            for actor in free:
+                block = self._back.popleft() if self._back else next(blocks, None)
+                if block is None:
+                    return False
+                self._pending[actor.handle.answer.remote(block)] = actor, block
+                actor.rows += len(block)
+                actor.bytes += _bytes(block)
+            free = [actor for actor in free if actor.has_room]
+        return True
+
+    def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
+        """What a call gave. Where it raised, its actor is left out, and its rows go to the others."""
+        ray = itself()
+
+        try:
+            given = ray.get(ref)
+        except ray.exceptions.RayError as failure:
+            if block is not None:
+                self._back.append(block)
+            if actor in self._actors:
+                self._actors.remove(actor)
+                self._failure = failure
+                ray.kill(actor.handle)
+                _log.error("replica %s: %s", actor.number, failure)
+                rest = f"; {len(self._actors)} go on" if self._actors else ""
+                self._tell(f"replica {actor.number} cannot go on: {_words(failure)}{rest}")
+            return None
+        if block is None:
+            actor.room = given
+            return None
+        actor.rows -= len(block)
+        actor.bytes -= _bytes(block)
+        counts: Counts = given
+        return counts
+
+    def close(self) -> None:
+        """End the actors. Where the run was told to stop, rows under way have the time that is left. What is finished is kept."""
+        ray = itself()
+
+        try:
+            if self.stopped:
+                self._begun()
+            grace = 0.0 if self._end is None else max(0.0, self._end - time.monotonic())
+            ending = [actor.handle.close.remote(grace) for actor in self._actors if actor.room]
+            with contextlib.suppress(ray.exceptions.RayError):  # what has not ended in time is ended now
+                ray.get(ending, timeout=grace + _CLOSING)
+        finally:
+            for actor in self._actors:
+                ray.kill(actor.handle)
+
+
+def _words(failure: Exception) -> str:
+    """The cause of a failure, in its last line: before it, there are tracebacks."""
+    lines = str(getattr(failure, "cause", None) or failure).strip().splitlines()
+    return lines[-1].strip()[:500] if lines else type(failure).__name__

@@ -1,0 +1,231 @@
+"""One engine of several that work on a job: a process that is handed rows at any time, and keeps what it finishes.
+
+`ask` hands a row over and gives a future of its slot. All rows that were handed over, by whomever, go through one flow (`pipegen.drivers.flow`), which a
+thread drives: the engine does not wait for a batch to end before it gets the next one.
+
+With a job, a row that is in the journal is not asked again, and one that ends is written before its future is done. Each process writes a file of its own.
+
+**Rows that kill.** `pipegen.jobs.under_way` tells which rows were under way when an earlier process of this run died. They go first, and with no others
+beside them: after one death some together, after two deaths each alone. A row whose process died three times fails, and is not tried again. So a row that
+kills its process costs three deaths, and rows that were beside it are answered.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from returns.result import Failure
+
+from pipegen.core.backend import FedBackend
+from pipegen.core.border import attempt
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.arguments import Options
+from pipegen.drivers.flow import IN_FLIGHT, Flow, NoRequest
+from pipegen.drivers.mapping import flow_of
+from pipegen.io.jsonl import to_plain
+from pipegen.jobs.journal import Journal
+from pipegen.jobs.rows import kept_slot, retry_of
+from pipegen.jobs.runner import GRACE
+from pipegen.jobs.under_way import UnderWay
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+
+__all__ = ["TRIES", "Replica"]
+
+TRIES = 3
+"""How many processes may die while a row is under way, before it fails."""
+FRUITLESS = 20
+"""How many processes of one name may die in a row without a row that succeeded: it is the engine then that does not work."""
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """An engine that tells whether its weights are loaded."""
+
+    @property
+    def loaded(self) -> bool: ...
+
+
+class _Row:
+    """A row that was handed over and has not ended."""
+
+    def __init__(self, key: str | None, request: Slot[GenerationRequest]) -> None:
+        self.key, self.request = key, request
+        self.slot = Future[Slot[Any]]()
+        self.slot.set_running_or_notify_cancel()  # who waits for it may give up; it ends nevertheless
+
+
+class Replica:
+    """An engine that is handed rows at any time; see the module.
+
+    route: what the rows go through. It is released when the replica is closed.
+    folder: the job's folder; None keeps nothing.
+    run, owner: the name of the run, and that of this process within it.
+    retry: which rows that failed before are asked again.
+    died: is told when the engine, once loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the failure.
+
+    Raises as `job` does for arguments that make no sense, and for a folder that cannot be written; `CallFailed` where process after process has died.
+    """
+
+    def __init__(
+        self,
+        route: Pipe[GenerationRequest, Any],
+        options: Options | None = None,
+        *,
+        folder: Path | None = None,
+        run: str = "",
+        owner: str = "",
+        retry: str = "retryable",
+        in_flight: int | None = None,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+        died: Callable[[CallFailed], object] = lambda failure: None,
+    ) -> None:
+        self._route, self._died, self._again = route, died, retry_of(retry)
+        how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
+        self._flow: Flow[_Row] = flow_of(route, self._take, options, in_flight=in_flight, image_policy=image_policy, policy=policy, **how)
+        self.in_flight = in_flight or max((engine.in_flight for engine in route.owns if isinstance(engine, FedBackend)), default=IN_FLIGHT)
+        """How many rows under way keep the engine full."""
+        self._lock = threading.Lock()
+        self._rows = set[_Row]()
+        """The rows that have not ended."""
+        self._keys: dict[str, _Row] = {}
+        """Those of them that have a key: equal ones are one."""
+        self._waiting, self._small, self._alone = deque[_Row](), deque[_Row](), deque[_Row]()
+        self._under_way, self._worked, self._closing = 0, False, False
+        self._group: deque[_Row] | None = None
+        """Where the rows under way come from, when no others may join them."""
+        self._may_join = 0
+        self._raised: Exception | None = None
+        self._grace = GRACE
+        self._journal = None if folder is None else Journal(folder)
+        self._noted = None if folder is None else UnderWay(folder, run, owner)
+        self._deaths = Counter[str]() if self._noted is None else self._noted.deaths
+        self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
+        if self._noted is not None and self._noted.fruitless >= FRUITLESS:
+            self._flow.close()
+            self._release()
+            raise CallFailed(BackendFailed(f"{FRUITLESS} processes in a row died here before a row succeeded", backend=route.name))
+        self._thread.start()
+
+    def ask(self, key: str | None, request: Slot[GenerationRequest]) -> Future[Slot[Any]]:
+        """Hand a row over. A row with a key is kept, and equal keys share one answer. The future raises where the engine cannot go on."""
+        row = _Row(key, request)
+        with self._lock:
+            if self._raised is not None:
+                row.slot.set_exception(self._raised)
+                return row.slot
+            if key is not None and key in self._keys:
+                return self._keys[key].slot
+            slot = None if key is None or self._journal is None else self._known(self._journal, key)
+            if slot is not None:
+                row.slot.set_result(slot)
+                return row.slot
+            self._rows.add(row)
+            if key is not None:
+                self._keys[key] = row
+            deaths = self._deaths[key] if key is not None else 0
+            (self._alone if deaths > 1 else self._small if deaths else self._waiting).append(row)
+        self._flow.wake()
+        return row.slot
+
+    def close(self, grace: float = GRACE) -> None:
+        """End: rows under way have so many seconds. What is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        self._grace, self._closing = grace, True
+        self._flow.wake()
+        self._thread.join()
+        self._fail(RuntimeError("the replica was closed"))
+        self._release()
+
+    def _release(self) -> None:
+        with self._route:
+            if self._noted is not None:
+                self._noted.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _known(self, journal: Journal, key: str) -> Slot[Any] | None:
+        """The slot of a row that is not to be asked: it is in the journal, or has killed its process too often."""
+        kept = kept_slot(journal, key, None, self._again)
+        if kept is not None or self._deaths[key] < TRIES:
+            return kept
+        words = f"its process died {self._deaths[key]} times while this row was under way, the last time with no other row beside it"
+        hint = "look for what the row asks too much of: memory, a broken image; the next run tries it again"
+        failed = Failure(BackendFailed(words, backend=self._route.name, scope="row", hint=hint))
+        if kept_slot(journal, key, None, retry_of("none")) != failed:
+            journal.append(key, to_plain(failed))
+        return failed
+
+    def _work(self) -> None:
+        """The thread: drive the flow until the end, and tell all who wait when it raises."""
+        driven = attempt(self._drive)
+        if not is_ok(driven):
+            self._fail(driven.failure())
+
+    def _drive(self) -> None:
+        try:
+            while not self._closing:
+                for _ in self._flow.round():
+                    pass
+            self._flow.drain(self._grace)
+        finally:
+            self._flow.close()
+
+    def _fail(self, raised: Exception) -> None:
+        """Let all rows that have not ended, and all later ones, raise."""
+        with self._lock:
+            self._raised, rows = self._raised or raised, self._rows
+            self._rows, self._keys = set(), {}
+        for row in rows:
+            row.slot.set_exception(self._raised)
+
+    def _take(self) -> tuple[_Row, Slot[GenerationRequest]] | NoRequest:
+        with self._lock:
+            row = self._next()
+            if row is None:
+                return NoRequest.NOW
+            self._under_way += 1
+        if self._noted is not None and row.key is not None:
+            self._noted.begin(row.key)
+        return row, row.request
+
+    def _next(self) -> _Row | None:
+        """The row whose turn it is; none where those under way have to end first."""
+        if not self._under_way:
+            self._group = self._alone or self._small or None
+            self._may_join = 1 if self._alone else max(1, math.isqrt(len(self._deaths)))
+        if self._group is None:
+            return self._waiting.popleft() if self._waiting and not (self._alone or self._small) else None
+        if not self._group or not self._may_join:
+            return None
+        self._may_join -= 1
+        return self._group.popleft()
+
+    def _finished(self, row: _Row, slot: Slot[Any]) -> None:
+        """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed` where the engine has died."""
+        failed = None if is_ok(slot) else slot.failure()
+        if isinstance(failed, BackendFailed) and failed.scope == "batch":
+            failure = CallFailed(failed)
+            if self._worked or self._deaths or any(engine.loaded for engine in self._route.owns if isinstance(engine, Loads)):
+                self._died(failure)
+            raise failure
+        if failed is None and not self._worked:
+            self._worked = True
+            if self._noted is not None:
+                self._noted.worked()
+        if row.key is not None and self._journal is not None and self._noted is not None:
+            self._journal.append(row.key, to_plain(slot))
+            self._noted.end(row.key)
+        with self._lock:
+            self._under_way -= 1
+            self._rows.discard(row)
+            if row.key is not None:
+                self._keys.pop(row.key, None)
+        row.slot.set_result(slot)

@@ -1,0 +1,70 @@
+"""Shards: the requests of a job, split among processes that do not talk to each other.
+
+A request belongs to a shard by a digest of what it says: messages, prompt, ids, continuation, tools, and a sample of the bytes of each image. Its place in
+the input, its id and its options do not count. So every process finds the same split, rows that are inserted or removed move no other row, and equal requests
+are in one shard: there a job counts them as it counts them in the whole input. An image at an http address counts by its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+from pipegen.core.functional import partition_all
+from pipegen.core.parallel import parallel
+from pipegen.core.slots import is_ok
+from pipegen.drivers.arguments import check_settings, pair, pairs, require_iterable
+from pipegen.jobs.keys import content_of
+from pipegen.jobs.rows import record_of
+from pipegen.media.source import sample_of
+from pipegen.records.plain import Request
+from pipegen.records.requests import GenerationRequest, ImagePolicy
+
+__all__ = ["shard", "shard_keyed"]
+
+K = TypeVar("K")
+_TOGETHER = 32
+"""Requests whose images are read side by side."""
+
+
+def shard(requests: Iterable[Request], i: int, n: int, *, image_policy: ImagePolicy | None = None) -> Iterator[Request]:
+    """The requests that belong to shard `i` of `n`, in their order: shards are 1 to `n`, and each request belongs to one of them.
+
+    A request that is not valid belongs to shard 1. Raises `ValueError` where there is no such shard.
+
+    >>> requests = [{"prompt": f"Count to {number}."} for number in range(6)]
+    >>> [[request["prompt"][9:-1] for request in shard(requests, i, 2)] for i in (1, 2)]
+    [['0', '4', '5'], ['1', '2', '3']]
+    """
+    require_iterable(requests)
+    return (request for _, request in shard_keyed(((None, request) for request in requests), i, n, image_policy=image_policy))
+
+
+def shard_keyed(requests: Iterable[tuple[K, Request]], i: int, n: int, *, image_policy: ImagePolicy | None = None) -> Iterator[tuple[K, Request]]:
+    """As `shard`, for pairs of a key and a request, as `job_keyed` takes them."""
+    pairs(requests)
+    check_settings(None, image_policy)
+    if type(i) is not int or type(n) is not int or not 1 <= i <= n:
+        raise ValueError(f"there is no shard {i!r:.40} of {n!r:.40}: shards are whole numbers from 1 to their number")
+    return _kept(requests, i, n, image_policy or ImagePolicy())
+
+
+def _kept(requests: Iterable[tuple[K, Request]], i: int, n: int, images: ImagePolicy) -> Iterator[tuple[K, Request]]:
+    for chunk in partition_all(_TOGETHER, map(pair, requests)):
+        made = [record_of(request) for _, request in chunk]
+        sources = [source for slot in made if is_ok(slot) for source in slot.unwrap().sources]
+        samples = iter(parallel(lambda source: sample_of(source, images), sources))
+        for item, slot in zip(chunk, made, strict=True):
+            if (_number(slot.unwrap(), samples, n) if is_ok(slot) else 1) == i:
+                yield item
+
+
+def _number(request: GenerationRequest, samples: Iterator[bytes], n: int) -> int:
+    """The shard that a request belongs to; the samples of its images are the next ones."""
+    from hashlib import blake2b  # importing pipegen loads no hashlib
+
+    digest = blake2b(content_of(request), digest_size=8)
+    for sample in islice(samples, len(request.sources)):
+        digest.update(blake2b(sample, digest_size=8).digest())
+    return int.from_bytes(digest.digest(), "big") % n + 1

@@ -1,0 +1,96 @@
+"""What Ray costs beside one process: to start, and for each row. `nox -s ray -- bench [rows]`.
+
+The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide. Both ways ask the same rows with as many under way; the ratio
+is that of the time from the first row's beginning to the last row's end, and what comes before it is told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pipegen as pg
+from pipegen.cli.inputs import from_lines
+from pipegen.cli.on_ray import Job, OnRay, Told, ray_slots
+from pipegen.engines.protocol import Answers
+from pipegen.io.tables import Columns
+from pipegen.jobs.ray_actors import connect
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+SECONDS = 0.02
+IN_FLIGHT = 64
+
+
+class Waiting(FakeEngine):
+    """An engine that takes rows while it works, one after the other, and 20 ms for each."""
+
+    in_flight = IN_FLIGHT
+
+    def open(self, wake: Any) -> Any:
+        return _Call(self)
+
+
+class _Call:
+    computes = True
+
+    def __init__(self, engine: Waiting) -> None:
+        self._engine, self._rows = engine, list[tuple[int, Encoded]]()
+
+    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+        self._rows.extend(inputs)
+
+    def step(self) -> Sequence[tuple[int, Any]]:
+        time.sleep(SECONDS)
+        number, encoded = self._rows.pop(0)
+        return [(number, self._engine.generate([encoded])[0])]
+
+    def close(self) -> None:
+        self._rows.clear()
+
+
+def waiting() -> pg.Route:
+    engine = Waiting("yes<|im_end|>")
+    assert isinstance(engine, Answers)
+    return pg.route(engine)
+
+
+def main(rows: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = folder / "in.jsonl"
+        source.write_text("".join(json.dumps({"id": str(row), "prompt": f"Is {row} even?"}) + "\n" for row in range(rows)), encoding="utf-8")
+
+        def opened() -> Iterator[Any]:
+            with source.open("rb") as stream:
+                for item in from_lines(stream, None, Columns()):
+                    yield item.origin, item.slot
+
+        began = time.monotonic()
+        with pg.job_keyed(waiting(), opened(), folder / "one.job") as job:
+            one_slots = [slot for _, slot in job]
+        one = time.monotonic() - began
+        began = time.monotonic()
+        connect("local", quiet=True)
+        connected = time.monotonic() - began
+        settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
+        told = Told(lambda run: None, lambda stops: None, lambda tally: None)
+        began = time.monotonic()
+        slots = [
+            slot for _, slot, _ in ray_slots(OnRay(partial(waiting), "local", 1, 0), Job(waiting(), opened, folder / "ray.job", None, settings, True), told)
+        ]
+        on_ray = time.monotonic() - began
+        assert [slot.unwrap().text for slot in slots] == [slot.unwrap().text for slot in one_slots]
+    figures = {"rows": rows, "one process": round(one, 2), "on Ray": round(on_ray, 2), "ratio": round(on_ray / one, 3), "to start Ray": round(connected, 2)}
+    print(json.dumps({**figures, "ratio with the start": round((on_ray + connected) / one, 3)}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)

@@ -1,0 +1,218 @@
+"""A replica: rows handed over at any time go through one engine, are kept, and a row that kills its process is found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from returns.result import Failure, Success
+
+import pipegen as pg
+from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.jobs.journal import Finished, JournalError
+from pipegen.jobs.replica import FRUITLESS, Replica
+from pipegen.jobs.under_way import UnderWay
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+WAIT = 60.0
+
+
+def key_of(number: int) -> str:
+    return f"{number:04x}" * 8
+
+
+def request(number: int) -> Any:
+    return Success(pg.TextGenerationRequest(id=f"row {number}", prompt=f"prompt {number}"))
+
+
+def prompts(engine: FakeEngine) -> list[list[int]]:
+    """The numbers of the rows of each call."""
+    return [[int(engine.tokenizer.decode(asked.prompt.token_ids).rpartition(" ")[2]) for asked in call] for call in engine.calls]
+
+
+@contextlib.contextmanager
+def replica(engine: FakeEngine, folder: Path | None = None, **how: Any) -> Iterator[Replica]:
+    made = Replica(pg.route(engine), folder=folder, run="run", owner="a", **how)
+    try:
+        yield made
+    finally:
+        made.close(0)
+
+
+def dead(folder: Path, *numbers: int, owner: str = "a") -> None:
+    """A process of the run that died while these rows were under way."""
+    folder.mkdir(exist_ok=True)
+    left = UnderWay(folder, "run", owner)
+    for number in numbers:
+        left.begin(key_of(number))
+
+
+def test_rows_get_the_slots_that_a_batch_gives() -> None:
+    engine = FakeEngine(lambda encoded: f"answer {len(encoded.prompt.token_ids)}<|im_end|>")
+    rows = [request(number) for number in range(40)] + [Failure(pg.InvalidRequest("broken"))]
+    with replica(engine) as one:
+        slots = tuple(one.ask(None, row).result(WAIT) for row in rows)
+    assert slots == pg.run(pg.route(engine), rows)
+    assert engine.closed == 1
+
+
+def test_equal_keys_share_one_answer_and_a_finished_row_is_not_asked_again(tmp_path: Path) -> None:
+    engine = FakeEngine("yes<|im_end|>")
+    for _ in range(2):
+        with replica(engine, tmp_path) as one:
+            slots = [one.ask(key_of(1), request(1)) for _ in range(3)]
+            assert [slot.result(WAIT).unwrap().text for slot in slots] == ["yes"] * 3
+    assert prompts(engine) == [[1]]
+    with Finished(tmp_path) as finished:
+        assert len(finished) == 1
+    assert list(tmp_path.glob("running-*")) == []
+
+
+def test_a_failure_is_asked_again_where_the_retry_says_so(tmp_path: Path) -> None:
+    for error, asked in ((pg.Timeout("slow"), 2), (pg.BadImage(0), 1)):
+        engine, folder = FakeEngine(lambda encoded, error=error: error), tmp_path / type(error).__name__
+        for _ in range(2):
+            with replica(engine, folder) as one:
+                assert one.ask(key_of(1), request(1)).result(WAIT).failure() == error
+        assert len(engine.calls) == asked
+
+
+def test_rows_that_were_under_way_at_a_death_go_first_and_in_small_groups(tmp_path: Path) -> None:
+    dead(tmp_path, *range(9))
+    engine = FakeEngine("yes<|im_end|>")
+    with replica(engine, tmp_path) as one:
+        slots = [one.ask(key_of(number), request(number)) for number in range(30)]
+        assert all(pg.is_ok(slot.result(WAIT)) for slot in slots)
+    calls = prompts(engine)
+    assert sorted(chain.from_iterable(calls)) == list(range(30))
+    with_suspects = [call for call in calls if min(call) < 9]
+    assert all(max(call) < 9 and len(call) <= 3 for call in with_suspects)
+
+
+def test_rows_that_were_under_way_at_two_deaths_go_alone(tmp_path: Path) -> None:
+    dead(tmp_path, *range(9))
+    dead(tmp_path, 4, 5)
+    engine = FakeEngine("yes<|im_end|>")
+    with replica(engine, tmp_path) as one:
+        for slot in [one.ask(key_of(number), request(number)) for number in range(12)]:
+            assert pg.is_ok(slot.result(WAIT))
+    assert {tuple(call) for call in prompts(engine) if 4 in call or 5 in call} == {(4,), (5,)}
+
+
+def test_a_row_whose_process_died_three_times_fails_and_is_kept(tmp_path: Path) -> None:
+    for _ in range(3):
+        dead(tmp_path, 7)
+    engine = FakeEngine("yes<|im_end|>")
+    for _ in range(2):
+        with replica(engine, tmp_path) as one:
+            failure = one.ask(key_of(7), request(7)).result(WAIT).failure()
+            assert pg.is_ok(one.ask(key_of(8), request(8)).result(WAIT))
+    assert (type(failure), failure.scope) == (BackendFailed, "row")
+    assert "died 3 times" in failure.message
+    assert prompts(engine) == [[8]]
+    lines = [line for path in tmp_path.glob("results-*") for line in path.read_text().splitlines()]
+    assert sorted(json.loads(line)["key"] for line in lines) == [key_of(7), key_of(8)]
+
+
+def test_only_deaths_of_the_same_run_count(tmp_path: Path) -> None:
+    tmp_path.joinpath("job").mkdir()
+    other = UnderWay(tmp_path / "job", "another run", "a")
+    other.begin(key_of(1))
+    alive = UnderWay(tmp_path / "job", "run", "b")
+    alive.begin(key_of(2))
+    assert UnderWay(tmp_path / "job", "run", "a").deaths == {}
+    alive.close()
+    alive.close()
+    assert not any("another" in path.name for path in tmp_path.glob("job/running-*"))
+
+
+def test_a_row_has_a_place_of_its_own_as_long_as_it_is_under_way(tmp_path: Path) -> None:
+    way = UnderWay(tmp_path, "run", "a")
+    for number in range(3):
+        way.begin(key_of(number))
+    way.end(key_of(1))
+    way.begin(key_of(3))
+    assert UnderWay(tmp_path, "run", "a").deaths == {key_of(number): 1 for number in (0, 2, 3)}
+    assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33  # the second file is that of who looked
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_job(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot be written"):
+        UnderWay(tmp_path / "missing", "run", "a")
+
+
+def test_the_death_of_the_engine_is_told_and_raises_for_all_rows(tmp_path: Path) -> None:
+    died: list[CallFailed] = []
+    fault = CallFailed(BackendFailed("the device is gone", backend="fake"))
+    answers = iter(["yes<|im_end|>"])
+
+    def script(encoded: Encoded) -> str:
+        made = next(answers, None)
+        if made is None:
+            raise fault
+        return made
+
+    with replica(FakeEngine(script), tmp_path, died=died.append) as one:
+        assert pg.is_ok(one.ask(key_of(0), request(0)).result(WAIT))
+        for number in (1, 2):
+            with pytest.raises(CallFailed, match="the device is gone"):
+                one.ask(key_of(number), request(number)).result(WAIT)
+    assert len(died) == 1
+    with Finished(tmp_path) as finished:
+        assert len(finished) == 1
+
+
+def test_an_engine_that_does_not_load_has_not_died(tmp_path: Path) -> None:
+    died: list[CallFailed] = []
+    fault = CallFailed(BackendFailed("the weights are not there", backend="fake"))
+    with replica(FakeEngine("", fault=fault), tmp_path, died=died.append) as one, pytest.raises(CallFailed, match="not there"):
+        one.ask(key_of(0), request(0)).result(WAIT)
+    assert died == []
+
+
+def test_a_row_that_cannot_be_kept_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise JournalError("no space")
+
+    with replica(FakeEngine("yes<|im_end|>"), tmp_path) as one:
+        monkeypatch.setattr("pipegen.jobs.journal.Journal.append", full)
+        with pytest.raises(JournalError, match="no space"):
+            one.ask(key_of(0), request(0)).result(WAIT)
+
+
+def test_a_closed_replica_takes_no_rows() -> None:
+    with replica(FakeEngine("yes")) as one:
+        pass
+    with pytest.raises(RuntimeError, match="was closed"):
+        one.ask(None, request(1)).result(WAIT)
+
+
+def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> None:
+    with replica(FakeEngine("yes<|im_end|>"), tmp_path) as one:
+        assert pg.is_ok(one.ask(key_of(0), request(0)).result(WAIT))
+    for number in range(FRUITLESS - 1):
+        dead(tmp_path, number)
+    with replica(FakeEngine("yes<|im_end|>"), tmp_path):
+        pass  # one more may begin
+    dead(tmp_path, 77)
+    with pytest.raises(CallFailed, match="died here before a row succeeded"), replica(FakeEngine("yes<|im_end|>"), tmp_path):
+        pass
+
+
+def test_a_process_that_answered_a_row_ends_the_count(tmp_path: Path) -> None:
+    for worked in (False, True, False, False):
+        way = UnderWay(tmp_path, "run", "a")
+        if worked:
+            way.worked()
+    fruitful_last = sorted(tmp_path.glob("running-*"), key=lambda path: b"+" in path.read_bytes())
+    for path, when in zip(fruitful_last, (1000, 3000, 4000, 2000), strict=True):
+        os.utime(path, ns=(0, when))
+    assert UnderWay(tmp_path, "run", "a").fruitless == 2
+    assert UnderWay(tmp_path, "run", "b").fruitless == 0

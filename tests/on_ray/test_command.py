@@ -1,0 +1,168 @@
+"""`pipegen generate --ray`: the output of one process, whatever is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.on_ray import holders, stub
+
+from pipegen.cli.inputs import from_lines
+from pipegen.cli.on_ray import Job, OnRay, Told, ray_slots
+from pipegen.io.tables import Columns
+from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.testing.faulty import FaultyServer
+
+pytest.importorskip("ray", reason="Ray is not installed here")
+pytestmark = pytest.mark.filterwarnings("default")
+IMAGE = str(Path(__file__).parents[2] / "docs" / "examples" / "shapes.png")
+IN_FLIGHT = 32
+LIMIT = 300.0
+
+
+def rows_in(file: Path, count: int) -> Path:
+    """Text, images, sampled rows, and broken ones of several kinds."""
+    lines = []
+    for number in range(count):
+        row: dict[str, Any] = {"id": f"r{number}", "label": number, "prompt": f"number {number}", "options": {"max_new_tokens": 2}}
+        if number % 50 == 3:
+            row |= {"prompt": "Describe the image.", "images": [IMAGE], "options": {"max_new_tokens": 2, "seed": number}}
+        elif number % 50 == 7:
+            row |= {"images": ["nowhere.png"]}
+        elif number % 50 == 13:
+            row |= {"options": {"max_new_tokens": 2, "temperature": 1.0, "seed": number % 7, "samples": 2}}
+        lines.append(json.dumps(row) if number % 50 != 21 else '{"id": "broken')
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--quiet", *flags]
+    return subprocess.Popen(arguments, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def test_the_output_is_that_of_one_process(cluster: str, tmp_path: Path) -> None:
+    source = rows_in(tmp_path / "in.jsonl", 5000)
+    assert command(source, tmp_path / "one.jsonl").wait(LIMIT) == 1
+    wanted = (tmp_path / "one.jsonl").read_bytes()
+    assert Counter(json.loads(line)["ok"] for line in wanted.splitlines()) == {True: 4800, False: 200}
+    for actors in (1, 2, 4):
+        out = tmp_path / f"{actors}.jsonl"
+        assert command(source, out, "--ray", cluster, "--replicas", str(actors), "--gpus-per-replica", "0").wait(LIMIT) == 1
+        assert out.read_bytes() == wanted
+
+
+def lines_of(folder: Path) -> list[str]:
+    files = folder.glob("results-*.jsonl")
+    return [line[8:40].decode() for path in files for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
+
+
+def progress(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("results-*.jsonl"))
+
+
+def wait_for(folder: Path, size: int, process: subprocess.Popen[bytes], end: float) -> bool:
+    """Wait until the journal has grown to this size; whether the command still runs."""
+    while process.poll() is None and progress(folder) < size:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return process.poll() is None
+
+
+@pytest.mark.parametrize("killed", ["actor", "driver"])
+def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed: str) -> None:
+    rows, rng, end = 1500, random.Random(killed), time.monotonic() + LIMIT
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"prompt {n} of many", "options": {"max_new_tokens": 64}}) + "\n" for n in range(rows)))
+    out, folder = tmp_path / "out.jsonl", tmp_path / "out.jsonl.job"
+    with FaultyServer(share=0.05, kinds=["slow"]) as server:
+        there = ("--backend", "vllm_server", "--base-url", server.url, "--in-flight", str(IN_FLIGHT))
+        assert command(source, tmp_path / "one.jsonl", *there).wait(LIMIT) == 0
+        step = progress(tmp_path / "one.jsonl.job") // 7
+        server.asked.clear()
+        on_ray = (*there, "--ray", cluster, "--replicas", "2")
+        running = command(source, out, *on_ray)
+        for kill in range(1, 6):
+            assert wait_for(folder, kill * step + rng.randrange(step), running, end)
+            if killed == "driver":
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+                while holders(folder):
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+                running = command(source, out, *on_ray)
+            else:
+                os.kill(rng.choice(holders(folder)), signal.SIGKILL)
+        assert running.wait(LIMIT) == 0
+    assert out.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    keys = lines_of(folder)
+    assert len(keys) == len(set(keys)) == rows
+    actors = 1 if killed == "actor" else 2
+    assert 0 <= sum(server.asked.values()) - rows <= 5 * actors * IN_FLIGHT
+
+
+@pytest.mark.parametrize("death", ["kill", "engine"])
+def test_a_poisoned_row_fails_after_three_tries_and_the_rest_is_done(cluster: str, tmp_path: Path, death: str) -> None:
+    source, asked, folder = tmp_path / "in.jsonl", tmp_path / "asked", tmp_path / "out.job"
+    rows = ["the poisoned row 123" if number == 123 else f"row {number}" for number in range(400)]
+    source.write_text("".join(json.dumps({"id": f"r{number}", "prompt": words}) + "\n" for number, words in enumerate(rows)))
+    settings = {"retry": "retryable", "restart": False, "in_flight": 20, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
+
+    def opened() -> Any:
+        return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
+
+    on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
+    told = Told(lambda run: None, lambda stops: None, lambda tally: None)
+    slots = {origin.id: slot for origin, slot, _ in ray_slots(on, Job(stub(), opened, folder, None, settings, here=True, quiet=True), told)}
+    assert [name for name, slot in slots.items() if slot.value_or(None) is None] == ["r123"]
+    assert "died 3 times" in slots["r123"].failure().message
+    times = Counter(asked.read_text().split())
+    assert len(times) == 400
+    assert max(times.values()) <= 3
+
+
+def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(cluster: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"prompt {n}", "options": {"max_new_tokens": 64}}) + "\n" for n in range(600)))
+    end = time.monotonic() + LIMIT
+    with FaultyServer(share=0.05, kinds=["slow"]) as server:
+        flags = ("--backend", "vllm_server", "--base-url", server.url, "--in-flight", "4", "--ray", cluster)
+        running = command(source, out, *flags)
+        assert wait_for(Path(f"{out}.job"), 4000, running, end)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(LIMIT) == 130
+        assert not out.exists()
+        assert list(Path(f"{out}.job").glob("running-*")) == []
+        assert command(source, out, *flags).wait(LIMIT) == 0
+        assert sum(server.asked.values()) == 600
+    assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == [f"r{n}" for n in range(600)]
+
+
+def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "Hi"}\n')
+    settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
+
+    def opened() -> Any:
+        return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
+
+    told = Told(lambda run: None, lambda stops: None, lambda tally: None)
+    job = Job(stub(), opened, tmp_path / "job", None, settings, here=True, quiet=True)
+    with pytest.raises(Exception, match="no route"):
+        list(ray_slots(OnRay(_no_route, cluster, 2, 0), job, told))
+    assert "replica 1 cannot go on" in capsys.readouterr().err
+
+
+def _no_route() -> Any:
+    raise RuntimeError("there is no route")
