@@ -223,3 +223,17 @@ def test_what_differs_at_a_later_route_asks_again(change: str, tmp_path: Path) -
             assert len(list(job)) == 1
         reused.append(job.reused)
     assert reused == [0, 0, 1, 1]
+
+
+def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(journal: Journal, key: str, values: Any) -> None:
+        raise JournalError("No space left on device")
+
+    job = pg.job(pg.route(Rowwise(rollout, Fuse())), ROWS, tmp_path / "job", in_flight=2)
+    next(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        with pytest.raises(JournalError, match="No space left"):
+            job.close()
+    slots, _ = run(tmp_path / "job", restart=True)
+    assert len(slots) == 3
