@@ -48,9 +48,11 @@ CORE = (
     "engines/capabilities",
     "jobs/journal",
     "jobs/keys",
+    "jobs/new_file",
     "jobs/rows",
     "jobs/runner",
     "jobs/shards",
+    "jobs/steps",
     "media/files",
     "media/image",
     "media/sizes",
@@ -210,8 +212,9 @@ def faults(session: nox.Session) -> None:
 
 @shared(default=False)
 def kills(session: nox.Session) -> None:
-    """Kill a job again and again, on a server and on the embedded model, and count what was lost, doubled and repeated: some minutes."""
-    install(session, groups=("tests",))
+    """Let every system call of a job fail, and kill jobs again and again, on a server and on the embedded model: some minutes."""
+    install(session, groups=("tests", "tables"))
+    run(session, "pytest", "tests/jobs/test_faults.py", PIPEGEN_EVERY_FAULT="1")
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 

@@ -148,7 +148,8 @@ def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[Ge
         policies = job.settings["image_policy"], job.settings["policy"]
         return rows_of(job.open_input(), finished, Keys(run.settings), job.options, *policies, again=which)
 
-    with run.journal as before:
+    with contextlib.closing(run):
+        before = run.journal
         told.begun(run)
         _answer(on, rows(before, again), job, told)
         with Finished(job.folder) as finished:

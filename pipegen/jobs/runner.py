@@ -151,8 +151,10 @@ class Job(Iterator[T], Generic[T]):
 
     def close(self) -> None:
         """End the job: rows under way have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
-        self._slots.close()
-        self._run.close()
+        try:
+            self._slots.close()
+        finally:
+            self._run.close()
 
 
 def job(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.disk import FAULTS, Disk, Killed
+from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
 from pipegen.cli import main
@@ -74,11 +75,11 @@ class Ran:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Ran]:
     def ran(arguments: list[str], disk: Disk | None = None) -> Ran:
-        engine, found, append = FakeEngine(echo), Ran(), Journal.append
+        engine, found, append = Rowwise(echo, Fuse()), Ran(), Journal.append
 
         def noted(journal: Journal, key: str, values: Any) -> None:
             append(journal, key, values)
-            found.acknowledged.append(values["id"])
+            found.acknowledged += [values["id"]] if "id" in values else []
 
         with monkeypatch.context() as patch:
             patch.setattr("pipegen.cli.generate.open_routes", lambda load: pg.route(engine))
@@ -135,6 +136,7 @@ CASES = [
     Case("a run that begins anew", [*GENERATE, "--restart"], finished),
     Case("an export", ["export", "OUT/out.jsonl.job", "-o", "OUT/export.jsonl"], finished),
     Case("sidecars", ["generate", "OUT/images", "--prompt", "What?", "--sidecar", "txt", "-o", "OUT/out.jsonl", "--model", "fake", "--in-flight", "1"], images),
+    Case("several calls", [*GENERATE, "--samples", "2", "--temperature", "1", "--seed", "3"]),
     Case("csv", ["generate", "IN/rows.jsonl", "-o", "OUT/out.csv", "--model", "fake", "--in-flight", "2"]),
     Case("parquet", ["generate", "IN/rows.jsonl", "-o", "OUT/out.parquet", "--model", "fake", "--in-flight", "2"]),
 ]

@@ -411,3 +411,13 @@ def test_a_failed_sync_is_told_at_the_end_though_a_later_one_succeeds(tmp_path: 
         journal._syncing.join(60)
     with pytest.raises(JournalError, match="the disk is gone; start the job again"):
         journal.close()
+
+
+def test_what_another_users_process_is_writing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: int, number: int) -> None:
+        raise PermissionError
+
+    (tmp_path / f"{TEMPORARY}{os.uname().nodename}-7-abc").write_text("theirs")
+    monkeypatch.setattr(os, "kill", refused)
+    remove_stale(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -100,7 +100,7 @@ def test_a_row_that_failed_for_good_is_asked_from_its_first_call(tmp_path: Path)
 
 def test_a_route_that_answers_now_does_not_take_the_answer_of_the_one_that_took_over(tmp_path: Path) -> None:
     """Calls count on when the first route fails; a kept answer belongs to what was asked, not to its number alone."""
-    down = [True]
+    down, slots = [True], list[Any]()
     for at in (2, -1):
         fuse = Fuse(at)
         first = pg.route(Rowwise(lambda encoded: pg.Timeout("slow") if down[0] else f"first {encoded.prompt.text}<|im_end|>", fuse, name="first"))
@@ -111,9 +111,10 @@ def test_a_route_that_answers_now_does_not_take_the_answer_of_the_one_that_took_
         )
         try:
             with pg.job(pipe, ROWS[:1], tmp_path / "job", grace=0) as job:
-                (slot,) = job
+                slots.extend(job)
         except KeyboardInterrupt:
             down[0] = False
+    (slot,) = slots
     assert slot.unwrap().previous.text == "first ticket 0"
     assert slot.unwrap().text.startswith("judge first ticket 0")
 
@@ -223,3 +224,17 @@ def test_what_differs_at_a_later_route_asks_again(change: str, tmp_path: Path) -
             assert len(list(job)) == 1
         reused.append(job.reused)
     assert reused == [0, 0, 1, 1]
+
+
+def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(journal: Journal, key: str, values: Any) -> None:
+        raise JournalError("No space left on device")
+
+    job = pg.job(pg.route(Rowwise(rollout, Fuse())), ROWS, tmp_path / "job", in_flight=2)
+    next(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        with pytest.raises(JournalError, match="No space left"):
+            job.close()
+    slots, _ = run(tmp_path / "job", restart=True)
+    assert len(slots) == 3

@@ -118,6 +118,8 @@ class Disk:
 
     def _sync(self, handle: int) -> None:
         """Note what is on the disk from now on: the names of a folder, or the content of a file."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # the process may die meanwhile
         path = Path(self._path_of(handle))
         if path.is_dir():
             self._names[str(path)] = {entry.name: entry.inode() for entry in _REAL_SCANDIR(path)}
