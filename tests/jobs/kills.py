@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="kills of the server's job; the model's has a quarter")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    PROCESSES.set_forkserver_preload(["pipegen.backends.hf.engine", "pipegen.jobs.runner", "torch", "transformers"])
+    PROCESSES.set_forkserver_preload(["pipegen.backends.hf.engine", "pipegen.jobs.runner", "aiohttp", "torch", "transformers"])
     bad = False
     for kind, share, fewer in (("server", 1, 1), ("hf", 20, 4)):
         figures = kill(kind, asked.rows // share, asked.kills // fewer, asked.seed)
