@@ -372,9 +372,19 @@ def engines(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
 def servers(session: nox.Session) -> None:
     """Conformance and parity through real servers of vLLM and SGLang, on a CPU and over loopback (x86-64, Linux): some minutes."""
+    on_servers(session, "tests/servers", "--ignore=tests/servers/test_verify.py")
+
+
+@nox.session(venv_backend="none", requires=["engine", "vllm_cpu", "sglang_cpu"], default=False)
+def verify(session: nox.Session) -> None:
+    """`pipegen verify` on real servers: no fault of right ones in 1,000 prompts, and each fault that is put in is named. A quarter of an hour."""
+    on_servers(session, "tests/servers/test_verify.py")
+
+
+def on_servers(session: nox.Session, *tests: str) -> None:
     install(session, groups=("tests", "contrib"))
     vllm, sglang = (tool_in(session, place, "python") for place in (VLLM, SGLANG))
-    run(session, "pytest", "tests/servers", *session.posargs, PIPEGEN_VLLM_PYTHON=vllm, PIPEGEN_SGLANG_PYTHON=sglang)
+    run(session, "pytest", *tests, *session.posargs, PIPEGEN_VLLM_PYTHON=vllm, PIPEGEN_SGLANG_PYTHON=sglang)
 
 
 @nox.session(default=False)

@@ -320,10 +320,6 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
         refuse(str(refusal).removeprefix("retry "), "--retry")
     if not 0 <= files.grace < math.inf:
         refuse(f"takes seconds, 0 or more, not {files.grace}", "--grace")
-    if files.source not in (None, "-") and not os.path.exists(files.source or ""):
-        source = Path(files.source or "")
-        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
-        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
     if files.sidecar not in (None, "txt", "json"):
         refuse(f"takes txt or json, not {files.sidecar!r}", "--sidecar")
     if files.source is None:
@@ -333,6 +329,10 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
             refuse("goes with a folder of images", "--sidecar")
     elif files.images:
         refuse("goes with --prompt, without IN", "--image")
+    elif files.source != "-" and not os.path.exists(files.source):
+        source = Path(files.source)
+        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
+        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
     elif files.folder is None:
         for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
             if value is not None:

@@ -31,6 +31,8 @@ __all__ = ["Actors", "Block", "blocks_of", "connect", "itself"]
 Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
 BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
+MORE_ROWS = 1024
+"""Rows that an actor holds at most beyond those that are to be under way there: blocks come back whole, and most rows of one end before its slowest."""
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, about."""
 _LOOK = 1.0
@@ -116,7 +118,7 @@ class _Actor:
 
     @property
     def has_room(self) -> bool:
-        return self.rows < self.room and (self.bytes < HELD_BYTES or not self.rows)
+        return self.rows < self.room + min(2 * self.room, MORE_ROWS) and (self.bytes < HELD_BYTES or not self.rows)
 
 
 class Actors:

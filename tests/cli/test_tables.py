@@ -307,10 +307,11 @@ def test_a_table_needs_a_file_to_read_and_to_write(command: Command, engine: Fak
 
 def test_an_unreadable_table_is_bad_usage(command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_bytes(b"no table")
-    for name in ("in.parquet", "gone.parquet", "gone.csv", "gone.txt"):
+    refusals = {"in.parquet": "cannot be read", **dict.fromkeys(("gone.parquet", "gone.csv", "gone.txt"), "there is no file or folder")}
+    for name, words in refusals.items():
         ran = command("generate", tmp_path / name, "-o", tmp_path / "out.jsonl", *MODEL)
         assert (ran.code, engine.calls) == (2, [])
-        assert "cannot be read" in " ".join(ran.err.split())
+        assert words in " ".join(ran.err.split())
 
 
 def test_an_old_result_stays_until_the_new_one_is_whole(command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +322,7 @@ def test_an_old_result_stays_until_the_new_one_is_whole(command: Command, engine
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(table_out._Parquet, "add", full)
+    monkeypatch.setattr(table_out.AnswerTable, "add", full)
     ran = command("generate", source, "-o", out, "--overwrite", *MODEL)
     assert (ran.code, out.read_bytes()) == (1, b"precious")
     assert "No space left on device; what is finished is kept in" in ran.err
