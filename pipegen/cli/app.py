@@ -200,7 +200,7 @@ def generate(
         summary=summary,
         shard=None if shard is None else shard_of(shard),
         replicas=replicas if ray is None else None,
-        command=tuple(context.obj),
+        command=tuple(context.obj or ()),
         ray=on_ray(ray, replicas, gpus_per_replica, loads, plugin or ()),
     )
     policy = policy_of(allow_templates, limit or ())
