@@ -2,7 +2,7 @@
 
 Prompts are made as lm-eval's own `hf` model makes them (its tokenizer calls, its truncation from the left, its cut at stop strings), so that its tasks give
 the same numbers; each prompt then goes to the engine as token ids. Answers go to lm-eval's cache as they come (`--use_cache`), under the very arguments that
-it looks for.
+it looks for. With `job`, a folder, they are also kept by content, as those of any job: model, options, prompt and continuation.
 
     from lm_eval import simple_evaluate
     from pipegen.evals.lm_eval import PipegenLM
@@ -19,8 +19,10 @@ On the command line: `pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --ta
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -52,6 +54,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     pretrained: the model, a folder or a hub name or `embedded`; or a route through one engine that takes token ids.
     backend: `hf`, `vllm`, `vllm_server` or `sglang_server`; other arguments that are not named here are its settings (`dtype`, `base_url`, ...).
     batch_size: how many rows run side by side; `auto` leaves it to the engine.
+    job: a folder in which answers and scores are kept; the same evaluation again goes on where it stopped, on any engine.
     max_length, max_gen_toks, add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as lm-eval's `hf` has them.
     """
 
@@ -61,6 +64,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         *,
         backend: str = "hf",
         batch_size: int | str | None = None,
+        job: str | os.PathLike[str] | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
         max_length: int | None = None,
@@ -94,6 +98,9 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self.chat_template_args = {**(chat_template_args or {}), **thinking}
         self.batch_size = size
+        self._job = None if job is None else Path(job)
+        if self._job is not None:
+            self._job.mkdir(exist_ok=True)
 
     @property
     def eot_token_id(self) -> int:
@@ -144,7 +151,8 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
         given = [request.args for request in requests]
         asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
-        answers = pg.imap(self.route, [request for request, _ in asked])
+        wanted = [request for request, _ in asked]
+        answers = pg.imap(self.route, wanted) if self._job is None else pg.job(self.route, wanted, self._job / "answers")
         out: list[str] = []
         for number, (arguments, (_, until), slot) in enumerate(zip(given, asked, answers, strict=True)):
             if not pg.is_ok(slot):
@@ -192,7 +200,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
         out: list[tuple[float, bool]] = []
         for window in partition_all(WINDOW, requests):
-            slots = pg.score(self.route, [row(context, continuation) for _, context, continuation in window])
+            slots = self._scores([row(context, continuation) for _, context, continuation in window])
             for (arguments, _, _), slot in zip(window, slots, strict=True):
                 if not pg.is_ok(slot):
                     raise _because(slot.failure(), f"request {len(out)}: {arguments!r:.200}")
@@ -201,6 +209,12 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                     self.cache_hook.add_partial("loglikelihood", arguments, answer)
                 out.append(answer)
         return out
+
+    def _scores(self, rows: Sequence[Request]) -> Sequence[pg.Slot[pg.Scored]]:
+        if self._job is None:
+            return pg.score(self.route, rows)
+        with pg.job(pg.scoring(self.route), rows, self._job / "scores", in_flight=len(rows)) as job:
+            return [*job]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log likelihood of whole texts, in windows as lm-eval cuts them."""

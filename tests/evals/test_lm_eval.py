@@ -205,3 +205,20 @@ def test_the_command_takes_lm_evals_own_arguments(tasks: Path, model_of: Callabl
         main()
     assert not left.value.code
     assert [*tmp_path.rglob("results_*.json")]
+
+
+@pytest.mark.parametrize("name", ["pg_gen", "pg_mc", "pg_ppl"])
+def test_an_evaluation_with_a_job_goes_on_where_it_stopped(name: str, tmp_path: Path, evaluated: Callable[..., dict[str, Any]]) -> None:
+    whole = evaluated("qwen3", name)
+    first = evaluated("qwen3", name, settings={"job": str(tmp_path / "kept")})
+    assert numbers(first, name) == pytest.approx(numbers(whole, name), rel=1e-6)  # scores of other batches differ in their last digits
+    (file,) = (tmp_path / "kept").glob("*/results-0001.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[: len(lines) // 2]) + lines[-1][:50])  # as a kill leaves it
+    again = evaluated("qwen3", name, settings={"job": str(tmp_path / "kept")})
+    assert numbers(again, name) == pytest.approx(numbers(whole, name), rel=1e-6)
+    assert name != "pg_gen" or answers(again, name) == answers(whole, name)
+    assert sorted(file.read_bytes().splitlines(keepends=True)[: len(lines) // 2]) == sorted(lines[: len(lines) // 2])  # nothing was asked twice
+    assert sorted(line[:40] for line in file.read_bytes().splitlines()) == sorted(line[:40] for line in lines)
+    assert evaluated("qwen3", name, settings={"job": str(tmp_path / "kept")})["results"] == again["results"]
+    assert len(file.read_bytes().splitlines()) == len(lines)
