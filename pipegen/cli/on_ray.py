@@ -36,7 +36,7 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
 
-__all__ = ["Job", "OnRay", "Stops", "Told", "on_ray", "ray_slots", "route_there", "slots_on_ray"]
+__all__ = ["Job", "OnRay", "Stops", "Hooks", "on_ray", "ray_slots", "route_there", "slots_on_ray"]
 
 Asked = Iterator[tuple[Origin, Slot[GenerationRequest]]]
 
@@ -97,8 +97,8 @@ class Job(NamedTuple):
     quiet: bool = False
 
 
-class Told(NamedTuple):
-    """Who is told of what."""
+class Hooks(NamedTuple):
+    """What is called while the job runs."""
 
     begun: Callable[[Run], object]
     """That the job begins."""
@@ -129,14 +129,14 @@ def slots_on_ray(
         meter.see(Progress("ray", 0, 0, tally.made_tokens))
         moved(None, meter.words())
 
-    told = Told(lambda run: begun(run, files, load, settings["image_policy"], settings["policy"]), lambda stopped: stops(stopped, files), counted)
+    hooks = Hooks(lambda run: begun(run, files, load, settings["image_policy"], settings["policy"]), lambda stopped: stops(stopped, files), counted)
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
-    for answered in ray_slots(on, Job(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), told):
+    for answered in ray_slots(on, Job(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), hooks):
         meter.tally = written
         yield answered
 
 
-def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[GenerationResult], bool]]:
+def ray_slots(on: OnRay, job: Job, hooks: Hooks) -> Iterator[tuple[Origin, Slot[GenerationResult], bool]]:
     """The places and slots of the job, each with whether it was finished before: once all are, or the run was stopped.
 
     Raises `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and what an actor raised where none can go on.
@@ -150,8 +150,8 @@ def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[Ge
 
     with contextlib.closing(run):
         before = run.journal
-        told.begun(run)
-        _answer(on, rows(before, again), job, told)
+        hooks.begun(run)
+        _answer(on, rows(before, again), job, hooks)
         with Finished(job.folder) as finished:
             for row in rows(finished, retry_of("none")):
                 if is_ok(row.request) and row.kept is None:
@@ -160,7 +160,7 @@ def ray_slots(on: OnRay, job: Job, told: Told) -> Iterator[tuple[Origin, Slot[Ge
                 yield row.name, Failure(row.request.failure()) if row.kept is None else row.kept, reused
 
 
-def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, told: Told) -> None:
+def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, hooks: Hooks) -> None:
     """Hand out the rows that are not finished, until there is none. Ray is started for the first one."""
     from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
 
@@ -185,8 +185,8 @@ def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, told: Told) -> Non
     replicas, gpus = _size(on, here=job.here)
     how = {name: job.settings[name] for name in ("retry", "in_flight", "image_policy", "policy")}
     with contextlib.closing(Actors(on.make, job.options, job.folder.absolute(), how, replicas=replicas, gpus=gpus, tell=say)) as actors:
-        told.running(actors)
-        told.moved(tally)
+        hooks.running(actors)
+        hooks.moved(tally)
         for counts in actors.counts(chain([first], blocks)):
             tally.succeeded += counts.succeeded
             tally.made_prompt_tokens += counts.prompt_tokens
@@ -194,8 +194,8 @@ def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, told: Told) -> Non
             for kind, words in counts.failures:
                 tally.errors[kind] += 1
                 tally.first.setdefault(kind, words)
-            told.moved(tally)
-    told.running(None)
+            hooks.moved(tally)
+    hooks.running(None)
     if actors.stopped:
         raise KeyboardInterrupt
 

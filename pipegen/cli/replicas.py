@@ -82,20 +82,20 @@ class Child:
 
 
 def child_of_environment() -> Child | None:
-    """What this process is told by its parent; None where it is no child."""
-    told = os.environ.pop(VARIABLE, None)
-    if told is None:
+    """What the parent has set for this process; None where it is no child."""
+    value = os.environ.pop(VARIABLE, None)
+    if value is None:
         return None
-    i, n, pipe = map(int, told.replace("/", ":").split(":"))
+    i, n, pipe = map(int, value.replace("/", ":").split(":"))
     os.set_inheritable(pipe, False)
     return Child((i, n), pipe)
 
 
 def visible_devices() -> list[str]:
     """The GPUs that CUDA programs see, by their names in CUDA_VISIBLE_DEVICES; by their numbers where that is not set."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in told.split(","))))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(","))))
     tool = shutil.which("nvidia-smi")
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout if tool else ""  # noqa: S603 - NVIDIA's own tool
     return [str(number) for number, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
@@ -148,7 +148,7 @@ class _Replica:
     def __init__(self, number: int, n: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.number, self._n, self._command, self._environment = number, n, command, environment
         self.now: dict[str, Any] = {}
-        """What the process told last."""
+        """The last report of the process."""
         self.tally, self.shown = Tally(), Tally()
         """The counts of the process, and the furthest that the shard came: a process that is started again counts from the beginning."""
         self.before: Counter[str] = Counter()
@@ -169,12 +169,12 @@ class _Replica:
         finally:
             os.close(write)
         self.last_line = ""
-        self.pipes = [_Lines(os.fdopen(read, "rb", 0), self._told, torn=False), _Lines(self.process.stdout, self._printed, torn=True)]
+        self.pipes = [_Lines(os.fdopen(read, "rb", 0), self._reported, torn=False), _Lines(self.process.stdout, self._printed, torn=True)]
 
-    def _told(self, line: str) -> None:
+    def _reported(self, line: str) -> None:
         self.now = json.loads(line)
-        told = self.now["tally"]
-        self.tally = Tally(**{**told, "errors": Counter(told["errors"])})
+        counts = self.now["tally"]
+        self.tally = Tally(**{**counts, "errors": Counter(counts["errors"])})
         self.shown = max(self.shown, self.tally, key=done)
         self.ended = bool(self.now["ended"])
 
@@ -316,7 +316,7 @@ def replica_slots(
     moved: Moved,
     stops: Callable[[Replicas | None, Files], object],
 ) -> Generator[tuple[K, Slot[Any], bool], None, None]:
-    """Run the children, then give the rows of the job in order, as one process gives them. `stops` is told what a signal is to stop.
+    """Run the children, then give the rows of the job in order, as one process gives them. `stops` is called with what a signal is to stop.
 
     Raises `KeyboardInterrupt` where the run was stopped, and `JournalError` at the end where rows are missing.
     """

@@ -79,7 +79,7 @@ class _Count:
     def __init__(self, engine: str, rows: int, tell: Callable[[Progress], object], every: float) -> None:
         self._now, self._tell, self._every = Progress(engine, rows, 0, 0), tell, every
         self._slots: list[Slot[Any] | None] = [None] * rows
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         tell(self._now)
 
     def see(self, event: Event) -> None:
@@ -88,8 +88,8 @@ class _Count:
             self._now = self._now._replace(done=self._now.done + 1)
         elif isinstance(event, TokensMade):
             self._now = self._now._replace(tokens=self._now.tokens + len(event.token_ids))
-        if time.monotonic() - self._told >= self._every:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= self._every:
+            self._reported = time.monotonic()
             self._tell(self._now)
 
     def end(self, slots: Sequence[Slot[Any]] | None = None) -> Sequence[Slot[Any]]:
@@ -163,7 +163,7 @@ class _WatchedCall:
 
     def __init__(self, engine: str, call: OpenCall[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
         self._call, self._tell, self._every = call, tell, every
-        self._now, self._told = Progress(engine, 0, 0, 0), -every
+        self._now, self._reported = Progress(engine, 0, 0, 0), -every
 
     @property
     def computes(self) -> bool:
@@ -183,8 +183,8 @@ class _WatchedCall:
 
     def _tell_of(self, ended: int) -> None:
         self._now = self._now._replace(done=self._now.done + ended)
-        if time.monotonic() - self._told >= self._every or self._now.done == self._now.rows:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= self._every or self._now.done == self._now.rows:
+            self._reported = time.monotonic()
             self._tell(self._now)
 
     def close(self) -> None:

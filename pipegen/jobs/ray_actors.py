@@ -124,7 +124,7 @@ class _Actor:
 class Actors:
     """So many actors, each with a replica of the engine. `counts` hands rows to them; `close` ends them.
 
-    tell: is told, in words, of an actor that cannot go on. The others do its rows.
+    tell: is called with a message about an actor that cannot go on. The others do its rows.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Actors:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether it is to stop."""
         return self._end is not None
 
     def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
@@ -222,7 +222,7 @@ class Actors:
         return counts
 
     def close(self) -> None:
-        """End the actors. Where the run was told to stop, rows under way have the time that is left. What is finished is kept."""
+        """End the actors. Where the run was stopped, rows under way have the time that is left. What is finished is kept."""
         ray = itself()
 
         try:

@@ -69,7 +69,7 @@ class Replica:
     folder: the job's folder; None keeps nothing.
     run, owner: the name of the run, and that of this process within it.
     retry: which rows that failed before are asked again.
-    died: is told when the engine, once loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the failure.
+    died: is called when the engine, once loaded, has died. Where it returns, and where the engine cannot be loaded, all rows raise the failure.
 
     Raises as `job` does for arguments that make no sense, and for a folder that cannot be written; `CallFailed` where process after process has died.
     """

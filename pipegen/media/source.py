@@ -78,9 +78,9 @@ def sample_of(source: ImageSource, policy: ImagePolicy) -> bytes:
     >>> sample_of(ImageSource(path="no-such.png"), ImagePolicy())
     b'no-such.png'
     """
-    said = (source.path or source.url or "").encode("utf-8", "surrogatepass")
+    reference = (source.path or source.url or "").encode("utf-8", "surrogatepass")
     sampled = guard_slot(lambda: Success(_sample(source, policy)), partial(_unread, 0), known=(SourceRejected, ValueError))
-    return sampled.value_or(said)
+    return sampled.value_or(reference)
 
 
 def _sample(source: ImageSource, policy: ImagePolicy) -> bytes:

@@ -82,7 +82,7 @@ class Answer:
     likeliest: tuple[tuple[int, float], ...]
     """The reference's likeliest token in each place, with its log probability."""
     server_logprobs: tuple[float, ...] = ()
-    """The server's log probabilities of the first tokens, as many as it told."""
+    """The server's log probabilities of the first tokens, as many as it gave."""
     ends: frozenset[int] = frozenset()
     """The model's end tokens."""
 
@@ -206,7 +206,7 @@ class Verdict:
 
 
 def spread(answers: Iterable[Answer]) -> float | None:
-    """The root of the mean square of how far log probabilities are away; None where the server told none."""
+    """The root of the mean square of how far log probabilities are away; None where the server gave none."""
     squares = [value * value for answer in answers for value in answer.far]
     return math.sqrt(math.fsum(squares) / len(squares)) if squares else None
 

@@ -162,7 +162,7 @@ def _by_ids(url: str, model: str, dialect: str, settings: Mapping[str, Any]) -> 
 def answers_of(
     routes: Routes, requests: Sequence[Request], max_new_tokens: int, image_policy: ImagePolicy | None = None, tell: Callable[[str], object] = print
 ) -> list[Answer | Failed]:
-    """What the server answers to these requests, each way, scored by the reference; one that fails either way is told with its error."""
+    """What the server answers to these requests, each way, scored by the reference; one that fails either way comes with its error."""
     plain = [_plain(slot, number) for number, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)]
     out: list[Answer | Failed] = []
     for way, route in (("chat", routes.chat), ("ids", routes.by_ids)):

@@ -1,7 +1,7 @@
 """What Ray costs beside one process: to start, and for each row. `nox -s ray -- bench [rows]`.
 
 The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide. Both ways ask the same rows with as many under way; the ratio
-is that of the time from the first row's beginning to the last row's end, and what comes before it is told apart.
+is that of the time from the first row's beginning to the last row's end, and what comes before it is hooks apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pipegen as pg
 from pipegen.cli.inputs import from_lines
-from pipegen.cli.on_ray import Job, OnRay, Told, ray_slots
+from pipegen.cli.on_ray import Hooks, Job, OnRay, ray_slots
 from pipegen.engines.protocol import Answers
 from pipegen.io.tables import Columns
 from pipegen.jobs.ray_actors import connect
@@ -81,10 +81,10 @@ def main(rows: int) -> None:
         connect("local", quiet=True)
         connected = time.monotonic() - began
         settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
-        told = Told(lambda run: None, lambda stops: None, lambda tally: None)
+        hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
         began = time.monotonic()
         slots = [
-            slot for _, slot, _ in ray_slots(OnRay(partial(waiting), "local", 1, 0), Job(waiting(), opened, folder / "ray.job", None, settings, True), told)
+            slot for _, slot, _ in ray_slots(OnRay(partial(waiting), "local", 1, 0), Job(waiting(), opened, folder / "ray.job", None, settings, True), hooks)
         ]
         on_ray = time.monotonic() - began
         assert [slot.unwrap().text for slot in slots] == [slot.unwrap().text for slot in one_slots]

@@ -19,7 +19,7 @@ import pytest
 from support.on_ray import holders, stub
 
 from pipegen.cli.inputs import from_lines
-from pipegen.cli.on_ray import Job, OnRay, Told, ray_slots
+from pipegen.cli.on_ray import Hooks, Job, OnRay, ray_slots
 from pipegen.io.tables import Columns
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.testing.faulty import FaultyServer
@@ -123,8 +123,8 @@ def test_a_poisoned_row_fails_after_three_tries_and_the_rest_is_done(cluster: st
         return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
-    told = Told(lambda run: None, lambda stops: None, lambda tally: None)
-    slots = {origin.id: slot for origin, slot, _ in ray_slots(on, Job(stub(), opened, folder, None, settings, here=True, quiet=True), told)}
+    hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
+    slots = {origin.id: slot for origin, slot, _ in ray_slots(on, Job(stub(), opened, folder, None, settings, here=True, quiet=True), hooks)}
     assert [name for name, slot in slots.items() if slot.value_or(None) is None] == ["r123"]
     assert "died 3 times" in slots["r123"].failure().message
     times = Counter(asked.read_text().split())
@@ -157,10 +157,10 @@ def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_
     def opened() -> Any:
         return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
 
-    told = Told(lambda run: None, lambda stops: None, lambda tally: None)
+    hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
     job = Job(stub(), opened, tmp_path / "job", None, settings, here=True, quiet=True)
     with pytest.raises(Exception, match="no route"):
-        list(ray_slots(OnRay(_no_route, cluster, 2, 0), job, told))
+        list(ray_slots(OnRay(_no_route, cluster, 2, 0), job, hooks))
     assert "replica 1 cannot go on" in capsys.readouterr().err
 
 

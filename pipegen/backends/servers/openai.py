@@ -178,7 +178,7 @@ def _lacking(reply: WireReply, request: WireRequest) -> str:
 
 
 def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
-    """What such a server may end a row at. A plain one names no stop; and SGLang, told to leave a stop string in the text, leaves a stop token there too."""
+    """What such a server may end a row at. A plain one names no stop; and SGLang, asked to leave a stop string in the text, leaves a stop token there too."""
     if dialect == "vllm":
         return frozenset({"ids", "stops"})
     by_ids = options.stop is not None and bool(options.stop.stop_token_ids)

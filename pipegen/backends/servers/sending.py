@@ -8,8 +8,8 @@
 - sent to sent again: what the transport may send again; a stream only while it has brought no piece.
 - read: the wire's functions read the answer, or one event of a stream. What a server answers is foreign data: whatever reading it raises fails its own
   row, with an incident in the log.
-- ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and has a way to
-  be told (`Wire.abort`), it is told. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
+- ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and can be
+  asked to stop (`Wire.abort`), it is asked. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
 
 **Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left at work.
 """
