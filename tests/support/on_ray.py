@@ -15,6 +15,12 @@ from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
 
+class _Loaded(FakeEngine):
+    """An engine whose weights are there: when it dies, it does not because it cannot begin."""
+
+    loaded = True
+
+
 def stub(seconds: float = 0.0, asked: str | None = None, poison: str = "", death: str = "kill") -> pg.Route:
     """A route whose answers end with the prompt's last word.
 
@@ -36,7 +42,7 @@ def stub(seconds: float = 0.0, asked: str | None = None, poison: str = "", death
         return f"answer to {words.rpartition(' ')[2]}<|im_end|>"
 
     engine: list[FakeEngine] = []
-    engine.append(FakeEngine(partial(answered, engine=engine)))
+    engine.append(_Loaded(partial(answered, engine=engine)))
     return pg.route(engine[0])
 
 
