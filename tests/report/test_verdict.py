@@ -64,9 +64,12 @@ def test_nothing_is_wrong_with_answers_that_the_reference_would_have_written() -
     st.lists(st.tuples(st.sampled_from(["chat", "ids"]), st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30),
 )
 def test_what_a_precision_explains_is_no_fault(precision: Any, drawn: list[tuple[str, float, float, bool]]) -> None:
-    """However many answers part, and however far their log probabilities are away, within what the precision explains."""
+    """However many answers part, and however far their log probabilities are away, within what the precision explains.
+
+    Up to 0.999 of that: a difference of two log probabilities is rounded.
+    """
     made = [
-        answer(str(number), way=way, choices={1: (120, margin * MARGIN[precision])}, far=far * SPREAD[precision] * 0.999, tells=tells)
+        answer(str(number), way=way, choices={1: (120, margin * MARGIN[precision] * 0.999)}, far=far * SPREAD[precision] * 0.999, tells=tells)
         for number, (way, margin, far, tells) in enumerate(drawn)
     ]
     assert kinds(made, precision) == []
