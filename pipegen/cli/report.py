@@ -14,7 +14,7 @@ import mimetypes
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipegen.cli.demo import BROKEN, IMAGES
 from pipegen.cli.outputs import printable
@@ -22,23 +22,14 @@ from pipegen.core.distribution import version
 from pipegen.core.slots import is_ok
 from pipegen.records import strict_json
 from pipegen.records.results import GenerationResult
+from pipegen.report.boxes import Box
 
 if TYPE_CHECKING:
     from pipegen.cli.demo import Outcome
 
-__all__ = ["Box", "boxes_of", "page"]
+__all__ = ["boxes_of", "page"]
 
 PAGE = Path(__file__).with_name("demo_page.html")
-
-
-class Box(NamedTuple):
-    """One object to draw: its label, and where it is, in percent of the image's sides."""
-
-    label: str
-    left: float
-    top: float
-    width: float
-    height: float
 
 
 def boxes_of(text: str) -> tuple[Box, ...]:

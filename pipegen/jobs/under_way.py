@@ -4,8 +4,8 @@ A row that kills its process would kill the next one too. So each process notes 
 The file of a killed process stays. It tells how often a row was under way at a death.
 
 The file has a place of 33 bytes for each row under way, which is written over: it stays as small as the most rows that were under way at a time. The first
-place tells whether a row has succeeded. Its owner holds a lock on it. A file whose owner has the name of this process is that of a dead one too, whoever
-still holds the lock: a process that was forked off it.
+place tells whether a row has succeeded. Its owner holds a lock on it. A file whose owner has the name of this process is that of a dead one too, even
+if its lock is still held: by a process that was forked off it.
 
 Only the deaths of one run count. When a run is killed as a whole, its processes die, and no row is to blame.
 """

@@ -116,17 +116,18 @@ def server() -> None:
                 writer.write(READY.get(path, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
                 await writer.drain()
 
-    loop, started = asyncio.new_event_loop(), list[Any]()
     import threading
+
+    loop, started, listening = asyncio.new_event_loop(), list[Any](), threading.Event()
 
     def run_loop() -> None:
         asyncio.set_event_loop(loop)
         started.append(loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0)))
+        listening.set()
         loop.run_forever()
 
     threading.Thread(target=run_loop, daemon=True).start()
-    while not started:
-        time.sleep(0.01)
+    listening.wait()
     port = started[0].sockets[0].getsockname()[1]
     requests = [{"prompt_token_ids": [20 + number % 20, 21, 22], "options": {"max_new_tokens": 32}} for number in range(3000)]
     free = [0.0] * 128

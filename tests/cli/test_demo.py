@@ -14,7 +14,8 @@ from hypothesis import given, strategies as st
 import pipegen as pg
 from pipegen.cli import main
 from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, pieces_of, run_cases
-from pipegen.cli.report import Box, boxes_of, page
+from pipegen.cli.report import boxes_of, page
+from pipegen.report.boxes import Box
 from pipegen.testing.fake import FakeEngine
 
 DETECTED = '{"objects":[{"shape":"circle","color":"red","bbox_2d":[100,200,500,1000]}]}'

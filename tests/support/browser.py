@@ -20,8 +20,8 @@ CHROMIUM = _FOUND if importlib.util.find_spec("aiohttp") is not None else None
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--no-first-run")
 
 
-def look(page: Path, expressions: Sequence[str], *, width: int = 1280, picture: Path | None = None) -> list[Any]:
-    """Load the page and evaluate the expressions one after another: their values, and last what the browser complained of. `picture` is a screenshot."""
+def look(page: Path, expressions: Sequence[str], *, width: int = 1280, screenshot: Path | None = None) -> list[Any]:
+    """Load the page and evaluate the expressions one after another: their values, and last what the browser complained of. `screenshot` is a screenshot."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
@@ -32,8 +32,8 @@ def look(page: Path, expressions: Sequence[str], *, width: int = 1280, picture: 
                 values, shot = asyncio.run(asyncio.wait_for(_asked(address, page.absolute().as_uri(), expressions, width), 60))
             finally:
                 browser.kill()
-    if picture is not None:
-        picture.write_bytes(shot)
+    if screenshot is not None:
+        screenshot.write_bytes(shot)
     return values
 
 
