@@ -14,7 +14,7 @@ from returns.result import Failure
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import Finished, Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, read_settings, write_settings
 from pipegen.jobs.new_file import new_file
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -201,8 +201,9 @@ def test_interrupted_and_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_is_written_is_synced_soon_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module.SYNC_EVERY == 1.0
     import threading
+
+    assert SYNC_EVERY == 1.0
 
     synced, fsync, first = [0], os.fsync, threading.Event()
 
