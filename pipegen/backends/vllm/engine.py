@@ -59,7 +59,7 @@ class VLLMEngine(CheckpointEngine):
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
