@@ -94,9 +94,9 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     whole: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
         asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
-        whole = asked >> dataclasses.replace(call(engine), name="call") >> answered
+        whole = asked >> call(engine) >> answered
     else:
-        whole = resolve(engine) >> dataclasses.replace(call(engine), name="call") >> trim(engine, name)
+        whole = resolve(engine) >> call(engine) >> trim(engine, name)
     return Route(engine.name if name is None else name, whole.steps, whole.keeps_text, whole.owns, routes=whole.routes, engine=engine)
 
 
