@@ -162,6 +162,7 @@ SHOWN_FIELDS = [
     results.PreparedImage,
     results.Encoded,
     results.Raw,
+    results.ChatOutput,
     results.Decoded,
     scores.Continued,
     scores.TokenScores,

@@ -120,3 +120,12 @@ def test_a_chat_falls_back_and_a_dry_run_shows_the_first_engine(tmp_path: Path, 
     answer, call = map(json.loads, capsys.readouterr().out.splitlines())
     assert (answer["text"], answer["route"], [error["type"] for error in answer["tried"]]) == ("hf", "hf", ["UnsupportedOption"])
     assert (call["method"], [name for name, _ in opened]) == ("call", ["vllm", "hf", "vllm"])
+
+
+def test_an_estimate_counts_for_the_first_engine(tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chat.yaml").write_text("backend: {type: vllm, model: m, fallback_backend: hf}")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
+    with pytest.raises(SystemExit) as left:
+        main(["estimate", str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "chat.yaml"), "--json"])
+    assert (left.value.code, json.loads(capsys.readouterr().out)["prompt_tokens"]) == (0, 2)
+    assert [name for name, _ in opened] == ["vllm"]
