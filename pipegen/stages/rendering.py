@@ -24,7 +24,7 @@ import functools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from itertools import accumulate, groupby, zip_longest
+from itertools import accumulate, groupby
 from typing import Any, cast
 
 from immutabledict import immutabledict
@@ -241,6 +241,8 @@ def _marker(
     These too are marked where the template writes one of them between the two ends of a control token, as it may write the name of an argument: a name
     `tool` in `<` and `>`. That is found out by a render for each word that is part of a control token which the prompt has.
     """
+    if not known:
+        return lambda text, _: marks.mark(text)
     edges = marks.only(control.edges)
 
     def marker(looked_for: frozenset[str]) -> Rewrite:
@@ -263,7 +265,7 @@ def _marker(
         joined = "\0".join(tokens).lower()
         return frozenset(word for word in known if word.strip() and word.strip() in joined)
 
-    if not known or not within(control.ids):
+    if not within(control.ids):
         return marker(known)
     first = write(rewrite_foreign(shaped, trust, marker(known)))
     doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
@@ -284,7 +286,8 @@ def _chosen(
         return Failure(refused if is_ok(plain) else plain.failure())
     chosen = full.unwrap()
     clean = hides_nothing(chosen, marks, control)
-    own_answers = marked if clean else rewrite_foreign(shaped, trust | {"assistant"}, mark)
+    answered = not clean and any(message["role"] == "assistant" for message in shaped.messages)
+    own_answers = rewrite_foreign(shaped, trust | {"assistant"}, mark) if answered else marked
     if own_answers != marked:  # templates take the thoughts out of earlier answers
         text = write(own_answers)
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
@@ -292,7 +295,7 @@ def _chosen(
             clean = hides_nothing(chosen, marks, control)
     if clean:
         plain = write(shaped)
-        if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
+        if is_ok(plain) and (plain.unwrap() == marks.put_back(chosen) or _agrees(plain.unwrap(), chosen, marks, control)):
             return Success((plain.unwrap(), Marks()))
     return Success((chosen, marks))
 
@@ -301,8 +304,8 @@ def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
     """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
     if not marks.originals:
         return True
-    pairs = zip_longest(control.each_piece(marks.put_back(hidden)), control.each_piece(hidden), fillvalue="")
-    return all(one == marks.put_back(two) for one, two in pairs)
+    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
+    return len(shown) == len(own) and shown == [marks.put_back(piece) for piece in own]
 
 
 def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:

@@ -177,9 +177,9 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     if refuses:
         return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
     out: list[int] = []
-    ids_of_run = functools.cache(functools.partial(_ids_of_run, control=control, tokenizer=tokenizer))  # many turns have the same template text between them
+    made: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
-        ids = ids_of_run(run)
+        ids = made[run] if run in made else made.setdefault(run, _ids_of_run(run, control, tokenizer))
         if ids is None:
             words = "the content holds text that the tokenizer can only write as a control token"
             return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
@@ -217,6 +217,8 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
 def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
     """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
     written, known = [control.ids[token] for token in run.tokens if token], control.known
+    if not any(run.texts):
+        return written[1:] if run.tokens[0] else written
     if run.plain:
         ids = of_tokenizer(tokenizer.encode, run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
         if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
@@ -117,15 +117,6 @@ class ControlTokens:
     def pieces(self, text: str, *, at_most: int = 0) -> list[str]:
         """The text cut at its control tokens: text, token, text, token, ..., text. With `at_most`, only the first tokens are cut out."""
         return _pattern(self.ids).split(text, at_most)
-
-    def each_piece(self, text: str) -> Iterator[str]:
-        """The same, piece by piece, for callers that stop early."""
-        end = 0
-        for found in _pattern(self.ids).finditer(text):
-            yield text[end : found.start()]
-            yield found.group()
-            end = found.end()
-        yield text[end:]
 
     def ordinary_pieces(self, text: str) -> list[str]:
         """The text cut at the other added tokens, in the same form."""
