@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import legacy_key_hint
-from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record
+from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record, taken_instead
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
 
@@ -123,7 +123,7 @@ def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
                 checks[name](value)
             except ValueError as refusal:
                 quotes = "; put it in quotes" if checks[name] is non_empty_string and isinstance(value, (bool, int, float)) else ""
-                raise InvalidField(f"{place.at(name)}: takes {refusal}, not {value!r:.200}{quotes}") from None
+                raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, f'{value!r:.200}')}{quotes}") from None
     return kind(**entries)
 
 

@@ -250,7 +250,7 @@ def _named(lift: str, name: Any, f: Any) -> None:
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect."""
+    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect; its stage is `call`."""
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
         rows = live_rows(batch)
@@ -258,7 +258,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
             return batch
         return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
 
-    return Pipe(backend.name, steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+    return Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
 
 
 def _stage_of(stage: Any) -> Pipe[Any, Any]:

@@ -97,7 +97,7 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
         asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
         whole = asked >> call_engine(engine) >> answered
     else:
-        whole = resolve(engine) >> dataclasses.replace(call(engine), name="call") >> trim(engine, name)
+        whole = resolve(engine) >> call(engine) >> trim(engine, name)
     return Route(engine.name if name is None else name, whole.steps, whole.keeps_text, whole.owns, routes=whole.routes, engine=engine)
 
 

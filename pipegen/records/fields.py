@@ -38,8 +38,8 @@ from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 
 __all__ = [
-    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping",
-    "metadata_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping", "metadata_of",
+    "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw", "tuple_of", "with_schema",
 ]  # fmt: skip
 
 NESTING = 64
@@ -271,6 +271,12 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
+def taken_instead(refusal: ValueError, shown: str) -> str:
+    """What a check takes, and what it was given; the nearest name, which some checks know, comes last."""
+    expected, also, near = str(refusal).partition("; did you mean ")
+    return f"takes {expected}, not {shown}{also}{near}"
+
+
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
         result = check(value)
@@ -279,8 +285,7 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     except ValueError as refusal:
         from pipegen.records.secret import masked  # which is made of records
 
-        expected, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked({name: value})[name])}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} {taken_instead(refusal, printed(masked({name: value})[name]))}") from None
     if result is not value:
         object.__setattr__(self, name, result)
 

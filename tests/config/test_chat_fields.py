@@ -20,7 +20,7 @@ def backend(**said: Any) -> BackendConfig:
 
 def sent(config: BackendConfig, **request: Any) -> Any:
     pytest.importorskip("aiohttp")
-    with config.open(dry=True) as route:
+    with config.first(dry=True) as route:
         return wire_requests(route, [{"prompt": "Hi", **request}], config.options)[0].unwrap().body
 
 

@@ -11,7 +11,6 @@ import pytest
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
-from pipegen.backends.servers.chat import ChatOutput
 from pipegen.core.calls import Call
 from pipegen.io.answers import answer_from, answer_to_plain
 from pipegen.jobs.journal import Journal, JournalError
@@ -19,7 +18,7 @@ from pipegen.jobs.keys import call_key
 from pipegen.jobs.steps import Steps
 from pipegen.records import strict_json
 from pipegen.records.options import resolve
-from pipegen.records.results import Encoded, Ending, Finish, Prompt, Raw, ResolvedRequest, TokenLogprob
+from pipegen.records.results import ChatOutput, Encoded, Ending, Finish, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.testing.fake import FakeEngine
 
 ROWS = [{"id": str(row), "prompt": f"ticket {row}"} for row in range(3)]
