@@ -21,8 +21,8 @@ from immutabledict import immutabledict
 
 from pipegen.records.fields import (
     InvalidField,
-    exact,
     boolean,
+    exact,
     integer,
     mapping,
     nearest,

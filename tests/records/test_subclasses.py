@@ -14,6 +14,8 @@ from pipegen.testing.fake import FakeEngine
 
 
 class Unequal(str):
+    __slots__ = ()
+
     def __eq__(self, other: object) -> bool:
         raise ZeroDivisionError("compared")
 
@@ -29,7 +31,7 @@ class Odd(int):
         raise ZeroDivisionError("hashed")
 
 
-class Answer(str, enum.Enum):
+class Answer(enum.StrEnum):
     YES = "yes"
 
 
