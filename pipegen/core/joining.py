@@ -106,8 +106,38 @@ class Joined:
         self.parts, self._turns = parts, _plan(parts)
 
     def __call__(self, batch: Batch[Any]) -> Steps[Any]:
-        samples = _Samples()
+        return self._from(0, batch, _Samples())
+
+    def one_by_one(self, batch: Batch[Any]) -> list[Steps[Any]]:
+        """The steps of each request alone. The stages before the first call work for all of them together: one stage after another costs less than one
+        request after another, whose templates and tokenizers push each other out of the processor's caches.
+        """
+        first, requests = 0, batch
+        slots = batch
         for turn in self._turns:
+            stage = turn.stage
+            if stage.closes:
+                break
+            if stage.opens and stage.sampling is not None:
+                if turn.expands and any(stage.sampling.count(slot) != 1 for slot in slots):
+                    return [self((slot,)) for slot in batch]
+                requests = slots
+            if turn.rows:
+                slots = row_by_row(turn.rows, slots)
+            else:
+                steps = counted(stage, slots)
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    slots = done.value
+                else:  # it asks an engine
+                    steps.close()
+                    break
+            first += 1
+        return [self._from(first, (slot,), _Samples((request,))) for slot, request in zip(slots, requests, strict=True)]
+
+    def _from(self, first: int, batch: Batch[Any], samples: _Samples) -> Steps[Any]:
+        for turn in self._turns[first:]:
             stage = turn.stage
             if stage.opens and stage.sampling is not None:
                 batch = samples.begin(batch, stage.sampling, expands=turn.expands)
@@ -123,10 +153,10 @@ class Joined:
 class _Samples:
     """Where each slot of the batch stands, once a request has become several rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Sequence[Slot[Any]] = ()) -> None:
         self.rows: list[Row] | None = None
         """Of each slot its request and its sample; None while every request has one slot."""
-        self.requests: Sequence[Slot[Any] | None] = ()
+        self.requests: Sequence[Slot[Any] | None] = requests
         """Of each request what the last stage that opens was given; None where that was several rows already."""
         self.before: Batch[Any] | None = None
         """Of each slot the answer that its request was made of, once there is one."""

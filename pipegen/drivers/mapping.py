@@ -13,7 +13,8 @@ from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
+from pipegen.drivers.units import NoRequest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 

@@ -28,8 +28,9 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.flow import IN_FLIGHT, Flow, NoRequest
+from pipegen.drivers.flow import IN_FLIGHT, Flow
 from pipegen.drivers.mapping import flow_of
+from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import kept_slot, retry_of

@@ -20,8 +20,9 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
+from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
+from pipegen.drivers.units import NoRequest
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
