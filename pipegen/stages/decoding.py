@@ -76,7 +76,9 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         raise ValueError("the options take a value for everything: resolve(options) first")
     if options.prompt_logprobs and raw.prompt_logprobs is None:
         words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
-        return Failure(UnsupportedOption(words, option="prompt_logprobs", hint="put pg.stages.call_engine(engine) in the place of pg.call(engine)"))
+        return Failure(
+            UnsupportedOption(words, option="prompt_logprobs", hint="pg.call(engine) asks for them; a stage of your own in its place sets Raw.prompt_logprobs")
+        )
     ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
     count = min(len(ids), options.max_new_tokens)
     ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
