@@ -61,6 +61,7 @@ class Flow(Generic[K]):
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
     kept: answers that are not asked for again.
+    admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.batch`).
     """
 
     def __init__(
@@ -76,12 +77,13 @@ class Flow(Generic[K]):
         isolate_bugs: bool = False,
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
+        admits: bool = True,
     ) -> None:
         self._pipe, self._take, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
-        self._kept = kept
+        self._kept, self._admits = kept, admits
         self._turns: deque[Unit[K]] = deque()
         """The units to be given out: all that were taken where they are ordered, else those that have ended."""
         self._units: dict[int, Unit[K]] = {}
@@ -202,7 +204,7 @@ class Flow(Generic[K]):
 
     def _taken(self, key: K, request: Any) -> list[Unit[K]]:
         """The request as a unit to be prepared; none where it has images: another thread reads and prepares it."""
-        asked = admitted(request, self._options, self._allows)
+        asked = admitted(request, self._options, self._allows) if self._admits else request
         unit = Unit(key, asked)
         self._units[id(unit)] = unit
         if self._ordered:

@@ -94,7 +94,7 @@ def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Bloc
     for row in rows:
         if row.key is None or row.kept is not None:
             continue
-        block.append((row.key, row.request.unwrap()))
+        block.append((row.key, row.unmerged.unwrap()))
         held += _bytes([block[-1]])
         if len(block) >= most or held >= BLOCK_BYTES:
             yield block

@@ -255,7 +255,15 @@ def job_keyed(
         turn.slot = slot
 
     run.grace = grace
-    how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep, "kept": run.steps}
+    how: dict[str, Any] = {
+        "image_policy": image_policy,
+        "policy": policy,
+        "ordered": False,
+        "isolate_bugs": True,
+        "finished": keep,
+        "kept": run.steps,
+        "admits": False,
+    }
     flow: Flow[Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
     run.wake = flow.wake
 

@@ -39,8 +39,8 @@ from pipegen.core.names import InvalidField, nearest
 
 __all__ = [
     "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "exact", "freeze", "help_of", "integer", "mapping",
-    "metadata_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw", "tuple_of",
-    "with_schema",
+    "metadata_of", "names_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw",
+    "tuple_of", "with_schema",
 ]  # fmt: skip
 
 NESTING = 64
@@ -191,17 +191,21 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither.
+    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a whole number, true, false or null.
 
     >>> thaw(freeze({"a": (1, 2)}))
     {'a': [1, 2]}
     """
     if isinstance(value, (tuple, list)):
-        return [leaf(entry) if type(entry) in _LEAVES else thaw(entry, leaf) for entry in value]  # ids and log probabilities are many
-    return {key: thaw(entry, leaf) for key, entry in value.items()} if isinstance(value, Mapping) else leaf(value)
+        if _SURE.issuperset(map(type, value)):  # ids are many
+            return [*value]
+        return [entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for entry in value]
+    if isinstance(value, Mapping):
+        return {key: entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for key, entry in value.items()}
+    return leaf(value)
 
 
-_LEAVES = frozenset((int, float, str, bool, type(None)))
+_SURE = frozenset((int, str, bool, type(None)))
 
 
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((str, str.__str__), (bytes, bytes.__bytes__), (int, int.__int__), (float, float.__float__))
@@ -216,7 +220,7 @@ def exact(value: Any) -> Any:
     >>> exact(Word.YES), exact([1])
     ('yes', [1])
     """
-    if type(value) in _LEAVES:
+    if type(value) in _SURE or type(value) is float:
         return value
     return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
 
@@ -360,3 +364,16 @@ def altered(original: C, **values: Any) -> C:
 @functools.cache
 def _names(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls))
+
+
+def names_of(held: object) -> tuple[str, ...]:
+    """The names of a record's fields.
+
+    >>> @record
+    ... class Room:
+    ...     seats: int = 4
+    >>> names_of(Room())
+    ('seats',)
+    """
+    kind: Any = type(held)
+    return _names(kind)
