@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,8 +18,10 @@ from inspect_ai.model import ChatMessageUser, ContentImage, ContentText, Generat
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import ToolFunction, tool
 from inspect_ai.util import json_schema
+from pydantic import BaseModel
 
 import pipegen as pg
+import pipegen.evals.inspect_ai  # registers the provider, as its entry point does where pipegen is installed
 from pipegen.testing.image_files import image_file
 
 pytestmark = pytest.mark.filterwarnings("default")  # inspect's own
@@ -73,7 +74,7 @@ def test_log_probabilities_of_the_prompt_are_given_where_they_are_asked_for() ->
     assert "quick" in "".join(one.token for one in content)
 
 
-def test_tokens_are_counted_as_the_engine_counts_them(api: Callable[..., Any]) -> None:
+def test_tokens_are_counted_as_the_engine_counts_them() -> None:
     model = embedded(max_tokens=1)
     image = [ChatMessageUser(content=[ContentText(text="look"), ContentImage(image=_data_url())])]
     for said in ([ChatMessageUser(content="How many?")], image):
@@ -84,8 +85,12 @@ def test_tokens_are_counted_as_the_engine_counts_them(api: Callable[..., Any]) -
 
 
 def test_an_answer_follows_its_schema() -> None:
-    schema = ResponseSchema(name="count", json_schema=json_schema(dict[str, int]))
-    assert all(type(value) is int for value in json.loads(asked(embedded(max_tokens=60, response_schema=schema)).completion).values())
+    class Count(BaseModel):
+        sure: bool
+        word: Literal["one", "two"]
+
+    schema = ResponseSchema(name="count", json_schema=json_schema(Count))
+    Count.model_validate_json(asked(embedded(max_tokens=60, response_schema=schema)).completion)
 
 
 @tool
@@ -142,9 +147,10 @@ def test_tools_are_called_and_their_results_read(api: Callable[..., Any], tmp_pa
         call = '{"name": "look", "arguments": {}}' if "photograph" in seen.split("<|im_start|>user")[-1] else '{"name": "add", "arguments": {"x": 1, "y": 1}}'
         return f"done with 2{ENDED}" if "<|im_start|>tool\n2" in seen else f"<tool_call>{call}</tool_call>{ENDED}"
 
-    made = api(script, honours=pg.ENGINES["vllm"])
+    model, made = embedded(), api(script, honours=pg.ENGINES["vllm"])
+    model.api.route, model.api.engine = made.route, made.engine
     task = Task(dataset=[Sample(input="What is 1 + 1?"), Sample(input="Take a photograph.")], solver=[use_tools(add(), look()), generate()])
-    (log,) = evaluate(task, model=Model(made, GenerateConfig()), display="none", log_realtime=False, log_dir=str(tmp_path))
+    (log,) = evaluate(task, model=model, display="none", log_realtime=False, log_dir=str(tmp_path))
     assert log.status == "success"
     number, image = ([*sample.messages] for sample in log.samples)
     assert [message.role for message in number] == ["user", "assistant", "tool", "assistant"]

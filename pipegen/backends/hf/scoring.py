@@ -25,6 +25,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ LOGITS = 64 * 2**20
 """Bytes of logits, in float32, that one pass may make."""
 PASS = 8192
 """Tokens of contexts that are read in one pass."""
+PADDED = 48, 4096
+"""So many columns of padding cost about as much as a pass of their own: on a processor, and on other devices."""
 PREFIX = 32
 """The shortest prefix that is worth a pass of its own."""
 _log = logging.getLogger("pipegen")
@@ -234,12 +237,15 @@ class Scoring:
         return CachedRows.of(batch, logits.device), logits
 
     def _score_tails(self, held: CachedRows, contexts: Sequence[Context]) -> None:
-        """Read the tails behind their contexts, those of one length together."""
+        """Read the tails behind their contexts, those of about one length together: a pass has little more padding than another pass would cost."""
+        most = PADDED[self._model.device.type != "cpu"]
         left = [(index, tail) for index, context in enumerate(contexts) for tail in context.tails if len(tail.ids) > 1]
         left.sort(key=lambda pair: -len(pair[1].ids))
         while left:
             width = held.width + len(left[0][1].ids)
             size = self._size if self._max_tokens is None else max(1, min(self._size, (self._max_tokens - held.rows * held.width) // width))
+            padding = accumulate(len(left[0][1].ids) - len(tail.ids) for _, tail in left[:size])
+            size = sum(1 for _ in takewhile(lambda columns: columns <= most, padding))
             taken, left = left[:size], left[size:]
             sources = [index for index, _ in taken]
             if left or sources != [*range(held.rows)]:
