@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from immutabledict import immutabledict
 from returns.result import Failure
 
-from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_whole, stored_dtype
+from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
 from pipegen.backends.checkpoint.locate import EMBEDDED, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
@@ -214,6 +214,11 @@ class Checkpoint:
         named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
         return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
 
+    def require_weights(self) -> None:
+        """Raise `CallFailed` where a file of the weights is here and broken, or named by an index and not here. Reads headers only."""
+        with loading(self.load, "the weights", self.source):
+            require_weights(self.source, self.load.revision)
+
     @cached_property
     def positions(self) -> Positions:
         """How many positions there are, and how they are scaled."""
@@ -249,7 +254,7 @@ class Checkpoint:
         return load_processor(self.source, self.config.model_type, **self._where)
 
     @cached_property
-    def _no_processor_because(self) -> str:
+    def no_processor_because(self) -> str:
         """Why images cannot be prepared with the packages that are here; empty where they can."""
         from pipegen.backends.checkpoint.image_processors import CannotProcess, check_pixels
 
@@ -285,7 +290,7 @@ class Checkpoint:
         """The control token that stands for one image in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
-        native = not self._no_processor_because and self.image_spec.kind == "native"
+        native = not self.no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
         with loading(self.load, "the tokenizer", self.source, hint="put the tokenizer's files of this model into its folder"):
             token = str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
@@ -332,9 +337,9 @@ class Checkpoint:
 
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
-        if self._no_processor_because:
+        if self.no_processor_because:
             hint = "see that its preprocessor_config.json is the model's own; catch it with fallback(first, second, when=UnsupportedMultimodal)"
-            return Failure(UnsupportedMultimodal(self._no_processor_because, hint=hint))
+            return Failure(UnsupportedMultimodal(self.no_processor_because, hint=hint))
         policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
         prepared = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":

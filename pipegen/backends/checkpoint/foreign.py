@@ -34,6 +34,7 @@ __all__ = [
     "header",
     "load_failed",
     "loading",
+    "require_weights",
     "require_whole",
     "short",
     "stored_dtype",
@@ -187,6 +188,14 @@ def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
 def require_whole(source: str, revision: str | None, *names: str) -> None:
     """Raise `ValueError` where one of these files of the model is broken: transformers goes on without one that is a folder, or a link to nothing."""
     found = broken_in(source, revision, *names)
+    if found is not None:
+        raise ValueError(found.words)
+
+
+def require_weights(source: str, revision: str | None) -> None:
+    """Raise `ValueError` where a file of the model's weights is broken; where none is here, there is nothing to say."""
+    folder = _folder_of(source, revision)
+    found = None if folder is None else broken_file(weight_files(folder))
     if found is not None:
         raise ValueError(found.words)
 
