@@ -39,6 +39,12 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (TemplateError,)
 
 
+def _advice(words: str) -> str:
+    """What to do where the template is broken, whatever the messages; empty where that is not known."""
+    broken = words.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
+    return "correct options.chat.template, or the model's chat_template.jinja: no message can be rendered by it" if broken else ""
+
+
 def call_template(
     renderer: Renderer,
     messages: Sequence[Mapping[str, Any]],
@@ -56,7 +62,7 @@ def call_template(
     """
     return guard(
         lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
-        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident),
+        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident, hint=_advice(raised.words)),
         known=(Exception,) if probes else _refusals(),
     )
 
