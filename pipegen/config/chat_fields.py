@@ -1,4 +1,4 @@
-"""The fields of a chat server's requests that stand beside its backend in a file, and are passed on as they are.
+"""The fields of a chat server's requests beside the keys of its backend in a file, and are passed on as they are.
 
 >>> with_fields({"logit_bias": {"7": 1}}, {"a": 2}, Place("chat.yaml"))
 {'a': 2, 'logit_bias': {'7': 1}}
@@ -65,7 +65,7 @@ def field_help(dialects: Iterable[str]) -> str:
 
 
 def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """`extra_body` with the fields that stand beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
+    """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
     from pipegen.backends.servers.chat_fields import REMOVED
 
     out = dict(extra)

@@ -110,7 +110,7 @@ class HFEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: some batches, so that prompts of like lengths are read together."""
+        """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
         return 64 * (self._checkpoint.load.batch_size or ROWS)
 
     def open(self, wake: Callable[[], object]) -> HFCall:

@@ -11,7 +11,7 @@
 - ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and can be
   asked to stop (`Wire.abort`), it is asked. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
 
-**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left at work.
+**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left running.
 """
 
 from __future__ import annotations

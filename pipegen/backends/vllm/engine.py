@@ -110,7 +110,7 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: twice as many as vLLM runs side by side, so that its scheduler has some to choose from."""
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that its scheduler has some to choose from."""
         return 2 * int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
 
     def open(self, wake: Callable[[], object]) -> VLLMCall:
