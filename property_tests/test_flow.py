@@ -180,3 +180,15 @@ def test_an_engine_with_a_bug_fails_its_own_request_where_bugs_are_isolated(isol
             list(slots)
         return
     assert [pg.is_ok(slot) for slot in slots] == [number != 4 for number in range(9)]
+
+
+@given(count=st.integers(1, 40), before=st.integers(1, 6), after=st.integers(1, 6), seed=st.integers(0, 99))
+def test_an_engine_that_knows_only_later_what_keeps_it_full_has_as_many_in_flight_from_then_on(count: int, before: int, after: int, seed: int) -> None:
+    def opened(wake: Callable[[], object]) -> Opened:
+        engine.in_flight = after
+        return Fed.open(engine, wake)
+
+    engine = Fed(lambda encoded: "fine<|im_end|>", seed, in_flight=before)
+    engine.open = opened  # type: ignore[method-assign]
+    assert all(map(pg.is_ok, pg.imap(pg.route(engine), [{"prompt": "a"}] * count)))
+    assert engine.most == min(after, count)

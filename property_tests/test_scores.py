@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from returns.result import Success
 
 pytest.importorskip("transformers")
+pytest.importorskip("torch")
 
 from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
 
+import pipegen as pg
 from pipegen.backends.checkpoint.tokenizers import HFTokenizer
 from pipegen.core.slots import is_ok
 from pipegen.drivers.scoring import rolling
@@ -25,6 +28,7 @@ from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.prompts import harmless_texts
 
 FAMILIES: dict[str, Callable[[], Any]] = {"chatml": chatml_tokenizer, "instruct": instruct_tokenizer, "turns": turns_tokenizer, "unigram": unigram_tokenizer}
+EMBEDDED = pg.backends.hf("embedded", dtype="float32")
 texts = st.one_of(harmless_texts(()), st.text("ab c\n.,'é", max_size=12))
 
 
@@ -64,3 +68,18 @@ def test_windows_predict_each_token_once_and_keep_to_their_size(count: int, size
     assert all(len(before) + len(own) <= size + 1 and before for before, own in windows)
     for before, own in windows:
         assert before[-1] == own[0] - 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    context=st.lists(st.integers(10, 150), min_size=1, max_size=40), continuation=st.lists(st.integers(10, 150), min_size=1, max_size=12), some=st.booleans()
+)
+def test_the_log_probabilities_of_a_prompt_add_up_to_the_score_of_its_end(context: list[int], continuation: list[int], some: bool) -> None:
+    """Whatever is generated after it, and however the prompt and its end are read."""
+    options = {"max_new_tokens": 2 if some else 0, "prompt_logprobs": True, "temperature": 0.5, "seed": 1}
+    noted = pg.run(EMBEDDED, [{"prompt_token_ids": [*context, *continuation]}], options)[0].unwrap().prompt_logprobs or ()
+    scored = pg.score(EMBEDDED, [{"prompt_token_ids": context, "continuation": continuation}])[0].unwrap()
+    own = [one.logprob for one in noted[len(context) :] if one is not None]
+    assert noted[0] is None
+    assert math.fsum(own) == pytest.approx(scored.logprob, abs=1e-4 * len(continuation))
+    assert own == pytest.approx(scored.token_logprobs, abs=1e-4)

@@ -358,12 +358,13 @@ class Flow(Generic[K]):
 
     def _feed(self, wanted: Call) -> _Feed:
         backend = wanted.backend
-        if self._limits is not None and id(backend) not in self._limits:
-            self._limits[id(backend)] = backend.in_flight if isinstance(backend, FedBackend) else IN_FLIGHT
+        feed = self._feeds.get(id(backend))
+        if feed is None:
+            feed = self._feeds[id(backend)] = _Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
+        if self._limits is not None:  # it is asked again, since an engine may know better once it has started
+            self._limits[id(backend)] = IN_FLIGHT if isinstance(feed.call, BatchCall) else feed.backend.in_flight
             self._limit = max(self._limits.values())
-        if id(backend) not in self._feeds:
-            self._feeds[id(backend)] = _Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
-        return self._feeds[id(backend)]
+        return feed
 
     def _end(self, unit: _Unit[K], slot: Slot[Any] | None) -> None:
         """A unit has its slot, or a bug."""

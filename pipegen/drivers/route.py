@@ -26,6 +26,7 @@ from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
+from pipegen.stages.calling import call_engine
 from pipegen.stages.decoding import decode
 from pipegen.stages.fitting import fit
 from pipegen.stages.parts.samples import SAMPLING
@@ -94,7 +95,7 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     whole: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
         asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
-        whole = asked >> call(engine) >> answered
+        whole = asked >> call_engine(engine) >> answered
     else:
         whole = resolve(engine) >> call(engine) >> trim(engine, name)
     return Route(engine.name if name is None else name, whole.steps, whole.keeps_text, whole.owns, routes=whole.routes, engine=engine)

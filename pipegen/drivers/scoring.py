@@ -26,37 +26,16 @@ from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
-from pipegen.engines.protocol import AsyncScoresTokens, TokenEngine, takes_tokens
+from pipegen.engines.protocol import TokenEngine, takes_tokens
 from pipegen.records.fields import printed
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
 from pipegen.records.scores import Chosen, Continued, Perplexity, Scored, TokenScores
+from pipegen.stages.calling import Scorer
 from pipegen.stages.joining import EmptyContext, first_token, join, resolve_scoring, scores_none
 from pipegen.stages.parts.length import check_length
 
 __all__ = ["choose", "continued_by", "perplexity", "rolling", "score", "scoring"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Scorer:
-    """The engine as the backend of a call that scores."""
-
-    engine: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.engine.name)
-
-    def generate(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        scores: Sequence[Slot[TokenScores]] = self.engine.score(inputs)
-        return scores
-
-    async def agenerate(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        if isinstance(self.engine, AsyncScoresTokens):
-            return await self.engine.ascore(inputs)
-        import asyncio
-
-        return await asyncio.to_thread(self.generate, inputs)
 
 
 def scoring(route: Route, *, empty_context: EmptyContext = "refuse") -> Pipe[GenerationRequest, Scored]:
@@ -96,7 +75,7 @@ def _before(route: Route) -> Pipe[GenerationRequest, Any]:
 
 
 def _call(engine: Any) -> Pipe[Continued, TokenScores]:
-    inner: Pipe[Continued, TokenScores] = call(_Scorer(engine))
+    inner: Pipe[Continued, TokenScores] = call(Scorer(engine))
     return dataclasses.replace(inner, name="call", rebind=lambda new: _call(new.engine(engine)))
 
 

@@ -13,6 +13,7 @@ write them, or are those that a chat server found; reasoning is what stands in `
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -60,7 +61,6 @@ _SENT = {
 _REFUSED = (
     "best_of",
     "logit_bias",
-    "prompt_logprobs",
     "reasoning_effort",
     "reasoning_tokens",
     "effort",
@@ -113,26 +113,38 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
     def close(self) -> None:
         self.engine.close()
 
+    async def count_tokens(self, input: Any, config: Any = None) -> int:
+        """As the engine counts them, template and images included; by inspect's own estimate where it does not tell."""
+        messages = input if isinstance(input, list) else []
+        request = {"messages": [_message(message) for message in messages]} if messages else {"prompt": input or ""}
+        counted = await asyncio.to_thread(pg.count_tokens, self.route, request, image_policy=_IMAGES)
+        return counted.unwrap() if pg.is_ok(counted) else int(await super().count_tokens(input, config))
+
     async def generate(self, input: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> ModelOutput:
-        """One answer, or as many as `num_choices`. Raises the request's `GenerationError`."""
+        """One answer, or as many as `num_choices`; none for a prompt that is too long, as inspect expects. Raises the request's `GenerationError`."""
         request = self._request(input, tools, tool_choice, config)
         (slot,) = await pg.arun(self.route, [request], image_policy=_IMAGES)
         if not pg.is_ok(slot):
+            if isinstance(slot.failure(), pg.PromptTooLong):
+                return ModelOutput.from_content(self.model_name, str(slot.failure()), stop_reason="model_length")
             raise slot.failure()
-        return self._output(slot.unwrap(), wants_tools=bool(tools) and tool_choice != "none")
+        return self._output(slot.unwrap(), wants_tools=bool(tools) and tool_choice != "none", forced=_forced(tools, tool_choice) is not None)
 
     def _request(self, messages: Sequence[Any], tools: Sequence[Any], tool_choice: Any, config: Any) -> dict[str, Any]:
         for name in _REFUSED:
             if getattr(config, name, None) not in (None, [], {}):
                 raise pg.UnsupportedOption(f"pipegen does not honour inspect's {name}={getattr(config, name)!r:.80}", option=name, hint="leave it out")
-        if tool_choice == "any" or isinstance(tool_choice, ToolFunction):
-            raise pg.UnsupportedOption(f"pipegen does not force a tool call: tool_choice={tool_choice!r:.80}", option="tool_choice", hint="use auto or none")
+        if (config.prompt_logprobs or 0) > 1:
+            words = f"pipegen gives the likeliest token in each place of the prompt, not {config.prompt_logprobs}"
+            raise pg.UnsupportedOption(words, option="prompt_logprobs", hint="ask for 1")
         options: dict[str, Any] = {ours: getattr(config, theirs) for theirs, ours in _SENT.items()}
-        options |= {"max_new_tokens": config.max_tokens, "enable_thinking": self.thinking}
+        options |= {"max_new_tokens": config.max_tokens, "enable_thinking": self.thinking, "prompt_logprobs": config.prompt_logprobs is not None or None}
         if self._clips:
             options["on_overflow"] = "clip"
         if config.response_schema is not None:
             options["json_schema"] = json.dumps(config.response_schema.json_schema.model_dump(exclude_none=True))
+        forced = _forced(tools, tool_choice)
+        options |= {} if forced is None else {"json_schema": json.dumps(forced)}
         asked = [_tool(tool) for tool in tools] if tool_choice != "none" else []
         return {"messages": [_message(message) for message in messages], "options": without_none(options), **({"tools": asked} if asked else {})}
 
@@ -141,27 +153,34 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
         """Whether pipegen knows the prompt's length: then an answer may have what is left of the model's, as inspect expects."""
         return "on_overflow" in self.engine.capabilities.honours
 
-    def _output(self, result: pg.GenerationResult, *, wants_tools: bool) -> ModelOutput:
+    def _output(self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool = False) -> ModelOutput:
         done = [slot.unwrap() for slot in result.completions if pg.is_ok(slot)]
         made = sum(one.completion_tokens for one in done)
         usage = ModelUsage(input_tokens=result.prompt_tokens, output_tokens=made, total_tokens=result.prompt_tokens + made)
-        return ModelOutput(model=self.model_name, choices=[self._choice(one, wants_tools=wants_tools) for one in done], usage=usage)
+        return ModelOutput(model=self.model_name, choices=[self._choice(one, wants_tools=wants_tools, forced=forced) for one in done], usage=usage)
 
-    def _choice(self, result: pg.GenerationResult, *, wants_tools: bool) -> ChatCompletionChoice:
+    def _choice(self, result: pg.GenerationResult, *, wants_tools: bool, forced: bool) -> ChatCompletionChoice:
         opened = (result.prompt_text or "").rstrip().endswith("<think>")
         split = reasoning_of(result.text, opened=opened)
         reasoning, text = (split.reasoning, split.answer) if result.reasoning is None else (result.reasoning, result.text)
-        calls = [_served_call(call) for call in result.tool_calls] or ([_call(found) for found in _CALL.findall(text)] if wants_tools else [])
+        calls = [_served_call(call) for call in result.tool_calls] or (
+            [_call(found) for found in ([text] if forced else _CALL.findall(text))] if wants_tools else []
+        )
         if calls and not result.tool_calls:
-            text = _CALL.sub("", text).strip()
+            text = "" if forced else _CALL.sub("", text).strip()
         content: Any = text if not reasoning else [ContentReasoning(reasoning=reasoning), ContentText(text=text)]
         stop = "model_length" if result.finish is pg.Finish.LENGTH and result.clipped_from is not None else _STOPS.get(result.finish, "stop")
         message = ChatMessageAssistant(content=content, tool_calls=calls or None, model=self.model_name, source="generate")
-        return ChatCompletionChoice(message=message, stop_reason="tool_calls" if calls and stop == "stop" else stop, logprobs=self._logprobs(result))
+        return ChatCompletionChoice(
+            message=message,
+            stop_reason="tool_calls" if calls and stop == "stop" else stop,
+            logprobs=self._logprobs(result.logprobs),
+            prompt_logprobs=self._logprobs(result.prompt_logprobs),
+        )
 
-    def _logprobs(self, result: pg.GenerationResult) -> Logprobs | None:
-        """Those of the tokens that were drawn."""
-        if result.logprobs is None:
+    def _logprobs(self, noted: Sequence[pg.TokenLogprob | None] | None) -> Logprobs | None:
+        """Those of the tokens that were drawn, or of the prompt's, whose first token has none."""
+        if noted is None:
             return None
 
         def named(token_id: int, logprob: float) -> dict[str, Any]:
@@ -172,7 +191,7 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
             top = [TopLogprob(**named(*pair)) for pair in one.top]
             return Logprob(**named(one.token_id, one.logprob), top_logprobs=top or None)
 
-        return Logprobs(content=[entry(one) for one in result.logprobs])
+        return Logprobs(content=[entry(one) for one in noted if one is not None])
 
 
 @modelapi(name="pipegen")  # type: ignore[untyped-decorator]  # as above
@@ -208,6 +227,25 @@ def _part(part: Any) -> dict[str, Any]:
 def _tool(tool: Any) -> dict[str, Any]:
     parameters = tool.parameters.model_dump(exclude_none=True)
     return {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": parameters}}
+
+
+def _forced(tools: Sequence[Any], tool_choice: Any) -> dict[str, Any] | None:
+    """The JSON Schema of an answer that is a call of the tool, or of any of them, where inspect asks for one."""
+    if not (tool_choice == "any" or isinstance(tool_choice, ToolFunction)):
+        return None
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters.model_dump(exclude_none=True)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+        if tool_choice == "any" or tool.name == tool_choice.name
+    ]
+    if not calls:
+        raise pg.InvalidRequest(f"tool_choice={tool_choice!r:.80} names none of the tools")
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 def _call(written: str) -> ToolCall:

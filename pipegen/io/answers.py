@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipegen.io.jsonl import logprobs_from
+from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
 from pipegen.records import strict_json
 from pipegen.records.fields import freeze
 from pipegen.records.results import ChatOutput, Ending, Finish, Raw
@@ -32,6 +32,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "token_ids": tuple,
     "prompt_token_ids": tuple,
     "logprobs": logprobs_from,
+    "prompt_logprobs": prompt_logprobs_from,
     "ending": _ending,
     "finish": Finish,
     "tool_calls": freeze,

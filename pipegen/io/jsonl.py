@@ -42,6 +42,7 @@ __all__ = [
     "from_plain",
     "lines_of",
     "logprobs_from",
+    "prompt_logprobs_from",
     "readable",
     "request_from_line",
     "request_from_row",
@@ -55,7 +56,7 @@ LineId = str | int
 """The type of a line's `id`, which is returned unchanged."""
 MAX_LINE_BYTES = 256 * 2**20
 """The longest line, images as data URLs included."""
-BRIEF = ("prompt_token_ids", "token_ids", "logprobs")
+BRIEF = ("prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs")
 """The fields that `brief` leaves out."""
 
 
@@ -150,8 +151,9 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
-    if fields.get("logprobs") is not None:
-        fields["logprobs"] = [{f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields["logprobs"]]
+    for name in ("logprobs", "prompt_logprobs"):
+        if fields.get(name) is not None:
+            fields[name] = [one and {f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields[name]]
     values: dict[str, Any] = strict_json.plain(fields)
     return values
 
@@ -178,6 +180,11 @@ def logprobs_from(values: Any) -> tuple[TokenLogprob, ...]:
     )
 
 
+def prompt_logprobs_from(values: Any) -> tuple[TokenLogprob | None, ...]:
+    """The same of a prompt, whose first token has none."""
+    return tuple([None if one is None else logprobs_from([one])[0] for one in values])
+
+
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id": str,
     "finish": Finish,
@@ -187,6 +194,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "samples": lambda samples: tuple(result_from(sample) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": logprobs_from,
+    "prompt_logprobs": prompt_logprobs_from,
     "margin": float,
     "image_grid_thw": lambda grids: tuple(None if grid is None else tuple(grid) for grid in grids),
     "prompt_token_ids": tuple,

@@ -17,7 +17,7 @@ __all__ = ["results_in"]
 
 _ANSWER = (
     *("ok", "text", "finish_reason", "stop", "usage", "error", "raw_text", "reasoning", "tool_calls", "samples", "model", "options"),
-    *("prompt_token_ids", "token_ids", "tokens", "logprobs"),
+    *("prompt_token_ids", "token_ids", "tokens", "logprobs", "prompt_logprobs"),
 )
 
 
@@ -48,7 +48,7 @@ def _from_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if not more["ok"]:
         error = dict(row.get("error") or {})
         return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
-    for name in ("finish_reason", "model", "tokens", "logprobs", "usage", "samples", "options", "tool_calls"):
+    for name in ("finish_reason", "model", "tokens", "logprobs", "prompt_logprobs", "usage", "samples", "options", "tool_calls"):
         values.pop(name, None)
     usage = row.get("usage") or {}
     more |= {"finish": row.get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens") or 0, "completion_tokens": usage.get("completion_tokens") or 0}

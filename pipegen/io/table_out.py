@@ -11,7 +11,7 @@ The schema is fixed before the first row. Parquet has nested columns, and images
 | `error` | `type`, `message`, `hint`, where there is no answer |
 | `raw_text`, `reasoning`, `tool_calls`, `samples` | as in a result; tool calls are JSON text |
 | `model`, `options` | the model's name, and the effective options as JSON text |
-| `prompt_token_ids`, `token_ids`, `tokens`, `logprobs` | unless they are left out; the last two where log probabilities were asked for |
+| `prompt_token_ids`, `token_ids`, `tokens`, `logprobs`, `prompt_logprobs` | unless they are left out; the last three where log probabilities were asked for |
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
         ("options", text),
     ]
     ids = [("prompt_token_ids", pa.list_(count)), ("token_ids", pa.list_(count)), ("tokens", pa.list_(text)), ("logprobs", pa.list_(pa.float64()))]
+    ids.append(("prompt_logprobs", pa.list_(pa.float64())))
     return pa.schema(columns if brief else [*columns, *ids])
 
 
@@ -88,15 +89,15 @@ def _answer(slot: Slot[GenerationResult], model: str, options: _Options, *, brie
     if not is_ok(slot):
         error = slot.failure()
         failure = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-        return (False, None, None, None, None, failure, None, None, None, None, model, None, *(() if brief else (None,) * 4))
+        return (False, None, None, None, None, failure, None, None, None, None, model, None, *(() if brief else (None,) * 5))
     result = slot.unwrap()
     samples = [_sample(one) for one in result.completions] if result.samples else None
     ids: tuple[Any, ...] = ()
     if not brief:
         logprobs = result.logprobs
-        ids = (result.prompt_token_ids, result.token_ids, None, None)
-        if logprobs is not None:
-            ids = (*ids[:2], [one.text for one in logprobs], [one.logprob for one in logprobs])
+        own: tuple[Any, ...] = (None, None) if logprobs is None else ([one.text for one in logprobs], [one.logprob for one in logprobs])
+        before = result.prompt_logprobs
+        ids = (result.prompt_token_ids, result.token_ids, *own, None if before is None else [one and one.logprob for one in before])
     return (
         True,
         result.text,

@@ -243,8 +243,8 @@ class GenerationOptions:
 
     max_new_tokens: Annotated[
         int | None,
-        integer(low=1),
-        "The most tokens to generate; a row that reaches it ends with `LENGTH`.",
+        integer(low=0),
+        "The most tokens to generate; a row that reaches it ends with `LENGTH`. With 0 only the prompt is read, for its `prompt_logprobs`.",
         OptionRow(
             512, EVERY, fields="max_tokens max_completion_tokens", near="max_output_tokens max_length", wires="max_tokens max_new_tokens max_tokens", trial=3
         ),
@@ -322,6 +322,12 @@ class GenerationOptions:
     top_logprobs: Annotated[
         int | None, integer(low=0, high=20), "Also report that many likeliest tokens for each position; turns `logprobs` on.", OptionRow(0, SERVED, trial=2)
     ] = None
+    prompt_logprobs: Annotated[
+        bool | None,
+        boolean,
+        "Report the model's own log probability of each token of the prompt but the first, with the likeliest there; it is read once more.",
+        OptionRow(False, trial=True),
+    ] = None
     max_prompt_tokens: Annotated[
         int | None,
         integer(low=1),
@@ -366,6 +372,7 @@ class GenerationOptions:
             samples: int | None = None,
             logprobs: bool | None = None,
             top_logprobs: int | None = None,
+            prompt_logprobs: bool | None = None,
             max_prompt_tokens: int | None = None,
             on_overflow: Literal["error", "clip"] | None = None,
             use_generation_config: bool | None = None,

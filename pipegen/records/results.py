@@ -178,6 +178,8 @@ class Raw:
     """The generated ids, the ending one included."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each id, if the option `logprobs` is on."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One for each id of the prompt, None for the first, if the option `prompt_logprobs` is on."""
     aborted: bool = False
     """The engine stopped the row early, for example because it was cancelled."""
     halted: str | None = None
@@ -265,6 +267,8 @@ class GenerationResult:
     margin: float | None = None
     """With `logprobs`: the smallest `TokenLogprob.margin` of `token_ids`; None if one is unknown. A near tie (0.01 in float32, 0.1 in bfloat16, or less) may
     come out differently in another batch, engine or device. It is measured before temperature, penalties, filters and seeds."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One for each of `prompt_token_ids`, with the likeliest token there in `top`, if the option `prompt_logprobs` is on. The first token has none."""
     route: str = ""
     """The name of the route that made this result, such as `hf`."""
     tried: tuple[GenerationError, ...] = ()

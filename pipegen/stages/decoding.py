@@ -11,8 +11,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from returns.result import Success
+from returns.result import Failure, Success
 
+from pipegen.core.errors import UnsupportedOption
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import TokenEngine
@@ -73,6 +74,9 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
     options, ids = raw.encoded.options, raw.token_ids
     if options.decode is None or options.max_new_tokens is None or options.min_new_tokens is None:
         raise ValueError("the options take a value for everything: resolve(options) first")
+    if options.prompt_logprobs and raw.prompt_logprobs is None:
+        words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
+        return Failure(UnsupportedOption(words, option="prompt_logprobs", hint="put pg.stages.call_engine(engine) in the place of pg.call(engine)"))
     ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
     count = min(len(ids), options.max_new_tokens)
     ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)
@@ -82,6 +86,8 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         raw = dataclasses.replace(raw, token_ids=ids[:kept], logprobs=None if raw.logprobs is None else raw.logprobs[:kept], ending=None)
     if raw.logprobs is not None:
         raw = dataclasses.replace(raw, logprobs=tuple([_spelled(one, tokenizer) for one in raw.logprobs]))
+    if raw.prompt_logprobs is not None:
+        raw = dataclasses.replace(raw, prompt_logprobs=tuple([None if one is None else _spelled(one, tokenizer) for one in raw.prompt_logprobs]))
     raw_text, raw_ends = spell(tokenizer, raw.token_ids)
     hidden = hidden_ids(tokenizer, options.decode.skip_special_tokens)
     shown = raw.token_ids[:ended]

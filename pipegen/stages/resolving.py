@@ -57,6 +57,9 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
         if count > 1:
             words = f"samples={count} takes a pipe that puts them together: none of its stages does"
             return Failure(UnsupportedOption(words, option="samples", hint="end it with pg.stages.trim(engine), or put it into pg.samples(...)"))
+        if job.unwrap().options.max_new_tokens == 0 and not takes_tokens(engine):
+            words = f"{shown(engine.name)} generates at least one token: max_new_tokens=0 takes an engine that takes token ids"
+            return Failure(UnsupportedOption(words, option="max_new_tokens"))
         return check_support(job.unwrap(), engine.capabilities, engine.plugins)
 
     rows = each("resolve", resolved)

@@ -121,6 +121,7 @@ def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) 
             completion_tokens=len(raw.token_ids),
             logprobs=raw.logprobs,
             margin=closest_choice(raw.logprobs),
+            prompt_logprobs=raw.prompt_logprobs,
             route=route_name,
             thinking=prompt.thinking,
             thinking_unfinished=thinking_unfinished(decoded.finish, decoded.raw_text, prompt=prompt.text),

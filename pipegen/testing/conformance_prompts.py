@@ -12,10 +12,11 @@ from pipegen.core.errors import BadImage, InvalidRequest
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
+from pipegen.drivers.scoring import scoring
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, same
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, refuses, same
 
 __all__ = ["CHECKS"]
 
@@ -167,6 +168,34 @@ def the_checkpoints_own_settings_are_taken_where_asked(route: Route) -> None:
         expect(_chosen(slot.unwrap()) == _chosen(wanted), "use_generation_config: the result's options are not those of the checkpoint")
 
 
+def prompts_have_the_log_probabilities_of_their_scores(route: Route) -> None:
+    """`prompt_logprobs` are what `pg.score` gives for the prompt's ids after the first, with an answer or without one (`max_new_tokens=0`)."""
+    name = "prompt_logprobs"
+    if not honours(route, name):
+        refuses(route, greedy(prompt_logprobs=True), name)
+        if not honours(route, "token_ids"):
+            refuses(route, greedy(max_new_tokens=0), "max_new_tokens")
+        return
+    requests = [chat(text) for text in PROMPTS]
+    plain, noted, read = (
+        answers(run(route, requests, options)) for options in (greedy(), greedy(prompt_logprobs=True), greedy(max_new_tokens=0, prompt_logprobs=True))
+    )
+    ids = [result.prompt_token_ids for result in plain]
+    scored = run(scoring(route), [{"prompt_token_ids": own[:1], "continuation": own[1:]} for own in ids])
+    for own, slot, *results in zip(ids, scored, noted, read, strict=True):
+        expect(is_ok(slot), f"{name}: the prompt cannot be scored: {slot}")
+        for result in results:
+            first, *others = result.prompt_logprobs or (None,)
+            expect(first is None and [one.token_id for one in others if one] == [*own[1:]], f"{name}: one for each token of the prompt but the first, in order")
+            pairs = [(one.logprob, value) for one, value in zip(others, slot.unwrap().token_logprobs, strict=True) if one]
+            expect(all(value <= 0 and abs(value - wanted) < 1e-3 for value, wanted in pairs), f"{name}: they are not the scores of the prompt's tokens")
+            expect(all(one.top and one.top[0][1] >= one.logprob for one in others if one), f"{name}: the likeliest token of each place is missing")
+    expect(all(same(one, other) for one, other in zip(plain, noted, strict=True)), f"{name}: the answers change where they are asked for")
+    for result in [*read, *answers(run(route, requests, greedy(max_new_tokens=0)))]:
+        made = (result.text, result.raw_text, result.token_ids, result.finish, result.completion_tokens)
+        expect(made == ("", "", (), Finish.LENGTH, 0), f"max_new_tokens: with 0 nothing is generated, and the row ends with LENGTH, not {made}")
+
+
 def _chosen(of: GenerationResult | GenerationOptions) -> tuple[Any, ...]:
     options = of.options if isinstance(of, GenerationResult) else of
     return options.temperature, options.top_p, options.top_k, options.min_p, options.repetition_penalty, options.no_repeat_ngram_size
@@ -181,4 +210,5 @@ CHECKS = (
     images_keep_to_the_budget,
     what_does_not_fit_is_clipped_where_asked,
     the_checkpoints_own_settings_are_taken_where_asked,
+    prompts_have_the_log_probabilities_of_their_scores,
 )

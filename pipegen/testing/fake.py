@@ -146,7 +146,7 @@ class FakeEngine:
         return self.capabilities.context_length
 
     def score(self, inputs: Sequence[Continued]) -> Sequence[Slot[TokenScores]]:
-        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even; else the next id is likelier, with -0.5.
+        """Each token has the log probability -1 - id / 1000, and is greedy where its id is even; else the id before is likelier, with -0.5.
 
         Logs the call in `scored`, and fails as `generate` does.
         """
@@ -157,7 +157,7 @@ class FakeEngine:
         made: list[Slot[TokenScores]] = []
         for row, ids in rows:
             logprobs = tuple([-1 - number / 1000 for number in ids])
-            likeliest = tuple([(number + 1, -0.5) if number % 2 else (number, own) for number, own in zip(ids, logprobs, strict=True)])
+            likeliest = tuple([(number - 1, -0.5) if number % 2 else (number, own) for number, own in zip(ids, logprobs, strict=True)])
             made.append(Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest)))
         return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
 

@@ -19,6 +19,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
 from pipegen.engines.protocol import TokenEngine
+from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
@@ -192,7 +193,14 @@ def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
     words = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
     piece = words | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
     ids = st.lists(piece, max_size=8).map(lambda pieces: tuple(token_id for one in pieces for token_id in one))
-    return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans())
+    return st.builds(Raw, encoded=encoded(engine), token_ids=ids, aborted=st.booleans()).map(_with_prompt_logprobs)
+
+
+def _with_prompt_logprobs(raw: Raw) -> Raw:
+    """The log probabilities of the prompt, where the options ask for them."""
+    first, *others = raw.encoded.prompt.token_ids or (0,)
+    noted = (None, *(TokenLogprob(token_id=token_id, logprob=-1.0, top=((first, -0.5),)) for token_id in others))
+    return altered(raw, prompt_logprobs=noted) if raw.encoded.options.prompt_logprobs else raw
 
 
 def decoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Decoded]:
@@ -223,6 +231,7 @@ def results() -> st.SearchStrategy[GenerationResult]:
         prompt_tokens=st.integers(0, 6),
         completion_tokens=st.integers(0, 6),
         logprobs=_maybe(st.lists(logprob, max_size=2).map(tuple)),
+        prompt_logprobs=_maybe(st.lists(_maybe(logprob), max_size=2).map(tuple)),
         route=st.sampled_from(("", "hf")),
         tried=st.lists(errors(), max_size=1).map(tuple),
         thinking=_maybe(st.sampled_from(("honoured", "unsupported"))),

@@ -43,7 +43,7 @@ def test_an_unknown_name_is_refused_with_its_place_and_the_nearest_name(tmp_path
         read_options(written(tmp_path, text, name))
 
 
-@pytest.mark.parametrize("value", ["true", "12.9", "0", "'7'", ".nan", "[1]", "2020-01-01"])
+@pytest.mark.parametrize("value", ["true", "12.9", "-1", "'7'", ".nan", "[1]", "2020-01-01"])
 def test_a_value_that_the_option_does_not_take_is_refused_with_file_and_name(tmp_path: Path, value: str) -> None:  # C2
     with pytest.raises(InvalidField, match=r"options\.yaml"):
         read_options(written(tmp_path, f"max_new_tokens: {value}\n"))

@@ -1,4 +1,4 @@
-"""Local tasks of lm-eval: a generation, a multiple choice and a perplexity, on JSON files made here."""
+"""Local tasks of lm-eval (a generation, a multiple choice and a perplexity, on JSON files made here), and inspect's provider on a fake engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from support.models import write_model
+
+import pipegen as pg
+from pipegen.testing.fake import FakeEngine
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over", "green", "hills", "while", "rain", "fell", "softly", "down")
 
@@ -62,5 +65,20 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
             return str(path())
         return str(write_model(root / family, family))
+
+    return made
+
+
+@pytest.fixture
+def api() -> Callable[..., Any]:
+    """The provider on a fake engine that answers what it is told."""
+
+    def made(script: Any, **more: Any) -> Any:
+        from pipegen.evals.inspect_ai import PipegenAPI
+
+        api = PipegenAPI("embedded")
+        api.route = pg.route(FakeEngine(script, **more))
+        api.engine = api.route.engine
+        return api
 
     return made

@@ -72,7 +72,7 @@ def test_a_completions_line_takes_text_or_ids() -> None:
         (line(messages=MESSAGES, temprature=1), "body.temprature is not supported here; did you mean 'temperature'"),
         (line(messages=MESSAGES, response_format={"type": "json_object"}), "body.response_format takes the type 'text' or 'json_schema' here"),
         (line(messages=MESSAGES, max_tokens=1, max_completion_tokens=2), "contradicts another name of max_new_tokens"),
-        (line(messages=MESSAGES, max_tokens=0), "max_new_tokens takes a whole number of at least 1"),
+        (line(messages=MESSAGES, max_tokens=-1), "max_new_tokens takes a whole number of at least 0"),
         (line(messages=[]), "messages takes at least one message"),
         (line(), "takes exactly one of messages"),
     ],

@@ -37,7 +37,11 @@ def table(tmp_path: Path) -> Path:
     """An answer with log probabilities, one of two samples, and an error; with images and messages."""
     logprobs = (pg.TokenLogprob(token_id=5, logprob=-0.5, text="ja"),)
     two = answer("one").unwrap(), answer("two").unwrap()
-    slots = [answer("ja", logprobs=logprobs, token_ids=(5,)), answer("one", samples=two), pg.Failure(BadImage(0, message="no image"))]
+    slots = [
+        answer("ja", logprobs=logprobs, token_ids=(5,), prompt_logprobs=(None, *logprobs)),
+        answer("one", samples=two),
+        pg.Failure(BadImage(0, message="no image")),
+    ]
     rows = [{"id": n, "messages": TURNS, "image": png(color), "label": n % 2} for n, color in enumerate(("red", "green", "blue"))]
     assert pg.write_table(tmp_path / "out.parquet", zip(rows, slots, strict=True), model="m") == 3
     return tmp_path / "out.parquet"
@@ -48,6 +52,7 @@ def test_polars_filters_it_lazily(table: Path) -> None:
     good = pl.scan_parquet(table).filter(pl.col("ok")).select("id", "text", pl.col("usage").struct.field("completion_tokens")).collect()
     assert good.rows() == [(0, "ja", 2), (1, "one", 2)]
     assert pl.read_parquet(table)["logprobs"].to_list() == [[-0.5], None, None]
+    assert pl.read_parquet(table)["prompt_logprobs"].to_list() == [[None, -0.5], None, None]
 
 
 def test_duckdb_reads_its_structs_and_its_json(table: Path) -> None:

@@ -42,10 +42,10 @@ from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
-from pipegen.backends.hf.rows import HFRow, group_size
+from pipegen.backends.hf.rows import HFRow, group_size, order_key
 from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
-from pipegen.backends.hf.waiting import Waiting
+from pipegen.backends.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
 
 __all__ = ["ModelTraits", "Schedule", "Work"]
@@ -110,7 +110,7 @@ class Schedule:
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
         self._prefixes = prefixes
-        self._waiting = Waiting(size, overdue=16 * size)
+        self._waiting = Waiting[HFRow](size, overdue=16 * size, key=lambda row: order_key(row.cost), source=lambda row: row.source)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
@@ -139,7 +139,7 @@ class Schedule:
 
     def prune(self) -> None:
         """Drop the rows that wait and are done, since their calls have left them; those that run are dropped by the next step."""
-        self._waiting.prune()
+        self._waiting.prune(lambda row: row.done)
 
     @property
     def _active(self) -> int:

@@ -147,14 +147,20 @@ def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
 
 
 def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores | None]:
-    """The same from SGLang's `meta_info`, which begins with the token before them: rows of [logprob, id, text]."""
+    """The same from SGLang's `meta_info`, which begins with the token before them: rows of [logprob, id, text].
+
+    SGLang writes 0 for the very last id of the vocabulary (`x if x < vocab_size - 1 else 0`), beside that token's own log probability.
+    """
     own, tops = _listed(meta, "input_token_logprobs"), _listed(meta, "input_top_logprobs")
     if len(own) != ask.scored + 1 or len(tops) != len(own):
         return malformed(f"meta_info has {len(own)} log probabilities of input tokens and {len(tops)} highest ones; {ask.scored + 1} were asked")
     pairs: list[tuple[Any, list[Pair]]] = []
+    last = max(ask.token_ids)
     for token, entry, top in zip(ask.token_ids[-ask.scored :], own[1:], tops[1:], strict=True):
         row, others = _row(entry), [_row(other) for other in top] if isinstance(top, list) else []
-        pairs.append((row[1] if row is not None and row[0] == token else None, [other for other in others if other is not None]))
+        pairs.append(
+            (row[1] if row is not None and (row[0] == token or (row[0] == 0 and token == last)) else None, [other for other in others if other is not None])
+        )
     return _scores(pairs, ask)
 
 

@@ -46,6 +46,8 @@ class Running:
     def __init__(self, engine: Any, adapter: str | None) -> None:
         self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
+        self.side_by_side = int(engine.vllm_config.scheduler_config.max_num_seqs)
+        """How many requests it runs at a time at most; where memory is short, fewer."""
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""
         self.lock = threading.RLock()
@@ -189,6 +191,11 @@ class Core:
     def loaded(self) -> bool:
         return self._running is not None and self._running.failed is None
 
+    @property
+    def side_by_side(self) -> int | None:
+        """How many requests it runs at a time at most; None before it has started."""
+        return None if self._running is None else self._running.side_by_side
+
     def running(self) -> Running:
         """The engine; starts it where needed."""
         with self._lock:
@@ -210,8 +217,10 @@ class Core:
             check_files(load, checkpoint.source)
             check_adapter_settings(load)
             from vllm import EngineArgs, LLMEngine
+            from vllm.usage.usage_lib import UsageContext
 
-            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)))
+            # with the limits that vLLM's own class for this purpose has: by default, an engine is given fewer rows and tokens for a step
+            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)), usage_context=UsageContext.LLM_CLASS)
             try:
                 return Running(engine, None if load.adapter is None else str(load.adapter))
             except BaseException:
@@ -248,6 +257,11 @@ class Call:
         self._rows: dict[str, int] = {}
         self._left = False
         self._waits = waits
+
+    @property
+    def in_flight(self) -> int:
+        """How many of its requests have not ended."""
+        return len(self._rows)
 
     def add(self, row: int, prompt: Any, params: Any) -> None:
         """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""

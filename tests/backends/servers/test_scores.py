@@ -60,6 +60,13 @@ def test_answers_are_read_and_a_tie_is_greedy() -> None:
     assert sglang.from_wire(by_meta(), ASK).unwrap()[0].scores == SCORES
 
 
+def test_sglang_writes_0_for_the_last_id_of_the_vocabulary() -> None:
+    own = [*META["input_token_logprobs"][:2], [-1.5, 0, None]]
+    assert sglang.from_wire(by_meta(input_token_logprobs=own), ASK).unwrap()[0].scores == SCORES
+    other = [META["input_token_logprobs"][0], [-0.5, 0, None], META["input_token_logprobs"][2]]
+    assert isinstance(sglang.from_wire(by_meta(input_token_logprobs=other), ASK).failure(), pg.MalformedResponse)
+
+
 def test_what_stands_for_minus_infinity_is_that() -> None:
     tables = [*TABLES[:3], {"4": {"logprob": -9999.0}, "8": {"logprob": -0.5}}]
     assert vllm.from_wire(by_ids(prompt_logprobs=tables), ASK).unwrap()[0].scores == ((-0.5, (7, -0.25)), (-math.inf, (8, -0.5)))
