@@ -38,8 +38,9 @@ from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 
 __all__ = [
-    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping", "metadata_of",
-    "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw", "tuple_of", "with_schema",
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "exact", "freeze", "help_of", "integer", "mapping",
+    "metadata_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw", "tuple_of",
+    "with_schema",
 ]  # fmt: skip
 
 NESTING = 64
@@ -141,7 +142,7 @@ def non_empty_string(value: Any) -> Any:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a string that is not empty")
-    return value
+    return exact(value)
 
 
 def one_of(*choices: str) -> Check:
@@ -160,7 +161,7 @@ def path(value: Any) -> Any:
     result = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(result, str) or not result:
         raise ValueError("a path or a name")
-    return result
+    return exact(result)
 
 
 def tuple_of(item: Check) -> Check:
@@ -203,9 +204,26 @@ def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
 _LEAVES = frozenset((int, float, str, bool, type(None)))
 
 
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((str, str.__str__), (bytes, bytes.__bytes__), (int, int.__int__), (float, float.__float__))
+
+
+def exact(value: Any) -> Any:
+    """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare, hash or print as it likes. Anything else as it is.
+
+    >>> import enum
+    >>> class Word(str, enum.Enum):
+    ...     YES = "yes"
+    >>> exact(Word.YES), exact([1])
+    ('yes', [1])
+    """
+    if type(value) in _LEAVES:
+        return value
+    return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
+
+
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, bool)):
-        return value
+        return exact(value)
     if depth > NESTING:
         raise ValueError(f"plain data nested at most {NESTING} deep")
     if isinstance(value, Mapping):
@@ -225,7 +243,7 @@ def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise ValueError(f"mappings with string keys, without {printed(key)}")
-    return key
+    return str(exact(key))
 
 
 def mapping(value: Any) -> Any:

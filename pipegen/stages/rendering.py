@@ -44,7 +44,7 @@ from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
-from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, written_by
+from pipegen.stages.parts.template import call_template, composes, decoded_by, honours_thinking, known_words, probe_variables, shape_content, written_by
 
 __all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
 
@@ -198,10 +198,12 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
-    whole = composes(source, control.ids)
-    guarded = control.letters if whole else control.edges
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
     words = foreign_strings(shaped, trust)
+    own = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
+    decoded = decoded_by(source)
+    whole = bool(decoded) or composes(source, control.ids) or _may_complete(own, words, control)
+    guarded = control.letters | decoded if whole else control.edges
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded if character in joined}
 
@@ -215,7 +217,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     found = _look_alike(foreign_strings(given, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(shaped, trust), ()))])
+    marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
     mark = _marker(write, shaped, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
@@ -226,11 +228,22 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
 
 
+def _may_complete(own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens) -> bool:
+    """Whether foreign words may complete a control token that the trusted text begins: it holds a character of an edge, and they are a part of one."""
+    if not any(not control.edges.isdisjoint(text) for text in own):
+        return False
+    return any(stripped and control.has_part(stripped) and not _is_of_form(text, place) for place, text in words for stripped in (text.strip(),))
+
+
 _FORM = re.compile(
     r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.(properties\..+|items.*))?(?<!\.properties))?)?", re.DOTALL
 )
 """The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
 _FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
+
+
+def _is_of_form(text: str, place: str) -> bool:
+    return text in _FORM_KEYS and _FORM.fullmatch(place) is not None
 
 
 def _marker(
@@ -247,7 +260,7 @@ def _marker(
 
     def marker(looked_for: frozenset[str]) -> Rewrite:
         def mark(text: str, place: str) -> str:
-            kept = text.lower() in looked_for or (text in _FORM_KEYS and text in known and _FORM.fullmatch(place))
+            kept = text.lower() in looked_for or (text in known and _is_of_form(text, place))
             return edges.mark(text) if kept else marks.mark(text)
 
         return mark

@@ -73,6 +73,11 @@ def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
     return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
 
 
+@functools.lru_cache(maxsize=64)
+def _joined(tokens: immutabledict[str, int]) -> str:
+    return "\0".join(tokens).casefold()
+
+
 def _with_variants(characters: set[str]) -> frozenset[str]:
     """The characters, and those that normalization may turn into one of them, such as the full-width `<`."""
     return frozenset(characters).union(variant for variant, parts in _variants().items() if not characters.isdisjoint(parts))
@@ -108,6 +113,10 @@ class ControlTokens:
     def letters(self) -> frozenset[str]:
         """All characters of control tokens, in upper and lower case."""
         return _letters(self.ids)
+
+    def has_part(self, text: str) -> bool:
+        """Whether the text, in any case, is a part of a control token."""
+        return text.casefold() in _joined(self.ids)
 
     def found_in(self, text: str) -> tuple[int, str] | None:
         """The index and the text of the first control token; None if there is none."""
