@@ -102,7 +102,7 @@ def generate(
     ] = None,
     options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows again: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
     retry: Annotated[
         str, typer.Option("--retry", metavar="retryable|all|none|TYPE", help="Which failed rows of OUT.job are asked again.", rich_help_panel=FILES)
     ] = "retryable",

@@ -69,7 +69,7 @@ class Files:
     plugins: tuple[Plugin, ...] = ()
     """Attached to the engine, in this order."""
     restart: bool = False
-    """Whether the job begins anew."""
+    """Whether the job starts again from the first row."""
     retry: str = "retryable"
     """Which failed rows are asked again."""
     in_flight: int | None = None

@@ -358,4 +358,4 @@ def check_parts(files: Files) -> None:
     if files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
     if files.shard is not None and (files.restart or files.overwrite):
-        refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to begin anew, remove {files.job}", "--shard")
+        refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to start again, remove {files.job}", "--shard")

@@ -50,7 +50,7 @@ def field_words(name: str, kind: str, dialect: str | None) -> str:
     takers = passed_on().get(name, ())
     if not takers:
         return ""
-    where = "" if dialect != "plain" else "; say the server's dialect, or put it into extra_body"
+    where = "" if dialect != "plain" else "; set the server's dialect, or put it into extra_body"
     return f"type {kind!r} takes no such key: it is {field_help(takers)}{where}"
 
 

@@ -179,7 +179,7 @@ def job(
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
     version: what else the answers depend on, such as stages of your own; another version asks all rows again.
-    restart: begin anew; the rows that are finished are removed. Refused while another process runs the job.
+    restart: start again from the first row; the rows that are finished are removed. Refused while another process runs the job.
     grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at once.
 
     A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.

@@ -264,7 +264,7 @@ def test_flags_that_would_harm_other_shards_are_refused(command: Command, jsonl:
     (tmp_path / "images" / "a.png").write_bytes(b"image")
     for words, flags in {
         "would remove the rows of other shards": (file, "--shard", "1/2", "--restart"),
-        "to begin anew, remove": (file, "--shard", "1/2", "--overwrite"),
+        "to start again, remove": (file, "--shard", "1/2", "--overwrite"),
         "goes without --replicas": (file, "--shard", "1/2", "--replicas", "2"),
         "splits the rows itself": (file, "--shard", "1/2", "--ray", "local"),
         "goes without --sidecar": (tmp_path / "images", "--prompt", "What?", "--sidecar", "txt", "--replicas", "2"),

@@ -189,7 +189,7 @@ class HFEngine(CheckpointEngine):
         try:
             return self._weights.model()
         except BadAdapter as error:
-            raise CallFailed(_failure(str(error), "batch", hint="take the adapter that was made for this model, or the model it was made for")) from error
+            raise CallFailed(_failure(str(error), "batch", hint="use the adapter that was made for this model, or the model it was made for")) from error
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise CallFailed(

@@ -117,7 +117,7 @@ class Sender:
         if len(served) == 1:
             return Success(served[0])
         words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self.named!r}"
-        return Failure(InvalidRequest(words, hint="say which with served_model_name"))
+        return Failure(InvalidRequest(words, hint="set served_model_name"))
 
     def classify(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
         """The error of a refusal, without any secret that the server repeated."""

@@ -210,7 +210,7 @@ class Core:
         try:
             room = adapter_arguments(checkpoint)
         except BadAdapter as error:
-            hint = "take the adapter that was made for this model, or the model it was made for"
+            hint = "use the adapter that was made for this model, or the model it was made for"
             raise CallFailed(failure(str(error), "batch", hint=hint)) from error
         with starting(load, checkpoint.source):
             check_version()
