@@ -1,4 +1,4 @@
-"""One backend of a file: which engine, which model, how it is reached, and the generation options that stand flat beside these.
+"""One backend of a file: which engine, which model, how it is reached, and the generation options, flat beside these.
 
 >>> place = Place("chat.yaml")
 >>> backend = backend_from({"type": "vllm", "model": "Qwen/Qwen3-4B", "base_url": None, "top_k": 50}, place)
@@ -146,7 +146,7 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
 
 
 def _shown(name: str, value: Any) -> str:
-    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
+    return "the value that is set" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
 
 
 def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:

@@ -110,7 +110,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
     entries = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
     if "type" in entries:  # a name that many files of the original system use for it
         if "display_type" in entries:
-            raise InvalidField(f"{place.at('type')}: says the same as display_type, which stands there too")
+            raise InvalidField(f"{place.at('type')}: means the same as display_type, which is set too")
         entries["display_type"] = entries.pop("type")
     return _made(ChatUi, {name: value for name, value in entries.items() if value is not None}, place)
 

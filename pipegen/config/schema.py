@@ -63,7 +63,7 @@ def schema() -> dict[str, Any]:
 
 
 def _backend() -> dict[str, Any]:
-    """Which keys stand beside which type."""
+    """Which keys each type takes."""
     kinds = {"hf": "hf", "vllm_server": "vllm_server", "sglang_server": "sglang_server"}
     by_type = [_if({"type": kind}, kinds.get(kind, "openai_server")) for kind in TYPES if kind != "vllm"]
     vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}

@@ -32,13 +32,13 @@ def failed(wanted: Call, failure: CallFailed) -> Sequence[Slot[Any]]:
 
 
 class Returned(NamedTuple):
-    """A pipe at work has returned its batch."""
+    """A running pipe has returned its batch."""
 
     batch: Batch[Any]
 
 
 def advance(running: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> Call | Returned:
-    """Let a pipe at work go on to its next call, or to its end."""
+    """Let a running pipe go on to its next call, or to its end."""
     try:
         return next(running) if answers is None else running.send(answers)
     except StopIteration as done:
@@ -46,7 +46,7 @@ def advance(running: Steps[Any], answers: Sequence[Slot[Any]] | None = None) -> 
 
 
 class Started(NamedTuple):
-    """A pipe at work that is prepared up to its first call, or done."""
+    """A running pipe that has come to its first call, or is done."""
 
     running: Steps[Any]
     step: Call | Returned
@@ -66,7 +66,7 @@ def begin_each(pipe: Pipe[Any, Any], batch: Batch[Any]) -> list[Started]:
 
 
 def finish(begun: Started) -> Batch[Any]:
-    """Perform the calls of a pipe at work, one after the other."""
+    """Perform the calls of a running pipe, one after the other."""
     running, step = begun
     try:
         while isinstance(step, Call):

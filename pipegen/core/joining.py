@@ -1,6 +1,6 @@
 """Stages one after another: what goes row by row, how samples are honoured, and what of a call may be shown.
 
-Where a stage that opens stands before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
+Where a stage that opens comes before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
 row goes its own way: a request that is made of an answer is made of each sample's answer. After the last stage that closes, the rows of each request are
 put together in its one slot. Where no stage closes, nothing is expanded, and the stage that opens refuses samples.
 """
@@ -62,7 +62,7 @@ def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One stage, or several that go row by row, and what stands after it."""
+    """One stage, or several that go row by row, and what comes after it."""
 
     stage: Pipe[Any, Any]
     rows: tuple[Callable[[Any], Slot[Any]], ...]
@@ -151,7 +151,7 @@ class Joined:
 
 
 class _Samples:
-    """Where each slot of the batch stands, once a request has become several rows."""
+    """The place of each slot of the batch, once a request has become several rows."""
 
     def __init__(self, requests: Sequence[Slot[Any]] = ()) -> None:
         self.rows: list[Row] | None = None

@@ -92,7 +92,7 @@ class Pipe(Generic[A_contra, B_co]):
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.
 
-        Stages that stand side by side and look at each row alone go row by row: a row is through all of them before the next one begins.
+        Stages that follow one another and look at each row alone go row by row: a row is through all of them before the next one begins.
         """
         if not isinstance(then, Pipe):
             raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) lifts a function")

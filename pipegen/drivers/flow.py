@@ -1,16 +1,16 @@
-"""Continuous feeding: many small pipes under way at once, whose calls of one engine are merged into one call that is fed while it runs.
+"""Continuous feeding: each request runs as a small pipe of its own, and all their calls of one engine are merged into one call that is fed while it runs.
 
-Each request is a pipe of its own, a *unit*. Units are taken from the input, prepared up to their first call (some of them together, which costs less), and
-their rows are added to the open call of that engine. When the last row of a unit's call has ended, the unit goes on to its next call or to its end. So no
-request waits for another one, and an engine has rows to work on as long as there is input.
+Such a pipe is a *unit*. Units are taken from the input and run up to their first call, some of them together, which costs less. The call's rows are added
+to the open call of that engine. When the last row of a unit's call has ended, the unit goes on to its next call, or to its end. So no request waits for
+another one, and an engine has rows to work on as long as there is input.
 
-**Bounds.** At most `in_flight` units are under way: as many as keep the engine full, which it tells, where the caller says nothing. Of the units that have
-ended, at most `REORDER` times as many wait for slower ones before them; then no input is taken until these have ended. No more units are prepared while
-the images of those under way take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+**Bounds.** At most `in_flight` units run at a time; by default, as many as the engine says keep it full. Slots are given out in the order of the input: at
+most `REORDER` times as many units may have ended and wait for slower ones before them, and no input is taken while so many do. No more units are prepared
+while the images of those in flight take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
 
-**Ending early.** `close` ends all at once. `drain` takes no more input, and lets what is under way end for some seconds first.
+**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in flight some seconds to end.
 
-**Threads.** Stages, and engines of this process, work in the thread of who asks for the next slot. Images are read and resized on a few threads.
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. Images are read and resized on a few other threads.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow"]
 
 K = TypeVar("K")
 IN_FLIGHT = 64
-"""Requests under way for an engine that does not tell what keeps it full."""
+"""Requests in flight for an engine that does not tell what keeps it full."""
 REORDER = 8
-"""So many times the requests under way may have ended and wait for one before them."""
+"""How many times `in_flight` requests may have ended and wait for a slower one before them."""
 TOGETHER = 32
 """Requests that are prepared together."""
 HELD_BYTES = 512 * 2**20
-"""Bytes of the images of requests under way, beyond which no more are prepared."""
+"""Bytes of the images of requests in flight, beyond which no more are prepared."""
 
 
 class Flow(Generic[K]):
@@ -87,7 +87,7 @@ class Flow(Generic[K]):
         self._turns: deque[Unit[K]] = deque()
         """The units to be given out: all that were taken where they are ordered, else those that have ended."""
         self._units: dict[int, Unit[K]] = {}
-        """The units under way."""
+        """The units in flight."""
         self._waiting = 0
         """Units that have ended and were not given out."""
         self._bytes = 0
@@ -113,7 +113,7 @@ class Flow(Generic[K]):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in flight."""
         return bool(self._units)
 
     @property
@@ -146,7 +146,7 @@ class Flow(Generic[K]):
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
     def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take no more requests, and let those under way end for so many seconds. Only `finished` is called with them.
+        """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
 
         A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
         it had. A bug of an engine raises: its rows are not run again.
@@ -161,11 +161,11 @@ class Flow(Generic[K]):
 
     @property
     def _ends(self) -> bool:
-        """Whether something under way would end without a new call."""
+        """Whether something in flight would end without a new call."""
         return bool(self._preparing) or any(feed.rows and not isinstance(feed.call, BatchCall) for feed in self._feeds.values())
 
     def close(self) -> None:
-        """End all that is under way."""
+        """End all that is in flight."""
         self.closed, self._more = True, False
         self.wake()
         feeds, self._feeds = list(self._feeds.values()), {}
@@ -174,8 +174,8 @@ class Flow(Generic[K]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         for unit in self._units.values():
-            if unit.at_work is not None:
-                unit.at_work.running.close()
+            if unit.started is not None:
+                unit.started.running.close()
         self._units.clear()
 
     def _fill(self) -> None:
@@ -276,10 +276,10 @@ class Flow(Generic[K]):
             unit.missing -= 1
             answered.setdefault(unit, {})[place] = answer
         for unit, answers in answered.items():
-            if unit.at_work is not None:
-                number, call = unit.calls, unit.at_work.step
+            if unit.started is not None:
+                number, call = unit.calls, unit.started.step
                 if not unit.missing:
-                    self._go_on(unit, unit.at_work.running)
+                    self._go_on(unit, unit.started.running)
                 if self._kept is not None and not unit.ended and isinstance(call, Call):
                     self._kept.keep(unit.key, number, call, answers)
         return bool(ended)
@@ -303,7 +303,7 @@ class Flow(Generic[K]):
 
     def _follow(self, unit: Unit[K], started: Started) -> None:
         """A unit has come to its next call, or to its end: add its rows to what its engine works on, or keep its slot."""
-        unit.at_work, step = started, started.step
+        unit.started, step = started, started.step
         if isinstance(step, Returned):
             self._end(unit, step.batch[0])
             return
@@ -311,7 +311,7 @@ class Flow(Generic[K]):
         unit.answers = [None] * len(step.inputs) if self._kept is None else list(self._kept.of(unit.key, unit.calls, step))
         unit.missing = unit.answers.count(None)
         if not unit.missing:
-            self._go_on(unit, unit.at_work.running)
+            self._go_on(unit, unit.started.running)
             return
         feed = self._feed(step)
         self._bytes -= unit.bytes
@@ -335,7 +335,7 @@ class Flow(Generic[K]):
 
     def _end(self, unit: Unit[K], slot: Slot[Any] | None) -> None:
         """A unit has its slot, or a bug."""
-        unit.slot, unit.at_work = slot, None
+        unit.slot, unit.started = slot, None
         del self._units[id(unit)]
         self._bytes -= unit.bytes
         self._waiting += 1
@@ -350,6 +350,6 @@ class Flow(Generic[K]):
             raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
         for unit, slot in zip(units, isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
-            if unit.at_work is not None:
-                unit.at_work.running.close()
+            if unit.started is not None:
+                unit.started.running.close()
             self._end(unit, slot)

@@ -74,14 +74,14 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
 
 
 class _Count:
-    """What a call has made so far, told at its start and then now and then."""
+    """What a call has made so far: reported at its start, at its end, and at intervals."""
 
     def __init__(self, engine: str, tell: Callable[[Progress], object], every: float) -> None:
         self._now, self._tell, self._every, self._told = Progress(engine, 0, 0, 0), tell, every, -every
         self._slots: dict[int, Slot[Any]] = {}
 
     def add(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
-        """Count more; told of where the call `ends`, or the last time is long ago."""
+        """Count more, and report it if the call `ends` or the last report is long ago."""
         before = self._now
         self._now = Progress(before.engine, before.rows + rows, before.done + done, before.tokens + tokens)
         if ends or time.monotonic() - self._told >= self._every:

@@ -20,19 +20,19 @@ K_contra = TypeVar("K_contra", contravariant=True)
 
 
 class NoRequest(Enum):
-    """What an input gives besides requests."""
+    """What an input gives where it has no request."""
 
     NOW = auto()
-    """There is none at present; `Flow.wake` tells when to ask again."""
+    """None yet: `Flow.wake` is called when there may be one."""
     MORE = auto()
-    """There will be none any more."""
+    """The input has ended."""
 
 
 class KeptAnswers(Protocol[K_contra]):
     """Answers to single calls that outlive the process. `number` counts the calls of a request, from 1."""
 
     def of(self, key: K_contra, number: int, call: Call) -> Sequence[Slot[Any] | None]:
-        """For each input of the call its answer, where it is kept."""
+        """For each input of the call its answer, or None where none is kept."""
         ...
 
     def keep(self, key: K_contra, number: int, call: Call, answers: Mapping[int, Slot[Any]]) -> None:
@@ -45,8 +45,8 @@ class Unit(Generic[K]):
 
     def __init__(self, key: K, asked: Slot[GenerationRequest]) -> None:
         self.key, self.asked = key, asked
-        self.at_work: Started | None = None
-        """The pipe, up to the call under way."""
+        self.started: Started | None = None
+        """The pipe, up to the running call."""
         self.calls = 0
         """How many calls it has begun."""
         self.answers: list[Any] = []

@@ -1,4 +1,4 @@
-"""The settings of every kind of engine: each stands here once, with its type, its check, its default and one line of help.
+"""The settings of every kind of engine: each is declared here once, with its type, its check, its default and one line of help.
 
 The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of chat files and their JSON Schema are made of these
 records.

@@ -235,7 +235,7 @@ class Decoded:
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
     followed: str | None = None
-    """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
+    """The text that `raw.ending` is about, where the row was followed: another text is searched again."""
 
 
 @record

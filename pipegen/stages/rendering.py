@@ -1,11 +1,11 @@
 """Render: the request's messages to prompt text, by its chat template.
 
-The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. Foreign
-text (see `pipegen.stages.parts.foreign_text`) that holds a character which can begin or end a control token is rendered with marks in the place of these
-characters: that is the conversation with harmless words. All other requests are rendered once, as they are.
+The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. If foreign
+text (see `pipegen.stages.parts.foreign_text`) has a character that can begin or end a control token, the conversation is rendered with marks in the place
+of these characters: that is the one with harmless words. All other requests are rendered once, as they are.
 
-Some templates look into the words: they split an answer at `</think>`, or escape `<`. What they make of the unmarked words is taken where its control
-tokens are those of the marked render.
+Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are rendered without marks too, and that render is used if
+its control tokens are those of the marked one.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import TextGenerationRequest
@@ -97,9 +97,9 @@ class Rendered:
 def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     """The stage that makes prompts of messages, by the engine's chat template, and prepares their images.
 
-    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. All are rendered before a stage that
-    tokenises sees the first: taken in turn, templates and tokenizers push each other out of the processor's caches. Fails as `render_row` does, and with
-    `BadImage`.
+    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. The whole batch is
+    rendered before any of it is tokenised: in turn, templates and tokenizers would push each other out of the processor's caches. Fails as `render_row`
+    does, and with `BadImage`.
     """
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:

@@ -284,7 +284,7 @@ def test_rows_are_fed_between_the_steps_of_the_engine(route: pg.Route, monkeypat
     assert not engine.has_unfinished_requests()
 
 
-def test_an_engine_that_dies_while_it_is_fed_fails_what_is_under_way_and_the_rest_goes_on(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_while_it_is_fed_fails_what_is_in_flight_and_the_rest_goes_on(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     engine = vision.engine._core.running().engine  # type: ignore[attr-defined]

@@ -232,7 +232,7 @@ def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, wr
     others[writer].append("0" * 32, {"id": "theirs", "ok": True})
     others.pop(1 - writer).close()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(JournalError, match=rf"job: another run of this job is at work \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
+    with pytest.raises(JournalError, match=rf"job: another run of this job is running \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
         run(engine, folder, PROMPTS, restart=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     others[0].close()
@@ -262,7 +262,7 @@ def test_pairs_keep_their_names(tmp_path: Path) -> None:
         assert running.reused == reused
 
 
-def test_finished_rows_are_given_out_while_nothing_is_under_way(tmp_path: Path) -> None:
+def test_finished_rows_are_given_out_while_nothing_is_in_flight(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
     taken = []

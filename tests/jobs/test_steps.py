@@ -57,7 +57,7 @@ def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(samples: 
         assert len(first) == at // (2 * samples)
         slots, after = run(folder, options=options)
         assert slots == wanted
-        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])  # those under way, and no others
+        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])  # those in flight, and no others
         assert run(folder, options=options) == (wanted, [])
 
 
@@ -131,7 +131,7 @@ def test_steps_go_where_the_rows_go(tmp_path: Path) -> None:
     run(tmp_path / "job", 1)
     files = sorted(path.name for path in (tmp_path / "job").iterdir())
     assert files == ["job.json", "results-0001.jsonl", "steps-0001.jsonl"]
-    with Journal(tmp_path / "job", "steps"), pytest.raises(JournalError, match=r"another run of this job is at work \(steps-0001.jsonl is locked\)"):
+    with Journal(tmp_path / "job", "steps"), pytest.raises(JournalError, match=r"another run of this job is running \(steps-0001.jsonl is locked\)"):
         run(tmp_path / "job", restart=True)
     _, asked = run(tmp_path / "job", restart=True)
     assert len(asked) == 6

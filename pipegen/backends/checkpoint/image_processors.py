@@ -147,7 +147,7 @@ def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[
 
 
 def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
-    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply anew.
+    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply again.
 
     >>> from pipegen.records.results import PreparedImage
     >>> grid_only(Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm").failure().message

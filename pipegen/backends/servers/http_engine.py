@@ -114,7 +114,7 @@ class HttpEngine(ABC, Generic[A, R]):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: as many as may be at the server, and some that are ready when one of them ends."""
+        """How many requests are kept in flight for it: as many as may be at the server, and some that are ready when one of them ends."""
         return self.sender.settings.max_in_flight * 5 // 4 + 1
 
     def open(self, wake: Callable[[], object]) -> ServerCall[A, R]:

@@ -111,7 +111,7 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
         return 2 * (self._core.side_by_side or int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES))
 
     def open(self, wake: Callable[[], object]) -> VLLMCall:
@@ -278,7 +278,7 @@ class VLLMCall:
         while self._waiting:
             running = self._engine._core.running()
             self._call = self._call or Call(running)
-            if self._call.under_way >= running.side_by_side * 5 // 4:
+            if self._call.in_flight >= running.side_by_side * 5 // 4:
                 return
             self._refused += self._engine._begin(self._waiting.pop(), self._call, running)
 

@@ -5,15 +5,15 @@ A request is *queued* (`add`), *stepping* with all others that are queued, and *
 
 **Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens. Each call has a box, and each request
 knows the box of its call; `_advance` runs one step and puts every output into its box. A synchronous call steps whenever its box is empty. Asynchronous
-calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is under way, and all who wait wait for the same step.
+calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is running, and all who wait wait for the same step.
 
 **Invariants.**
 
 - The engine is used only under `lock`. A step without requests would wait for ever, so there is none then.
 - A request is in `_boxes` from `add` until its last output, `drop` or `stop`; outputs of others are discarded.
 - After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
-- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the step
-  under way instead of waiting for it.
+- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the
+  running step instead of waiting for it.
 """
 
 # vLLM need not be installed where types are checked.
@@ -124,7 +124,7 @@ class Running:
                 self.engine.abort_request(left)
 
     def soon(self, do: Callable[[], None]) -> None:
-        """Have this done after the step under way, which it would otherwise wait for."""
+        """Have this done after the running step, which it would otherwise wait for."""
         self._turns.submit(do)
 
     def _died(self, error: Exception) -> NoReturn:
@@ -210,7 +210,7 @@ class Core:
         try:
             room = adapter_arguments(checkpoint)
         except BadAdapter as error:
-            hint = "take the adapter that was made for this model, or the model it was made for"
+            hint = "use the adapter that was made for this model, or the model it was made for"
             raise CallFailed(failure(str(error), "batch", hint=hint)) from error
         with starting(load, checkpoint.source):
             check_version()
@@ -249,7 +249,7 @@ class Core:
 
 
 class Call:
-    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the step under way."""
+    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the running step."""
 
     def __init__(self, running: Running, *, waits: bool = True) -> None:
         self._running = running
@@ -259,7 +259,7 @@ class Call:
         self._waits = waits
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """How many of its requests have not ended."""
         return len(self._rows)
 

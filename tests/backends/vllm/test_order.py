@@ -54,7 +54,7 @@ def test_prompts_that_begin_alike_are_handed_over_one_after_another(way: str, st
     (engine,) = started
     assert sorted(engine.prompts[:96]) == sorted(tuple(request["prompt_token_ids"]) for request in requests)
     assert changes([tuple(request["prompt_token_ids"]) for request in requests]) == 95
-    assert changes(engine.prompts[:96]) < 60  # few of them are under way at a time, and a round has at most as many as wait
+    assert changes(engine.prompts[:96]) < 60  # few of them are in flight at a time, and a round has at most as many as wait
     assert engine.most == ROWS * 5 // 4
 
 
@@ -105,7 +105,7 @@ def test_vllm_starts_with_the_limits_of_its_own_class_for_batches_and_is_kept_fu
         assert route.engine.in_flight == 2 * 16  # as vLLM says
 
 
-def test_the_number_under_way_follows_what_vllm_says_once_it_has_started(started: list[Any]) -> None:
+def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(started: list[Any]) -> None:
     taken = 0
 
     def asked() -> Any:
@@ -115,7 +115,7 @@ def test_the_number_under_way_follows_what_vllm_says_once_it_has_started(started
             yield request
 
     with pg.backends.vllm("embedded") as route:
-        pg.run(route, interleaved(1, 1))  # it runs 16 side by side, so 32 requests are under way, and 8 times as many may wait for their turn
+        pg.run(route, interleaved(1, 1))  # it runs 16 side by side, so 32 requests are in flight, and 8 times as many may wait for their turn
         slots: Any = pg.imap(route, asked())
         for number in range(1000):
             next(slots)
