@@ -1,15 +1,15 @@
 """The functions of toolz that pipegen uses, with types. toolz is imported when the first of them is called: importing it costs more than pipegen.
 
->>> valfilter(bool, {"a": 1, "b": None}), list(partition_all(2, "abc")), list(unique("abca")), dissoc({"a": 1, "b": 2}, "b")
-({'a': 1}, [('a', 'b'), ('c',)], ['a', 'b', 'c'], {'a': 1})
+>>> list(partition_all(2, "abc")), list(unique("abca")), dissoc({"a": 1, "b": 2}, "b")
+([('a', 'b'), ('c',)], ['a', 'b', 'c'], {'a': 1})
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["dissoc", "partition_all", "unique", "valfilter", "without_none"]
+__all__ = ["dissoc", "partition_all", "unique", "without_none"]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -38,14 +38,6 @@ def unique(seq: Iterable[T], /) -> Iterator[T]:
 
     items: Iterator[T] = toolz.unique(seq)
     return items
-
-
-def valfilter(predicate: Callable[[Any], bool], d: Mapping[K, V], /) -> dict[K, V]:
-    """The entries whose value meets the predicate."""
-    import toolz
-
-    kept: dict[K, V] = toolz.valfilter(predicate, d)
-    return kept
 
 
 def without_none(values: Mapping[K, V | None]) -> dict[K, V]:
