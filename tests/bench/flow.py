@@ -292,9 +292,9 @@ def tree() -> Rows:
         return [chance.randrange(300, 900) for _ in range(chance.randint(low, high))]
 
     root, prompts = some(200, 300), list[tuple[int, ...]]()
-    for _ in range(min(REPEATS, 3) + 1):
+    for _ in range(4):
         branch = root + some(60, 120)
-        for _ in range(min(REPEATS, 3)):
+        for _ in range(3):
             leaf = branch + some(60, 120)
             prompts += [tuple(leaf + some(5, 40)) for _ in range(8)]
     chance.shuffle(prompts)
