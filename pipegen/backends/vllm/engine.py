@@ -59,8 +59,13 @@ class VLLMEngine(CheckpointEngine):
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @cached_property
+    def _capabilities(self) -> Capabilities:
+        """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
         limits: dict[str, Any] = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
