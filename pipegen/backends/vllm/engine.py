@@ -265,6 +265,7 @@ class VLLMCall:
     def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
         self._engine, self._text = engine, text
         self._call: Call | None = None
+        self._running: Running | None = None
         self.rows: dict[int, VLLMRow] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
@@ -281,11 +282,12 @@ class VLLMCall:
     def _hand_over(self) -> None:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
-            running = self._engine._core.running()
-            self._call = self._call or Call(running)
-            if self._call.under_way >= running.side_by_side * 5 // 4:
+            if self._call is None or self._running is None:
+                self._running = self._engine._core.running()
+                self._call = Call(self._running)
+            if self._call.under_way >= self._running.side_by_side * 5 // 4:
                 return
-            self._refused += self._engine._begin(self._waiting.pop(), self._call, running)
+            self._refused += self._engine._begin(self._waiting.pop(), self._call, self._running)
 
     def events(self) -> list[TokensMade | RowDone]:
         """What has come, after a step where nothing has. Raises as `generate` does."""
