@@ -156,7 +156,7 @@ def core_only(session: nox.Session) -> None:
     run(session, "pipegen", "--help")
     run(session, "pipegen", "doctor", codes=(1,))  # it says that no engine can run here
     # Tests that need an engine skip themselves; of the doctests, one names an engine and two read templates with jinja2, which comes with engines.
-    doctests = ("--doctest-modules", "--doctest-ignore-import-errors", "-k", "not pipegen.backends.hf and not composes and not known_words")
+    doctests = ("--doctest-modules", "--doctest-ignore-import-errors", "-k", "not pipegen.backends.hf and not composes and not known_words and not decoded_by")
     run(session, "pytest", *WORKERS, *doctests, "--pyargs", "pipegen", "tests", "property_tests", *session.posargs)
 
 

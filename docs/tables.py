@@ -12,6 +12,8 @@ from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.keys import KEYS, TYPES
 from pipegen.core.distribution import DISTRIBUTION, install_command
 from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.engines.settings import FallbackSettings
+from pipegen.records.fields import help_of
 from pipegen.records.option_records import GROUPS, GenerationOptions
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES
 
@@ -53,6 +55,7 @@ def keys_table() -> str:
     rows = [f"| `type: {kind}` | {words} |" for kind, words in TYPES.items()]
     rows = ["| type | meaning |", "| --- | --- |", *rows, "", "| key | taken by | meaning |", "| --- | --- | --- |"]
     rows += [f"| `{name}` | {', '.join(key.takers)} | {key.words} |" for name, key in KEYS.items()]
+    rows += [f"| `{name}` | every type | {words} |" for name, words in help_of(FallbackSettings).items()]
     rows += ["", "| name | option |", "| --- | --- |", *(f"| `{alias}` | `{name}` |" for alias, name in SERVER_NAMES.items())]
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, dialects in passed_on().items():

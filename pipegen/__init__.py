@@ -32,7 +32,7 @@ if typing.TYPE_CHECKING:
         UnsupportedPlugin,
     )
     from pipegen.core.fallback import fallback
-    from pipegen.core.pipe import Pipe, call, each, pure
+    from pipegen.core.pipe import Pipe, each, pure
     from pipegen.core.slots import Batch, Slot, is_ok
     from pipegen.drivers.batch import arun, run
     from pipegen.drivers.mapping import aimap, aimap_keyed, imap, imap_keyed
@@ -62,6 +62,7 @@ if typing.TYPE_CHECKING:
     from pipegen.records.scores import Chosen, Perplexity, Scored
     from pipegen.report.verdict import Verdict
     from pipegen.report.verify import verify
+    from pipegen.stages.calling import call
 
 __all__ = [
     "BackendFailed",
@@ -190,7 +191,8 @@ _HOMES = {
         "pipegen.records.messages": "ImagePart ImageSource Message TextPart",
         "pipegen.records.options": "ChatTemplateOptions DecodeOptions GenerationOptions StopOptions StructuredOptions VlmPreprocessOptions",
         "pipegen.core.fallback": "fallback",
-        "pipegen.core.pipe": "Pipe call each pure",
+        "pipegen.core.pipe": "Pipe each pure",
+        "pipegen.stages.calling": "call",
         "pipegen.engines.plugin": "Plugin",
         "pipegen.engines.settings": "ModelLoadConfig",
         "pipegen.records.results": "Finish GenerationResult TokenLogprob",

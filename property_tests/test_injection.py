@@ -48,6 +48,7 @@ REWRITES = (
     *("w", "w | trim", "w | lower", "w | upper", "w | tojson", "w | e", "w | list | join('')", "w | reverse", "w[1:]", "w | string ~ ' '", "w | title"),
     *("w.replace('/think', '')", "w.replace('X', '').replace(' ', '')", "w.replace('<image>', '<|image_pad|>')", "w.split('</think>')[-1]"),
     *("w | replace('(', '<') | replace(')', '>')", "w | replace('&lt;', '<')", "w.split('|') | join('|')", "w.strip('x').lstrip('<')", "'<' ~ w ~ '>'"),
+    *("w | striptags", "'<think>'[:1] ~ w"),
     *("'<|' + w + '|>'", "w | tojson(ensure_ascii=True)", "w if '[' not in w else w[:-1]"),
     *("'<%s>' % w", "'<|{}|>'.format(w | lower)", "'<' ~ w ~ ('>' if w == 'think' else '>')", "w | upper if w | upper == 'THINK' else ('<' ~ w ~ '>') | lower"),
 )
@@ -113,7 +114,7 @@ def steering(ids: Sequence[int], template: str) -> list[int]:
     return [number for number in ids if number in known]
 
 
-NAMES = ("type", "function", "name", "description", "arguments", "id", "text")
+NAMES = ("tool_calls", "type", "function", "name", "description", "arguments", "id", "text")
 """The entries that the templates look for."""
 
 

@@ -1,4 +1,4 @@
-"""The law of jobs: whatever ends a run, and wherever, a later run gives out the rows of an undisturbed one, and repeats no more than was under way."""
+"""The law of jobs: whatever ends a run, and wherever, a later run gives out the rows of an undisturbed one, and repeats no more than was in flight."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
         assert [pg.is_ok(slot) and slot for slot in slots] == [pg.is_ok(slot) and slot for slot in wanted.values()]
         assert [slot.failure().message for slot in slots if not pg.is_ok(slot)] == [slot.failure().message for slot in wanted.values() if not pg.is_ok(slot)]
         times = Counter(str(encoded.request.prompt) for call in engine.calls for encoded in call)
-        under_way = len(runs) * in_flight
-        assert sum(times.values()) <= len(requests) + torn_rows + under_way
+        repeated = len(runs) * in_flight
+        assert sum(times.values()) <= len(requests) + torn_rows + repeated
         lines = [line[8:40] for line in path_lines(folder)]
         assert len(set(lines)) == len(requests)
 
@@ -75,7 +75,7 @@ def test_a_job_gives_what_an_undisturbed_run_gives(prompts: list[int], seed: int
     in_flight=st.integers(1, 4),
 )
 def test_rows_of_several_calls_go_on_in_the_middle(tickets: list[int], samples: int, kills: list[tuple[int, int]], in_flight: int) -> None:
-    """Killed at any answer, and with any bytes of the steps lost: the slots are those of an undisturbed run. Only what was under way or lost is asked again."""
+    """Killed at any answer, and with any bytes of the steps lost: the slots are those of an undisturbed run. Only what was in flight or lost is asked again."""
     options = {"samples": samples, "seed": 3, "temperature": 1.0}
     requests = [{"id": str(position), "prompt": f"ticket {number}"} for position, number in enumerate(tickets)]
 

@@ -227,7 +227,7 @@ def test_stages_of_a_pipe_joined_by_hand_are_edited_by_name_as_those_of_a_route(
     own = engine()
     closed = pg.route(own)
     asking = pg.stages.resolve(own) >> pg.stages.render(own) >> pg.stages.tokenize(own) >> pg.stages.fit(own)
-    by_hand = asking >> dataclasses.replace(pg.call(own), name="call") >> pg.stages.decode(own) >> pg.stages.stop(own) >> pg.stages.trim(own)
+    by_hand = asking >> pg.call(own) >> pg.stages.decode(own) >> pg.stages.stop(own) >> pg.stages.trim(own)
     names = [part.name for part in closed.parts]
     look: Any = pg.pure("look", lambda value: value, keeps_text=True)
     again: Any = pg.pure("look", lambda value: value, keeps_text=True)

@@ -22,10 +22,10 @@ import pytest
 import pipegen
 from pipegen.cli import main
 from pipegen.core.errors import GenerationError
-from pipegen.engines.settings import fields_of
+from pipegen.engines.settings import FallbackSettings, fields_of
 from pipegen.records import results, scores
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, help_of
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import option_names
 
@@ -129,7 +129,7 @@ def test_the_tables_have_every_option_setting_and_alias() -> None:
     options, engines, config = (made.TABLES[name]() for name in ("options.md", "engines.md", "config.md"))
     assert [name for name in option_names() if f"{name}`" not in options or f"{name}`" not in engines] == []
     assert [name for backend in BACKENDS for name in fields_of(backend) if f"| `{name}` |" not in config] == []
-    assert [name for name in SERVER_NAMES if f"| `{name}` |" not in config] == []
+    assert [name for name in (*SERVER_NAMES, *help_of(FallbackSettings)) if f"| `{name}` |" not in config] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -162,6 +162,7 @@ SHOWN_FIELDS = [
     results.PreparedImage,
     results.Encoded,
     results.Raw,
+    results.ChatOutput,
     results.Decoded,
     scores.Continued,
     scores.TokenScores,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 IN_FLIGHT, STEP, MEAN = 256, 0.025, 200.0
-"""Rows under way on a replica, seconds for one token of each, and tokens of a row on average."""
+"""Rows in flight on a replica, seconds for one token of each, and tokens of a row on average."""
 RESTART = 180.0
 """Seconds from a death until the engine is loaded again."""
 PIECE = 64
@@ -97,7 +97,7 @@ class Replica:
         return self.now + self._random.exponential(1 / self._deaths) if self._deaths else np.inf
 
     def work(self, tokens: float) -> float:
-        """Do this next; what is left of it, where the replica is gone before its end. A death costs the restart, and half of each row under way."""
+        """Do this next; what is left of it, where the replica is gone before its end. A death costs the restart, and half of each row in flight."""
         while self.now < self.leaves:
             if self._dies < self.now:  # it had nothing to do then
                 self._dies = self._next_death()
@@ -194,7 +194,7 @@ def stealing(cluster: Cluster, rows: int, held: int, dispatch: float = 0.001, re
 
 @functools.cache
 def occupancy(rows: int, held: int, seed: int = 0) -> float:
-    """The share of a replica's places that is at work, where a block ends with its longest row, and the next one comes only then."""
+    """The share of a replica's places that is in use, where a block ends with its longest row, and the next one comes only then."""
     random, heap, waiting = np.random.default_rng(seed), list[tuple[float, int]](), deque[tuple[int, float]]()
     left, now, work, block = dict[int, int](), 0.0, 0.0, 0
     total = max(40 * held * rows, 20 * IN_FLIGHT)

@@ -22,6 +22,7 @@ import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
 from pipegen.engines.extras import need
 from pipegen.engines.settings import (
+    FALLBACK_WHEN,
     ChatServerSettings,
     EngineSettings,
     HFSettings,
@@ -167,16 +168,14 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """
     first = _route_of(config)
     _ = first.engine.capabilities
-    return first if config.fallback_backend is None else with_fallback(first, config)
+    return with_fallback(first, config)
 
 
 def with_fallback(first: Route, config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
-    """The fallback from a route to the second engine of its configuration."""
+    """The fallback from a route to the second engine of its configuration; the route itself where there is none."""
     from pipegen.core.fallback import fallback
 
     if config.fallback_backend is None:
-        raise InvalidField("ModelLoadConfig.fallback_backend takes the engine to fall back to")
-    if config.fallback_backend == config.backend:
-        raise InvalidField(f"ModelLoadConfig.fallback_backend takes another engine than backend, {config.backend!r}")
-    second = _route_of(dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, engine_kwargs={}))
-    return fallback(first, second, when=tuple(getattr(errors, str(name)) for name in config.fallback_when))
+        return first
+    alone = dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, fallback_when=FALLBACK_WHEN, engine_kwargs={})
+    return fallback(first, _route_of(alone), when=tuple(getattr(errors, str(name)) for name in config.fallback_when))

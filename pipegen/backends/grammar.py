@@ -65,7 +65,7 @@ def unsupported_with_form(options: GenerationOptions, engine: str, *, masked_her
         return UnsupportedOption(words, option="ignore_eos")
     if options.logprobs and not masked_here:
         words = beside.format("logprobs=True") + "it takes them among the tokens that the form allows, so they are not the model's own"
-        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or take hf")
+        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or use hf")
     wrong = _wrong_with(options.structured)
     return cannot_compile(name, wrong) if wrong else None
 
@@ -77,7 +77,7 @@ def _spelled_token(options: GenerationOptions, tokenizer: Tokenizer, engine: str
     if token is None:
         return None
     words = f"{shown(engine)} does not honour choice with the text {token!r}: it would be the control token"
-    return UnsupportedOption(words, option="choice", hint="take choices without that text")
+    return UnsupportedOption(words, option="choice", hint="use choices without that text")
 
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -126,7 +126,7 @@ def grammar_of(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: 
     ends = tuple(number for number in ending_ids(options, tokenizer, eos_token_ids, vocab_size) if number in kept)
     if not ends:
         words = f"{shown(engine)} does not honour {name}: the model has no end token, with which a complete answer could end"
-        return Failure(UnsupportedOption(words, option=name, hint="say one in stop_token_ids"))
+        return Failure(UnsupportedOption(words, option=name, hint="set one in stop_token_ids"))
     made = guard(functools.partial(_checked, options.structured, ends), lambda raised: cannot_compile(name, raised.words))
     return made.bind(lambda checked: Failure(cannot_compile(name, checked[1])) if checked[1] else Success(checked[0]))
 

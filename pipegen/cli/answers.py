@@ -11,12 +11,13 @@ from typing import Any
 from pipegen.config import Agent
 from pipegen.core.errors import ContractError
 from pipegen.core.functional import dissoc
+from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, astream
 from pipegen.io.jsonl import to_plain
 from pipegen.plugins.reasoning import reasoning_of
 from pipegen.records import strict_json
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
 __all__ = ["Answer", "Speaker", "ask", "as_line"]
@@ -30,7 +31,7 @@ class Speaker:
     """A model of the chat, with its conversation so far."""
 
     agent: Agent
-    route: Route
+    route: Pipe[GenerationRequest, GenerationResult]
     history: list[Message] = field(default_factory=list)
 
     def messages(self, prompt: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""The commands and their flags; what they do stands in the module of each."""
+"""The commands and their flags; what they do is in the module of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IN is a file of JSON Lines, or - for stdin. Each line is one request:
     {"id": "c", "prompt": "Describe the image.", "images": ["images/cat.png"]}
     {"id": "d", "prompt": "1, 2, 3,", "options": {"max_new_tokens": 20}}
 
-A prompt is completed as it stands, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
+A prompt is completed as it is, without a chat template; with images it is short for one user turn. Image paths are relative to the folder
 of IN (for stdin: the current one). A line without an id has its number for one. Blank lines are skipped.
 
 IN may also be a table: Parquet, Arrow (a file, or a folder of them) or CSV with a column prompt or messages, and images, id, tools, options if they are
@@ -102,7 +102,7 @@ def generate(
     ] = None,
     options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows anew: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Ask all rows again: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False,
     retry: Annotated[
         str, typer.Option("--retry", metavar="retryable|all|none|TYPE", help="Which failed rows of OUT.job are asked again.", rich_help_panel=FILES)
     ] = "retryable",
@@ -112,7 +112,7 @@ def generate(
         Path | None, typer.Option("--summary", metavar="FILE", help="Write counts, times and rates of the run to FILE, as JSON.", rich_help_panel=FILES)
     ] = None,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for rows under way to end at Ctrl-C; 0 ends at once.", rich_help_panel=FILES)
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time for rows in flight to end at Ctrl-C; 0 ends at once.", rich_help_panel=FILES)
     ] = 5.0,
     shard: Annotated[
         str | None,
@@ -128,7 +128,7 @@ def generate(
         float | None, typer.Option("--gpus-per-replica", metavar="K", min=0, help="GPUs of each. Default: one, where there are any.", rich_help_panel=MANY)
     ] = None,
     in_flight: Annotated[
-        int | None, typer.Option("--in-flight", min=1, help="Requests under way at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
+        int | None, typer.Option("--in-flight", min=1, help="Requests in flight at a time. Default: as many as keep the engine full.", rich_help_panel=FILES)
     ] = None,
     image_root: Annotated[
         str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)

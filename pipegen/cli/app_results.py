@@ -79,7 +79,7 @@ def estimate(
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.
 
 It shows prompts, images with the boxes of the answer, texts and raw texts, how each ended, and errors by type with their counts. The page filters by error,
-ending, text and id. With OTHER, results of another run stand beside them, paired by id, and the words that differ are marked.
+ending, text and id. With OTHER, results of another run are shown beside them, paired by id, and the words that differ are marked.
 
 RESULTS is what pipegen generate writes: .jsonl or .parquet. Prompts and images come from the rows, else from the input of the run, which OUT.job names;
 --input names it where there is no such folder. No script but the page's own can run in it, and it loads nothing.
@@ -120,7 +120,7 @@ def view(
 
 DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
 
-What differs is shown with what stands around it. Requests are paired by their ids. A last line on stderr counts equal ones, and those that differ at each
+What differs is shown with the text around it. Requests are paired by their ids. A last line on stderr counts equal ones, and those that differ at each
 stage. --ignore options compares the texts of runs with different options.
 
 Exit code: 0 when all are equal, 1 when some differ, 2 bad usage.

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegen.backends.servers.dry import wire_requests
 from pipegen.cli.answers import Answer, Speaker, as_line, ask
 from pipegen.cli.outputs import say
 from pipegen.cli.screen import plain, screen
 from pipegen.cli.usage import refuse
-from pipegen.config import ChatConfig, read_chat
+from pipegen.config import Agent, BackendConfig, ChatConfig, read_chat
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
+from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records import strict_json
@@ -28,12 +29,14 @@ from pipegen.records.options import flat_values
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipegen.drivers.route import Route
+
 __all__ = ["LOG", "run_chat"]
 
 LOG = Path(".pipegen") / "chat.jsonl"
 """Where `ui.logging_enabled` writes, below the current folder."""
 INTERRUPTED = 130
-Show = Callable[[Answer], None]
+P = TypeVar("P", bound=Pipe[Any, Any])
 
 
 def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) -> int:
@@ -45,11 +48,12 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
     if dry_run and prompt is None:
         refuse("takes a PROMPT", "--dry-run")
     with contextlib.ExitStack() as stack:
-        speakers = [_open(chat, position, stack, dry_run=dry_run) for position in range(len(chat.agents))]
         if dry_run and prompt is not None:
-            lines = [_dry_line(speaker, prompt) for speaker in speakers]
+            routes = _opened(chat, stack, lambda backend: backend.first(dry=True))
+            lines = [_dry_line(agent, route, prompt) for agent, route in zip(chat.agents, routes, strict=True)]
             _out("\n".join(line for line, _ in lines))
             return 0 if all(complete for _, complete in lines) else 1
+        speakers = [Speaker(agent, route) for agent, route in zip(chat.agents, _opened(chat, stack, BackendConfig.open), strict=True)]
         with asyncio.Runner() as runner:
             turn = _Turn(chat, speakers, runner, as_json=as_json)
             if prompt is None:
@@ -60,26 +64,29 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
                 return INTERRUPTED
 
 
-def _open(chat: ChatConfig, position: int, stack: contextlib.ExitStack, *, dry_run: bool) -> Speaker:
-    agent = chat.agents[position]
-    try:
-        route = stack.enter_context(agent.backend.open(dry=dry_run))
-    except (InvalidField, ImportError, CallFailed) as refusal:
-        refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
-    return Speaker(agent, route)
+def _opened(chat: ChatConfig, stack: contextlib.ExitStack, made: Callable[[BackendConfig], P]) -> list[P]:
+    """The routes to the models of the chat; the stack releases them."""
+    routes: list[P] = []
+    for position, agent in enumerate(chat.agents):
+        try:
+            routes.append(made(agent.backend))
+        except (InvalidField, ImportError, CallFailed) as refusal:
+            refuse(f"agents[{position}] ({agent.id}): {refusal}", "--config")
+        stack.enter_context(routes[-1])
+    return routes
 
 
-def _dry_line(speaker: Speaker, prompt: str) -> tuple[str, bool]:
+def _dry_line(agent: Agent, route: Route, prompt: str) -> tuple[str, bool]:
     """One line of JSON with `agent`, `method`, `url` and `body` (or `error`), and whether there is a request.
 
     For a model in this process, `method` is `call`, `url` is null, and `body` is a line for `pipegen generate`.
     """
-    agent, messages = speaker.agent, speaker.messages(prompt)
-    engine: Any = speaker.route.engine
+    messages = Speaker(agent, route).messages(prompt)
+    engine: Any = route.engine
     if not hasattr(engine, "prepare"):
         options = without_none(flat_values(agent.backend.options))
         return strict_json.dump({"agent": agent.id, "method": "call", "url": None, "body": {"messages": messages, "options": options}}), True
-    slot = wire_requests(speaker.route, [{"messages": messages}], agent.backend.options, stream=True)[0]
+    slot = wire_requests(route, [{"messages": messages}], agent.backend.options, stream=True)[0]
     if not is_ok(slot):
         return strict_json.dump({"agent": agent.id, "error": error_to_plain(slot.failure())}), False
     request = slot.unwrap()

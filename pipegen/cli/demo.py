@@ -74,7 +74,7 @@ CASES = (
     ),
     _case("Four samples", "Drawn with one seed: the same four each time.", "Pick a color.", options={"samples": 4, "temperature": 1.0, "seed": 4}),
     _case("A hostile prompt", "What looks like a control token in a user's words stays plain text.", HOSTILE, shows_prompt=True),
-    _case("A broken image", "It fails alone, in its own place; nobody else notices.", "Describe the image.", BROKEN, fails_with=BadImage),
+    _case("A broken image", "It fails alone, in its own place; no other row is affected.", "Describe the image.", BROKEN, fails_with=BadImage),
 )
 """The demo, in order."""
 

@@ -6,13 +6,19 @@ import platform
 import re
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
+from pipegen.core.errors import CallFailed, TemplateFailed
+from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
+from pipegen.stages.parts.template import call_template
+
+if TYPE_CHECKING:
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
 
 __all__ = ["examine", "run_doctor"]
 
@@ -26,7 +32,8 @@ PACKAGES = (
 def examine(model: str | None = None) -> dict[str, Any]:
     """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices.
 
-    With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError` or `MissingExtra` where it cannot be read.
+    With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError`, `MissingExtra`, `CallFailed` or `TemplateFailed` where it
+    cannot be read.
     """
     engines = {name: _engine(row.extra) for name, row in ENGINE_LIST.items()}
     return {
@@ -43,20 +50,34 @@ def examine(model: str | None = None) -> dict[str, Any]:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """What every engine in this process makes of a checkpoint where nothing else is asked; reads no weights."""
+    """What every engine in this process makes of a checkpoint where nothing else is asked; all its files are read, of the weights the headers."""
     from pipegen.backends.checkpoint.checkpoint import Checkpoint
     from pipegen.engines.settings import ModelLoadConfig
 
     checkpoint = Checkpoint(ModelLoadConfig(model=name))
     positions = checkpoint.positions
+    checkpoint.require_weights()
+    _render_one(checkpoint)
+    for read in (lambda: checkpoint.eos_token_ids, lambda: checkpoint.image_placeholder):
+        read()
     return {
         "name": name,
         "type": checkpoint.config.model_type,
         "dtype": checkpoint.dtype,
         "context_length": positions.context_length,
         "long_rope_after": positions.long_after,
-        "images": checkpoint.takes_images,
+        "images": checkpoint.takes_images and not checkpoint.no_processor_because,
+        "problem": (checkpoint.takes_images and checkpoint.no_processor_because) or None,
     }
+
+
+def _render_one(checkpoint: Checkpoint) -> None:
+    """Raise `TemplateFailed` where the model's chat template is broken, whatever the messages."""
+    if checkpoint.renderer.template is None:
+        return
+    error = call_template(checkpoint.renderer, [{"role": "user", "content": "Hi"}], template=None, variables={"add_generation_prompt": True}, probes=True)
+    if not is_ok(error) and error.failure().hint != TemplateFailed.default_hint:
+        raise error.failure()
 
 
 def _version(package: str) -> str | None:
@@ -121,8 +142,9 @@ def run_doctor(model: str | None, *, as_json: bool) -> int:
     """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read), else 1."""
     try:
         seen = examine(model)
-    except (ImportError, OSError, ValueError) as error:  # of the model alone
-        print(f"pipegen doctor: {error}", file=sys.stderr)
+    except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:  # of the model alone
+        told = error.error if isinstance(error, CallFailed) else error
+        print(f"pipegen doctor: {told}", file=sys.stderr)
         return 1
     if as_json:
         print(strict_json.dump(seen))

@@ -10,7 +10,7 @@ from pipegen.cli.outputs import printable
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import shown_time
 from pipegen.cli.sources import Question, open_source
-from pipegen.cli.usage import Load, open_routes, refuse
+from pipegen.cli.usage import Load, open_route, refuse
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import prepare_batch
 from pipegen.io.tables import Columns, TableError
@@ -63,7 +63,7 @@ def run_estimate(
     with contextlib.ExitStack() as stack:
         asked = asked._replace(system=load.system if asked.system is None else asked.system)
         opened = open_source(source, asked, images, columns, stack)
-        route = stack.enter_context(attached(open_routes(load), plugins))
+        route = stack.enter_context(attached(open_route(load), plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
                 made = prepared(route, prepare_batch([item.slot for item in batch], options, images, policy))

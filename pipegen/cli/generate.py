@@ -69,17 +69,17 @@ class Files:
     plugins: tuple[Plugin, ...] = ()
     """Attached to the engine, in this order."""
     restart: bool = False
-    """Whether the job begins anew."""
+    """Whether the job starts again from the first row."""
     retry: str = "retryable"
     """Which failed rows are asked again."""
     in_flight: int | None = None
-    """Requests under way at a time; by default, as many as keep the engine full."""
+    """Requests in flight at a time; by default, as many as keep the engine full."""
     columns: Columns = Columns()
     """The columns that fields of requests are read from, where their names differ."""
     images: tuple[str, ...] = ()
     """The images of one question."""
     grace: float = GRACE
-    """Seconds that rows of a job under way have to end, once the run is interrupted."""
+    """Seconds that rows of a job in flight have to end, once the run is interrupted."""
     summary: Path | None = None
     """Where counts, times and rates of the run are written, as JSON."""
     shard: tuple[int, int] | None = None
@@ -156,7 +156,7 @@ def _write_summary(file: Path, meter: Meter, code: int) -> int:
 
 
 class _Ending:
-    """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows under way have some time to end. The second, and any without a job, ends it all."""
+    """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows in flight have some time to end. The second, and any without a job, ends it all."""
 
     def __init__(self) -> None:
         self.running: Stops | None = None
@@ -166,7 +166,7 @@ class _Ending:
 
     def stops(self, running: Stops | None, files: Files) -> None:
         """What the first signal stops; None where it ends it all."""
-        self.begun = lambda: say(f"ending: the rows under way have {files.grace:g} seconds; interrupt again to end at once") if files.child is None else None
+        self.begun = lambda: say(f"ending: the rows in flight have {files.grace:g} seconds; interrupt again to end at once") if files.child is None else None
         self.running, self.grace = running if files.grace else None, files.grace
 
     def __call__(self, number: int, frame: object) -> None:

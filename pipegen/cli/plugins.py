@@ -9,21 +9,20 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pipegen import plugins
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import BackendFailed, UnsupportedPlugin
 from pipegen.core.pipe import Pipe
-from pipegen.drivers.route import Route, attach
+from pipegen.drivers.route import attach
 from pipegen.plugins import Plugin
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, nearest
-from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import GenerationResult
 
 __all__ = ["FLAG", "attached", "makers", "plugins_of"]
 
+P = TypeVar("P", bound=Pipe[Any, Any])
 FLAG = "--plugin"
 _OBJECTS = ("hf_hooks",)
 """Those that take Python objects, which a flag cannot express."""
@@ -44,14 +43,10 @@ def plugins_of(flags: Sequence[str]) -> tuple[Plugin, ...]:
     return tuple(_plugin(flag) for flag in flags)
 
 
-def attached(route: Pipe[GenerationRequest, GenerationResult], added: Sequence[Plugin]) -> Pipe[GenerationRequest, GenerationResult]:
-    """The route with the plugins attached. An engine that does not support one is bad usage, found before anything is loaded."""
-    if not added:
-        return route
-    if not isinstance(route, Route):
-        refuse("goes with one engine: leave out --fallback", FLAG)
+def attached(route: P, added: Sequence[Plugin]) -> P:
+    """The route with the plugins attached, to each of its engines. One that does not support them is bad usage, found before anything is loaded."""
     try:
-        return attach(route, *added)
+        return attach(route, *added) if added else route
     except (UnsupportedPlugin, BackendFailed) as error:
         refuse(f"{error.message}; {error.hint}", FLAG)
 

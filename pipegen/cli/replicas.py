@@ -6,7 +6,7 @@ GPUs, and writes its rows to the job's folder. A child tells how far it is over 
 A child that dies is started again and goes on, since what it finished is in the job. One that dies three times in a row without an answer is given up; the
 others go on. When all have ended, the parent writes OUT from the job, in the order of the input; a missing row is an error, and OUT is not written.
 
-The first Ctrl-C or SIGTERM is handed to the children, whose rows under way have their grace; the second too, and ends them at once. A child is in a group of
+The first Ctrl-C or SIGTERM is handed to the children, whose rows in flight have their grace; the second too, and ends them at once. A child is in a group of
 processes of its own, so a terminal's Ctrl-C reaches the parent alone. A child whose parent is gone ends as at Ctrl-C.
 """
 
@@ -193,7 +193,7 @@ class _Replica:
             self.process.terminate()
 
     def died(self) -> str:
-        """How the process ended, in words. It is not at work any more."""
+        """How the process ended, in words. It has ended."""
         code = self.process.returncode
         self.fruitless = 0 if self.now.get("answered") else self.fruitless + 1
         self.before, self.tally, self.now = self.made(), Tally(), {}
@@ -224,7 +224,7 @@ class Replicas:
         self._meter, self._stopped = meter, False
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Hand the end on to the children; their rows under way have the grace of the command."""
+        """Hand the end on to the children; their rows in flight have the grace of the command."""
         if not self._stopped:
             begun()
         self._stopped = True
@@ -358,4 +358,4 @@ def check_parts(files: Files) -> None:
     if files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
     if files.shard is not None and (files.restart or files.overwrite):
-        refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to begin anew, remove {files.job}", "--shard")
+        refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to start again, remove {files.job}", "--shard")

@@ -15,7 +15,8 @@ from pipegen.cli.flags import flag_of, options_of_flags, setting_values
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed
-from pipegen.engines.settings import config_of, fields_of
+from pipegen.core.functional import without_none
+from pipegen.engines.settings import fields_of
 from pipegen.records.engine_list import IN_PROCESS, shown
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.options import GenerationOptions, merge
@@ -31,11 +32,9 @@ __all__ = ["Load", "images_of", "load_of", "open_route", "open_routes", "policy_
 
 
 class Load(NamedTuple):
-    """What `pipegen generate` runs on: a backend as in a chat file, the engine that takes over for some errors, and its system message."""
+    """What `pipegen generate` runs on: a backend as in a chat file, and its system message."""
 
     backend: BackendConfig
-    fallback: str | None = None
-    when: tuple[str, ...] = ()
     system: str | None = None
     flag: str = "--backend"
     """What set the backend."""
@@ -72,13 +71,12 @@ def load_of(
     config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, when: tuple[str, ...], settings: Mapping[str, Any]
 ) -> Load:
     """What the flags set to run on: a model of a chat file, or a model with the settings of its engine."""
-    if when and fallback is None:
-        refuse("takes --fallback too", "--fallback-when")
     if config is not None:
         for name, value in {"model": model, "backend": None if backend == "hf" else backend, **settings}.items():
             if value is not None:
                 refuse("goes with --model: the chat file sets it, or leaves it out", flag_of(name))
-        return _agent_of(config, agent, fallback, when)
+        load = _agent_of(config, agent)
+        return load._replace(backend=_with_fallback(load.backend, fallback, when))
     if agent is not None:
         refuse("takes --config FILE too", "--agent")
     if model is None:
@@ -93,7 +91,17 @@ def load_of(
     made = _backend_of(values, "--backend")
     if "server_limit" not in settings and "server_limit" in fields_of(made.backend):  # the help of --max-new-tokens names the default that holds without a file
         made = _backend_of({**values, "server_limit": False}, "--backend")
-    return Load(made, fallback, when)
+    return Load(_with_fallback(made, fallback, when))
+
+
+def _with_fallback(backend: BackendConfig, fallback: str | None, when: tuple[str, ...]) -> BackendConfig:
+    """The backend with what flags say of the engine that takes over; they win over a chat file."""
+    said: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": when or None}
+    try:
+        return dataclasses.replace(backend, **without_none(said))
+    except InvalidField as refusal:
+        name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
+        refuse(words.replace("fallback_backend", "--fallback"), flag_of(name.removesuffix("_backend")))
 
 
 def _backend_of(values: Mapping[str, Any], flag: str) -> BackendConfig:
@@ -103,7 +111,7 @@ def _backend_of(values: Mapping[str, Any], flag: str) -> BackendConfig:
         refuse(re.sub(rf"^{flag}: (\w+: )?", "", str(refusal)), flag)
 
 
-def _agent_of(file: Path, name: str | None, fallback: str | None, when: tuple[str, ...]) -> Load:
+def _agent_of(file: Path, name: str | None) -> Load:
     """The model of a chat file, by its id where there are several."""
     try:
         agents = {agent.id: agent for agent in read_chat(file).agents}
@@ -114,7 +122,7 @@ def _agent_of(file: Path, name: str | None, fallback: str | None, when: tuple[st
     if name is not None and name not in agents:
         refuse(f"{file} holds no {name!r}, only {', '.join(agents)}{nearest(name, agents)}", "--agent")
     agent = agents[name] if name is not None else next(iter(agents.values()))
-    return Load(agent.backend, fallback, when, agent.system_message, "--config")
+    return Load(agent.backend, agent.system_message, "--config")
 
 
 def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) -> ImagePolicy:
@@ -156,7 +164,7 @@ def open_route(load: Load) -> Route:
     """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
     named = f"{shown(load.backend.type)}: " if load.flag == "--config" or not runs_here(load) else f"{load.model!r} cannot be used: "
     try:
-        route = load.backend.open()
+        route = load.backend.first()
         if runs_here(load):
             _ = route.engine.capabilities
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
@@ -178,15 +186,10 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
     from pipegen import backends
 
     first = open_route(load)
-    if load.fallback is None:
-        return first
+    flags = ("--fallback",) if load.flag == "--backend" else ("--fallback", load.flag)
     try:
-        config = config_of(load.backend.settings, load.backend.backend)
-        when: dict[str, Any] = {"fallback_when": load.when} if load.when else {}
-        return backends.with_fallback(first, dataclasses.replace(config, fallback_backend=load.fallback, **when))
-    except InvalidField as refusal:
-        refuse(str(refusal), "--fallback-when" if "fallback_when" in str(refusal) else "--fallback")
-    except ImportError as refusal:
-        refuse(str(refusal), "--fallback")
+        return backends.with_fallback(first, load.backend.load_config)
+    except (InvalidField, ImportError) as refusal:
+        refuse(str(refusal), *flags)
     except CallFailed as failure:
-        refuse(_reason(failure), "--fallback")
+        refuse(_reason(failure), *flags)

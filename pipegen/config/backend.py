@@ -1,4 +1,4 @@
-"""One backend of a file: which engine, which model, how it is reached, and the generation options that stand flat beside these.
+"""One backend of a file: which engine, which model, how it is reached, and the generation options, flat beside these.
 
 >>> place = Place("chat.yaml")
 >>> backend = backend_from({"type": "vllm", "model": "Qwen/Qwen3-4B", "base_url": None, "top_k": 50}, place)
@@ -23,26 +23,30 @@ from pipegen.config.files import Place
 from pipegen.config.generation import is_option, options_beside
 from pipegen.config.keys import KEYS, TYPES, keys_of, legacy_key_hint
 from pipegen.config.secret import expanded, provider_variables
-from pipegen.engines.settings import SETTINGS
+from pipegen.engines.settings import SETTINGS, FallbackSettings, ModelLoadConfig, config_of, nearest_setting
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, UnknownField, nearest, non_empty_string, one_of, record
+from pipegen.records.fields import InvalidField, UnknownField, checks_of, non_empty_string, one_of, record, taken_instead
 from pipegen.records.option_table import SERVER_NAMES
 from pipegen.records.options import GenerationOptions, option_names
 from pipegen.records.secret import masked
 
 if TYPE_CHECKING:
+    from pipegen.core.pipe import Pipe
     from pipegen.drivers.route import Route
+    from pipegen.records.requests import GenerationRequest
+    from pipegen.records.results import GenerationResult
 
 __all__ = ["BackendConfig", "backend_from"]
 
 _PORTS = {8000: "vllm", 30000: "sglang"}
 NO_KEY = "EMPTY"
 """What is sent to a server that wants no key."""
+_FALLBACK = checks_of(FallbackSettings)
 
 
 @record
-class BackendConfig:
-    """A backend as a file describes it."""
+class BackendConfig(FallbackSettings):
+    """A backend as a file describes it, with the engine that takes over for it, where there is one."""
 
     type: Annotated[str, one_of(*TYPES)]
     backend: str
@@ -56,8 +60,22 @@ class BackendConfig:
         """The checkpoint, or the name that the server has for it."""
         return str(self.settings.model)
 
-    def open(self, *, dry: bool = False) -> Route:
-        """The route to it. Nothing is loaded or asked yet; raises as the function of `pipegen.backends` does.
+    @property
+    def load_config(self) -> ModelLoadConfig:
+        """What the second engine is made of: the settings that every engine may have, and when it takes over."""
+        return dataclasses.replace(config_of(self.settings, self.backend), fallback_backend=self.fallback_backend, fallback_when=self.fallback_when)
+
+    def open(self) -> Pipe[GenerationRequest, GenerationResult]:
+        """The route to it, or with `fallback_backend` the fallback from it, as `pipegen.backends.load` makes it.
+
+        Nothing is loaded or asked yet; raises as the functions of `pipegen.backends` do.
+        """
+        from pipegen.backends import with_fallback
+
+        return with_fallback(self.first(), self.load_config)
+
+    def first(self, *, dry: bool = False) -> Route:
+        """The route to it alone, without the engine that takes over. Raises as `open` does.
 
         `dry` is for looking at what would be sent: the model has its name in the file, where a run asks the server for the name that it knows it by.
         """
@@ -80,7 +98,8 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     model = _expanded("model", _checked("model", values["model"], non_empty_string, place), place)
     backend = _backend_of(kind, values)
     known = keys_of(backend)
-    entries = {name: value for name, value in values.items() if name not in ("type", "model")}
+    takes_over = {name: _checked(name, values[name], check, place) for name, check in _FALLBACK.items() if values.get(name) is not None}
+    entries = {name: value for name, value in values.items() if name not in ("type", "model", *_FALLBACK)}
     settings = {name: _checked(name, value, known[name].check, place) for name, value in entries.items() if name in known and value is not None}
     beside = {name: value for name, value in entries.items() if name not in known and is_option(name)}
     others = {name: value for name, value in entries.items() if name not in known and name not in beside}
@@ -96,7 +115,12 @@ def backend_from(values: Any, place: Place) -> BackendConfig:
     options, extra = options_beside(beside, extra, place, settings.get("dialect"))
     if "extra_body" in known:
         settings["extra_body"] = extra
-    return BackendConfig(type=kind, backend=backend, settings=SETTINGS[backend](model=model, **settings), options=options)
+    made = SETTINGS[backend](model=model, **settings)
+    try:
+        return BackendConfig(type=kind, backend=backend, settings=made, options=options, **takes_over)
+    except InvalidField as refusal:
+        name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
+        raise InvalidField(f"{place.at(name)}: {words}") from None
 
 
 def _backend_of(kind: str, entries: Mapping[str, Any]) -> str:
@@ -118,11 +142,11 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
     try:
         return check(value)
     except ValueError as refusal:
-        raise InvalidField(f"{place.at(name)}: takes {refusal}, not {_shown(name, value)}{more}") from None
+        raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, _shown(name, value))}{more}") from None
 
 
 def _shown(name: str, value: Any) -> str:
-    return "what stands there" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
+    return "the value that is set" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
 
 
 def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
@@ -137,7 +161,7 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
         return legacy_key_hint(name, beside)
     if field_words(name, kind, dialect):
         return field_words(name, kind, dialect)
-    near = nearest(name, ("type", "model", *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)))
+    near = nearest_setting(name, ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)))
     return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import legacy_key_hint
-from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record
+from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record, taken_instead
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
 
@@ -110,7 +110,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
     entries = dict(_mapping(values, place, ("display_type", "type", "logging_enabled")))
     if "type" in entries:  # a name that many files of the original system use for it
         if "display_type" in entries:
-            raise InvalidField(f"{place.at('type')}: says the same as display_type, which stands there too")
+            raise InvalidField(f"{place.at('type')}: means the same as display_type, which is set too")
         entries["display_type"] = entries.pop("type")
     return _made(ChatUi, {name: value for name, value in entries.items() if value is not None}, place)
 
@@ -123,7 +123,7 @@ def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:
                 checks[name](value)
             except ValueError as refusal:
                 quotes = "; put it in quotes" if checks[name] is non_empty_string and isinstance(value, (bool, int, float)) else ""
-                raise InvalidField(f"{place.at(name)}: takes {refusal}, not {value!r:.200}{quotes}") from None
+                raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, f'{value!r:.200}')}{quotes}") from None
     return kind(**entries)
 
 

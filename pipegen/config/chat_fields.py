@@ -1,4 +1,4 @@
-"""The fields of a chat server's requests that stand beside its backend in a file, and are passed on as they are.
+"""The fields of a chat server's requests beside the keys of its backend in a file, and are passed on as they are.
 
 >>> with_fields({"logit_bias": {"7": 1}}, {"a": 2}, Place("chat.yaml"))
 {'a': 2, 'logit_bias': {'7': 1}}
@@ -50,7 +50,7 @@ def field_words(name: str, kind: str, dialect: str | None) -> str:
     takers = passed_on().get(name, ())
     if not takers:
         return ""
-    where = "" if dialect != "plain" else "; say the server's dialect, or put it into extra_body"
+    where = "" if dialect != "plain" else "; set the server's dialect, or put it into extra_body"
     return f"type {kind!r} takes no such key: it is {field_help(takers)}{where}"
 
 
@@ -65,7 +65,7 @@ def field_help(dialects: Iterable[str]) -> str:
 
 
 def with_fields(fields: Mapping[str, Any], extra: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """`extra_body` with the fields that stand beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
+    """`extra_body` with the fields beside it. `null` says nothing. Raises `InvalidField` where the two contradict each other."""
     from pipegen.backends.servers.chat_fields import REMOVED
 
     out = dict(extra)

@@ -30,7 +30,7 @@ Path_ = tuple[str | int, ...]
 
 
 class Place(NamedTuple):
-    """Where an entry stands: the file, the way to it through mappings and lists, and the lines that are known.
+    """Where an entry is: the file, the way to it through mappings and lists, and the lines that are known.
 
     >>> print(Place("chat.yaml", {("agents", 0): 3}).at("agents", 0))
     chat.yaml line 3: agents[0]
@@ -110,7 +110,7 @@ def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:
 
 
 def _lines(file: Path, root: yaml.Node, what: str) -> Mapping[Path_, int]:
-    """The line of every entry. Keys that stand twice or are no strings are refused, and anchors and aliases."""
+    """The line of every entry. Keys that occur twice or are no strings are refused, and anchors and aliases."""
     import yaml
 
     lines: dict[Path_, int] = {}

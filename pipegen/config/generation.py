@@ -1,4 +1,4 @@
-"""The generation options of a backend: they stand flat beside it, under pipegen's names or a server's, in the template's variables, and in `extra_body`.
+"""The generation options of a backend: flat beside it, under pipegen's names or a server's, in the template's variables, and in `extra_body`.
 
 >>> options, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
 >>> options.max_new_tokens, options.chat.enable_thinking, options.top_k, extra
@@ -48,7 +48,7 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
 def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:
     """The options under pipegen's names, and what is left of `extra_body`.
 
-    An option that stands in the `extra_body` of a chat server is that option, so that results tell the truth of it. Raises `InvalidField`, which names the
+    An option in the `extra_body` of a chat server is that option, so that results tell the truth of it. Raises `InvalidField`, which names the
     place, for a value that an option does not take, and where two places contradict each other.
     """
     values = dict(_renamed(entries, place))
@@ -69,7 +69,9 @@ def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: 
         return _lifted(options, extra, place.at("extra_body"), dialect)
     for field in extra:
         if field in not_in_extra_body(chat=False):
-            raise InvalidField(f"{place.at('extra_body', field)}: a server asked by token ids has no such field; options stand beside the backend")
+            raise InvalidField(
+                f"{place.at('extra_body', field)}: a server asked by token ids has no such field; options go beside the other keys of the backend"
+            )
     return options, dict(extra)
 
 
@@ -78,7 +80,7 @@ def _renamed(entries: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     for given, value in entries.items():
         name = SERVER_NAMES.get(given, given)
         if name in values:
-            raise InvalidField(f"{place.at(given)}: says the same as {name}, which stands there too")
+            raise InvalidField(f"{place.at(given)}: means the same as {name}, which is set too")
         values[name] = in_our_words(name, value)
     return values
 

@@ -16,6 +16,7 @@ from pipegen.config.chat import Agent, ChatUi
 from pipegen.config.chat_fields import field_help, passed_on
 from pipegen.config.generation import not_in_extra_body
 from pipegen.config.keys import TYPES, keys_of
+from pipegen.engines.settings import FallbackSettings
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import checks_of, help_of, schema_of
 from pipegen.records.option_table import SERVER_NAMES
@@ -28,6 +29,11 @@ _NAMED: Mapping[str, Any] = {
     "model": {"type": "string", "minLength": 1, "description": "A local folder, a hub name, or the name that the server knows it by."},
 }
 """What every backend says."""
+_TAKES_OVER: Mapping[str, Any] = {
+    "if": {"required": ["fallback_when"], "properties": {"fallback_when": {"type": "array"}}},
+    "then": {"required": ["fallback_backend"], "properties": {"fallback_backend": {"type": "string"}}},
+}
+"""`fallback_when` goes with `fallback_backend`."""
 _ANY: Mapping[str, Any] = {"type": ["array", "boolean", "number", "object", "string", "null"]}
 
 
@@ -50,14 +56,14 @@ def schema() -> dict[str, Any]:
                 "not": {"type": "object", "required": ["display_type", "type"]},
             },
             "backend": _backend(),
-            **{backend: _object(_backend_keys(backend)) for backend in BACKENDS},
+            **{backend: {**_object(_backend_keys(backend)), **_TAKES_OVER} for backend in BACKENDS},
             **{_field(dialects): _described(_ANY, field_help(dialects)) for dialects in dict.fromkeys(passed_on().values())},
         },
     }
 
 
 def _backend() -> dict[str, Any]:
-    """Which keys stand beside which type."""
+    """Which keys each type takes."""
     kinds = {"hf": "hf", "vllm_server": "vllm_server", "sglang_server": "sglang_server"}
     by_type = [_if({"type": kind}, kinds.get(kind, "openai_server")) for kind in TYPES if kind != "vllm"]
     vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}
@@ -82,6 +88,8 @@ def _if(fixed: Mapping[str, str], backend: str) -> dict[str, Any]:
 
 def _backend_keys(backend: str) -> dict[str, Any]:
     own = {name: _optional(_described(schema_of(key.check), key.words)) for name, key in keys_of(backend).items()}
+    own |= _fields(FallbackSettings)
+    own["fallback_backend"] = {**own["fallback_backend"], "enum": [name for name in own["fallback_backend"]["enum"] if name != backend]}
     if "extra_body" in own:
         own["extra_body"] |= {"propertyNames": {"not": {"enum": list(not_in_extra_body(chat=backend == "openai_server"))}}}
     if backend != "openai_server":

@@ -87,7 +87,7 @@ class FedBackend(Protocol[Asked_contra, Answer_co]):
 
     @property
     def in_flight(self) -> int:
-        """How many requests under way keep it full."""
+        """How many requests in flight keep it full."""
         ...
 
     def open(self, wake: Callable[[], object]) -> OpenCall[Asked_contra, Answer_co]:

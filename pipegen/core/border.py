@@ -97,7 +97,7 @@ def attempt(work: Callable[[], T]) -> Result[T, Exception]:
 
 
 def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`, which fails the row at work.
+    """What a tokenizer's method gives. Whatever it raises is `TokenizerFailed`, one of `EXHAUSTED`, which fails the current row.
 
     >>> of_tokenizer(bytes.decode, b"\\xff")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Calls: what a pipe at work asks of the driver that performs them."""
+"""Calls: what a running pipe asks of the driver that performs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The only effect: one call of `backend` with all live inputs. `rows` says where each input stands, as the driver counts."""
+    """The only effect: one call of `backend` with all live inputs. `rows` says which row each input is, as the driver counts them."""
 
     backend: Backend[Any, Any]
     inputs: tuple[Any, ...]
@@ -31,7 +31,7 @@ class Call:
 
 
 Steps: TypeAlias = Generator[Call, Sequence[Slot[Any]], Batch[B]]
-"""A pipe at work: yields calls, is sent their answers, returns the batch."""
+"""A running pipe: yields calls, is sent their answers, returns the batch."""
 
 
 @dataclass(frozen=True, slots=True)

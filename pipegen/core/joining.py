@@ -1,6 +1,6 @@
 """Stages one after another: what goes row by row, how samples are honoured, and what of a call may be shown.
 
-Where a stage that opens stands before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
+Where a stage that opens comes before one that closes, a request that asks for samples becomes as many rows. Between two stages that ask an engine each
 row goes its own way: a request that is made of an answer is made of each sample's answer. After the last stage that closes, the rows of each request are
 put together in its one slot. Where no stage closes, nothing is expanded, and the stage that opens refuses samples.
 """
@@ -62,7 +62,7 @@ def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One stage, or several that go row by row, and what stands after it."""
+    """One stage, or several that go row by row, and what comes after it."""
 
     stage: Pipe[Any, Any]
     rows: tuple[Callable[[Any], Slot[Any]], ...]
@@ -106,8 +106,38 @@ class Joined:
         self.parts, self._turns = parts, _plan(parts)
 
     def __call__(self, batch: Batch[Any]) -> Steps[Any]:
-        samples = _Samples()
+        return self._from(0, batch, _Samples())
+
+    def one_by_one(self, batch: Batch[Any]) -> list[Steps[Any]]:
+        """The steps of each request alone. The stages before the first call work for all of them together: one stage after another costs less than one
+        request after another, whose templates and tokenizers push each other out of the processor's caches.
+        """
+        first, requests = 0, batch
+        slots = batch
         for turn in self._turns:
+            stage = turn.stage
+            if stage.closes:
+                break
+            if stage.opens and stage.sampling is not None:
+                if turn.expands and any(stage.sampling.count(slot) != 1 for slot in slots):
+                    return [self((slot,)) for slot in batch]
+                requests = slots
+            if turn.rows:
+                slots = row_by_row(turn.rows, slots)
+            else:
+                steps = counted(stage, slots)
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    slots = done.value
+                else:  # it asks an engine
+                    steps.close()
+                    break
+            first += 1
+        return [self._from(first, (slot,), _Samples((request,))) for slot, request in zip(slots, requests, strict=True)]
+
+    def _from(self, first: int, batch: Batch[Any], samples: _Samples) -> Steps[Any]:
+        for turn in self._turns[first:]:
             stage = turn.stage
             if stage.opens and stage.sampling is not None:
                 batch = samples.begin(batch, stage.sampling, expands=turn.expands)
@@ -121,12 +151,12 @@ class Joined:
 
 
 class _Samples:
-    """Where each slot of the batch stands, once a request has become several rows."""
+    """The place of each slot of the batch, once a request has become several rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Sequence[Slot[Any]] = ()) -> None:
         self.rows: list[Row] | None = None
         """Of each slot its request and its sample; None while every request has one slot."""
-        self.requests: Sequence[Slot[Any] | None] = ()
+        self.requests: Sequence[Slot[Any] | None] = requests
         """Of each request what the last stage that opens was given; None where that was several rows already."""
         self.before: Batch[Any] | None = None
         """Of each slot the answer that its request was made of, once there is one."""

@@ -92,7 +92,7 @@ class Pipe(Generic[A_contra, B_co]):
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.
 
-        Stages that stand side by side and look at each row alone go row by row: a row is through all of them before the next one begins.
+        Stages that follow one another and look at each row alone go row by row: a row is through all of them before the next one begins.
         """
         if not isinstance(then, Pipe):
             raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) lifts a function")
@@ -250,7 +250,7 @@ def _named(lift: str, name: Any, f: Any) -> None:
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect."""
+    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect; its stage is `call`."""
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
         rows = live_rows(batch)
@@ -258,7 +258,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
             return batch
         return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
 
-    return Pipe(backend.name, steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+    return Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
 
 
 def _stage_of(stage: Any) -> Pipe[Any, Any]:

@@ -48,7 +48,7 @@ async def aevents_of(backend: Backend[Any, Any], inputs: Sequence[Any]) -> Async
             coming = asyncio.ensure_future(asyncio.to_thread(next, events, None))
             try:
                 event = await asyncio.shield(coming)
-            finally:  # a thread cannot be cancelled: an engine at work is waited for, and closed only then
+            finally:  # a thread cannot be cancelled: a running engine is waited for, and closed only then
                 await asyncio.wait([coming])
             if event is None:
                 return

@@ -1,110 +1,57 @@
-"""Continuous feeding: many small pipes under way at once, whose calls of one engine are merged into one call that is fed while it runs.
+"""Continuous feeding: each request runs as a small pipe of its own, and all their calls of one engine are merged into one call that is fed while it runs.
 
-Each request is a pipe of its own, a *unit*. Units are taken from the input, prepared up to their first call, and their rows are added to the open call of
-that engine. When the last row of a unit's call has ended, the unit goes on to its next call or to its end. So no request waits for another one, and an
-engine has rows to work on as long as there is input.
+Such a pipe is a *unit*. Units are taken from the input and run up to their first call, some of them together, which costs less. The call's rows are added
+to the open call of that engine. When the last row of a unit's call has ended, the unit goes on to its next call, or to its end. So no request waits for
+another one, and an engine has rows to work on as long as there is input.
 
-**Bounds.** At most `in_flight` units are under way: as many as keep the engine full, which it tells, where the caller says nothing. Of the units that have
-ended, at most `REORDER` times as many wait for slower ones before them; then no input is taken until these have ended. No more units are prepared while
-the images of those under way take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
+**Bounds.** At most `in_flight` units run at a time; by default, as many as the engine says keep it full. Slots are given out in the order of the input: at
+most `REORDER` times as many units may have ended and wait for slower ones before them, and no input is taken while so many do. No more units are prepared
+while the images of those in flight take `HELD_BYTES`. So memory depends on these bounds, and not on the length of the input.
 
-**Ending early.** `close` ends all at once. `drain` takes no more input, and lets what is under way end for some seconds first.
+**Ending early.** `close` ends everything at once. `drain` takes no more input, and gives what is in flight some seconds to end.
 
-**Threads.** Stages, and engines of this process, work in the thread of who asks for the next slot. Images are read and resized on a few threads.
+**Threads.** Stages, and engines of this process, run in the thread that asks for the next slot. Images are read and resized on a few other threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from enum import Enum, auto
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from returns.result import Failure
 
-from pipegen.core.backend import BatchCall, FedBackend, OpenCall
+from pipegen.core.backend import BatchCall, FedBackend
 from pipegen.core.border import attempt
 from pipegen.core.calls import Call, Steps
-from pipegen.core.drive import Returned, Started, advance, begin
+from pipegen.core.drive import Returned, Started, advance, begin, begin_each
 from pipegen.core.errors import CallFailed
 from pipegen.core.parallel import WORKERS
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import admitted, loaded
 from pipegen.drivers.isolation import isolated
+from pipegen.drivers.units import Feed, KeptAnswers, NoRequest, Unit, image_bytes
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow", "KeptAnswers", "NoRequest"]
+__all__ = ["HELD_BYTES", "IN_FLIGHT", "REORDER", "Flow"]
 
 K = TypeVar("K")
-K_contra = TypeVar("K_contra", contravariant=True)
 IN_FLIGHT = 64
-"""Requests under way for an engine that does not tell what keeps it full."""
+"""Requests in flight for an engine that does not tell what keeps it full."""
 REORDER = 8
-"""So many times the requests under way may have ended and wait for one before them."""
+"""How many times `in_flight` requests may have ended and wait for a slower one before them."""
+TOGETHER = 32
+"""Requests that are prepared together."""
 HELD_BYTES = 512 * 2**20
-"""Bytes of the images of requests under way, beyond which no more are prepared."""
-
-
-class NoRequest(Enum):
-    """What an input gives besides requests."""
-
-    NOW = auto()
-    """There is none at present; `Flow.wake` tells when to ask again."""
-    MORE = auto()
-    """There will be none any more."""
-
-
-class KeptAnswers(Protocol[K_contra]):
-    """Answers to single calls that outlive the process. `number` counts the calls of a request, from 1."""
-
-    def of(self, key: K_contra, number: int, call: Call) -> Sequence[Slot[Any] | None]:
-        """For each input of the call its answer, where it is kept."""
-        ...
-
-    def keep(self, key: K_contra, number: int, call: Call, answers: Mapping[int, Slot[Any]]) -> None:
-        """Keep answers to a call, by the places of their inputs: the request has not ended with them."""
-        ...
-
-
-class _Unit(Generic[K]):
-    """One request on its way."""
-
-    def __init__(self, key: K, asked: Slot[GenerationRequest]) -> None:
-        self.key, self.asked = key, asked
-        self.at_work: Started | None = None
-        """The pipe, up to the call under way."""
-        self.calls = 0
-        """How many calls it has begun."""
-        self.answers: list[Any] = []
-        """Of that call, as far as its rows have ended."""
-        self.missing = 0
-        """Its rows that have not."""
-        self.bytes = 0
-        """What its images take."""
-        self.slot: Slot[Any] | None = None
-        self.bug: Exception | None = None
-        """What raises when its turn comes."""
-
-    @property
-    def ended(self) -> bool:
-        return self.slot is not None or self.bug is not None
-
-
-class _Feed:
-    """The open call of one engine, the rows to be added next, and to which unit and place each row belongs."""
-
-    def __init__(self, backend: Any, call: OpenCall[Any, Any]) -> None:
-        self.backend, self.call = backend, call
-        self.new: list[tuple[int, Any]] = []
-        self.rows: dict[int, tuple[_Unit[Any], int]] = {}
+"""Bytes of the images of requests in flight, beyond which no more are prepared."""
 
 
 class Flow(Generic[K]):
@@ -114,6 +61,7 @@ class Flow(Generic[K]):
     finished: is called with each slot as soon as there is one, before its turn.
     isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
     kept: answers that are not asked for again.
+    admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.batch`).
     """
 
     def __init__(
@@ -129,24 +77,25 @@ class Flow(Generic[K]):
         isolate_bugs: bool = False,
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
+        admits: bool = True,
     ) -> None:
         self._pipe, self._take, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
-        self._kept = kept
-        self._turns: deque[_Unit[K]] = deque()
+        self._kept, self._admits = kept, admits
+        self._turns: deque[Unit[K]] = deque()
         """The units to be given out: all that were taken where they are ordered, else those that have ended."""
-        self._units: dict[int, _Unit[K]] = {}
-        """The units under way."""
+        self._units: dict[int, Unit[K]] = {}
+        """The units in flight."""
         self._waiting = 0
         """Units that have ended and were not given out."""
         self._bytes = 0
         self._rows = 0
-        self._feeds: dict[int, _Feed] = {}
+        self._feeds: dict[int, Feed] = {}
         self._more, self._nothing_now = True, False
         self._input_error: Exception | None = None
-        self._preparing: dict[Future[Started], _Unit[K]] = {}
+        self._preparing: dict[Future[Started], Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._asleep = threading.Lock()
         """Free when there is something to look at since the last wait. Unlike an event, a signal handler may free it wherever it interrupts this thread."""
@@ -164,7 +113,7 @@ class Flow(Generic[K]):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in flight."""
         return bool(self._units)
 
     @property
@@ -197,7 +146,7 @@ class Flow(Generic[K]):
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
     def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take no more requests, and let those under way end for so many seconds. Only `finished` is called with them.
+        """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
 
         A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
         it had. A bug of an engine raises: its rows are not run again.
@@ -212,11 +161,11 @@ class Flow(Generic[K]):
 
     @property
     def _ends(self) -> bool:
-        """Whether something under way would end without a new call."""
+        """Whether something in flight would end without a new call."""
         return bool(self._preparing) or any(feed.rows and not isinstance(feed.call, BatchCall) for feed in self._feeds.values())
 
     def close(self) -> None:
-        """End all that is under way."""
+        """End all that is in flight."""
         self.closed, self._more = True, False
         self.wake()
         feeds, self._feeds = list(self._feeds.values()), {}
@@ -225,22 +174,27 @@ class Flow(Generic[K]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         for unit in self._units.values():
-            if unit.at_work is not None:
-                unit.at_work.running.close()
+            if unit.started is not None:
+                unit.started.running.close()
         self._units.clear()
 
     def _fill(self) -> None:
+        together: list[Unit[K]] = []
         while self._more and self.room > 0:
             given = attempt(self._take)
             if not is_ok(given):
                 self._more, self._input_error = False, given.failure()
-                return
+                break
             taken = given.unwrap()
             self._nothing_now = taken is NoRequest.NOW
             if isinstance(taken, NoRequest):
                 self._more = taken is NoRequest.NOW
-                return
-            self._begin(*taken)
+                break
+            together += self._taken(*taken)
+            if len(together) == TOGETHER or self._limits == {}:  # the first one tells which engine there is, and so how many may be taken
+                self._begin(together)
+                together = []
+        self._begin(together)
 
     @property
     def room(self) -> int:
@@ -248,20 +202,30 @@ class Flow(Generic[K]):
         crowded = self._bytes >= HELD_BYTES or len(self._preparing) >= 4 * WORKERS
         return 0 if (crowded and self._units) or self._waiting >= REORDER * self._limit else self._limit - len(self._units)
 
-    def _begin(self, key: K, request: Any) -> None:
-        """Prepare a request: at once, or on another thread where it has images."""
-        asked = admitted(request, self._options, self._allows)
-        unit = _Unit(key, asked)
+    def _taken(self, key: K, request: Any) -> list[Unit[K]]:
+        """The request as a unit to be prepared; none where it has images: another thread reads and prepares it."""
+        asked = admitted(request, self._options, self._allows) if self._admits else request
+        unit = Unit(key, asked)
         self._units[id(unit)] = unit
         if self._ordered:
             self._turns.append(unit)
         if not (is_ok(asked) and asked.unwrap().sources):
-            self._advance(unit, lambda: begin(self._pipe, (unit.asked,)))
-            return
+            return [unit]
         self._pool = self._pool or ThreadPoolExecutor(WORKERS, thread_name_prefix="pipegen-flow")
         future = self._pool.submit(lambda: begin(self._pipe, (loaded(asked, self._reads),)))
         self._preparing[future] = unit
         future.add_done_callback(lambda _: self.wake())
+        return []
+
+    def _begin(self, units: Sequence[Unit[K]]) -> None:
+        """Prepare units together; one by one where a stage raises, since the bug is of one of them."""
+        begun = attempt(lambda: begin_each(self._pipe, tuple([unit.asked for unit in units])))
+        if is_ok(begun):
+            for unit, started in zip(units, begun.unwrap(), strict=True):
+                self._follow(unit, started)
+            return
+        for unit in units:
+            self._advance(unit, functools.partial(begin, self._pipe, (unit.asked,)))
 
     def _work(self) -> None:
         """Let prepared units go on, and each engine of this process work for one step; wait where nothing else is to be done."""
@@ -276,7 +240,7 @@ class Flow(Generic[K]):
         if idle and (self._units or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
 
-    def _awaits_more(self, feed: _Feed) -> bool:
+    def _awaits_more(self, feed: Feed) -> bool:
         """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
         if self._until is not None and isinstance(feed.call, BatchCall):
             return True
@@ -285,7 +249,7 @@ class Flow(Generic[K]):
         more = self._more and self.room > 0 and not self._nothing_now
         return bool(self._preparing) or (more and isinstance(feed.call, BatchCall))
 
-    def _step(self, backend: int, feed: _Feed) -> bool:
+    def _step(self, backend: int, feed: Feed) -> bool:
         """Add what is new, and take what has ended; whether something has."""
 
         def stepped() -> Sequence[tuple[int, Slot[Any]]]:
@@ -305,38 +269,41 @@ class Flow(Generic[K]):
                 self._isolate(feed, raised)
                 return True
             ended = [(row, Failure(raised.error)) for row in feed.rows]
-        answered: dict[_Unit[Any], dict[int, Slot[Any]]] = {}
+        answered: dict[Unit[Any], dict[int, Slot[Any]]] = {}
         for row, answer in ended:
             unit, place = feed.rows.pop(row)
             unit.answers[place] = answer
             unit.missing -= 1
             answered.setdefault(unit, {})[place] = answer
         for unit, answers in answered.items():
-            if unit.at_work is not None:
-                number, call = unit.calls, unit.at_work.step
+            if unit.started is not None:
+                number, call = unit.calls, unit.started.step
                 if not unit.missing:
-                    self._go_on(unit, unit.at_work.running)
+                    self._go_on(unit, unit.started.running)
                 if self._kept is not None and not unit.ended and isinstance(call, Call):
                     self._kept.keep(unit.key, number, call, answers)
         return bool(ended)
 
-    def _go_on(self, unit: _Unit[K], running: Steps[Any]) -> None:
+    def _go_on(self, unit: Unit[K], running: Steps[Any]) -> None:
         """Let a unit go on with the answers of its call."""
         self._advance(unit, lambda: Started(running, advance(running, unit.answers)))
 
-    def _advance(self, unit: _Unit[K], go: Callable[[], Started]) -> None:
+    def _advance(self, unit: Unit[K], go: Callable[[], Started]) -> None:
         """Let a unit go on to its next call or to its end. A bug in its stages is its own."""
         gone = attempt(go)
-        if not is_ok(gone):
-            bug = gone.failure()
-            if self._isolates and not isinstance(bug, MissingExtra):
-                self._end(unit, isolated(self._pipe, [unit.asked], bug)[0])
-                return
-            unit.bug, self._more = bug, False
-            self._end(unit, None)
+        if is_ok(gone):
+            self._follow(unit, gone.unwrap())
             return
-        unit.at_work = gone.unwrap()
-        step = unit.at_work.step
+        bug = gone.failure()
+        if self._isolates and not isinstance(bug, MissingExtra):
+            self._end(unit, isolated(self._pipe, [unit.asked], bug)[0])
+            return
+        unit.bug, self._more = bug, False
+        self._end(unit, None)
+
+    def _follow(self, unit: Unit[K], started: Started) -> None:
+        """A unit has come to its next call, or to its end: add its rows to what its engine works on, or keep its slot."""
+        unit.started, step = started, started.step
         if isinstance(step, Returned):
             self._end(unit, step.batch[0])
             return
@@ -344,11 +311,11 @@ class Flow(Generic[K]):
         unit.answers = [None] * len(step.inputs) if self._kept is None else list(self._kept.of(unit.key, unit.calls, step))
         unit.missing = unit.answers.count(None)
         if not unit.missing:
-            self._go_on(unit, unit.at_work.running)
+            self._go_on(unit, unit.started.running)
             return
         feed = self._feed(step)
         self._bytes -= unit.bytes
-        unit.bytes = sum(map(_image_bytes, step.inputs))
+        unit.bytes = sum(map(image_bytes, step.inputs))
         self._bytes += unit.bytes
         for place, asked in enumerate(step.inputs):
             if unit.answers[place] is None:
@@ -356,18 +323,19 @@ class Flow(Generic[K]):
                 feed.new.append((self._rows, asked))
                 self._rows += 1
 
-    def _feed(self, wanted: Call) -> _Feed:
+    def _feed(self, wanted: Call) -> Feed:
         backend = wanted.backend
-        if self._limits is not None and id(backend) not in self._limits:
-            self._limits[id(backend)] = backend.in_flight if isinstance(backend, FedBackend) else IN_FLIGHT
+        feed = self._feeds.get(id(backend))
+        if feed is None:
+            feed = self._feeds[id(backend)] = Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
+        if self._limits is not None:  # it is asked again, since an engine may know better once it has started
+            self._limits[id(backend)] = IN_FLIGHT if isinstance(feed.call, BatchCall) else feed.backend.in_flight
             self._limit = max(self._limits.values())
-        if id(backend) not in self._feeds:
-            self._feeds[id(backend)] = _Feed(backend, backend.open(self.wake) if isinstance(backend, FedBackend) else BatchCall(backend))
-        return self._feeds[id(backend)]
+        return feed
 
-    def _end(self, unit: _Unit[K], slot: Slot[Any] | None) -> None:
+    def _end(self, unit: Unit[K], slot: Slot[Any] | None) -> None:
         """A unit has its slot, or a bug."""
-        unit.slot, unit.at_work = slot, None
+        unit.slot, unit.started = slot, None
         del self._units[id(unit)]
         self._bytes -= unit.bytes
         self._waiting += 1
@@ -376,19 +344,12 @@ class Flow(Generic[K]):
         if slot is not None:
             self._finished(unit.key, slot)
 
-    def _isolate(self, feed: _Feed, bug: Exception) -> None:
+    def _isolate(self, feed: Feed, bug: Exception) -> None:
         """An engine has raised: the units that it worked on are run again, in halves, down to the one that makes it raise; or it raises here."""
         if not self._isolates or isinstance(bug, MissingExtra) or self._until is not None:
             raise bug
         units = list({id(unit): unit for unit, _ in feed.rows.values()}.values())
         for unit, slot in zip(units, isolated(self._pipe, [unit.asked for unit in units], bug), strict=True):
-            if unit.at_work is not None:
-                unit.at_work.running.close()
+            if unit.started is not None:
+                unit.started.running.close()
             self._end(unit, slot)
-
-
-def _image_bytes(asked: Any) -> int:
-    """What the images of a call's input take, in bytes: as pixels, or as they came."""
-    if isinstance(asked, Encoded):
-        return sum(len(image.rgb) for image in asked.prompt.images)
-    return sum(len(source.data or b"") for source in asked.request.sources) if isinstance(asked, ResolvedRequest) else 0

@@ -13,7 +13,8 @@ from pipegen.core.border import attempt
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pair, pairs, require_iterable
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
+from pipegen.drivers.units import NoRequest
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
@@ -37,7 +38,7 @@ def imap(
 ) -> Iterator[Slot[B]]:
     """Generate for any number of requests: slots come in order, and the engine is fed while it works.
 
-    The input is taken as there is room: at most `in_flight` requests are under way. By default, these are as many as keep the engine full, which
+    The input is taken as there is room: at most `in_flight` requests run at a time. By default, these are as many as keep the engine full, which
     it tells. Slots that end before their turn wait, up to 8 times as many; then no request is taken until the slow one before them has ended. With
     `ordered=False` slots come as they end (`imap_keyed` says whose they are).
 
@@ -208,7 +209,7 @@ async def aimap_keyed(
         flow.closed = True
         flow.wake()
         if working is not None:
-            await asyncio.wait([working])  # a thread cannot be cancelled: it ends after the step under way
+            await asyncio.wait([working])  # a thread cannot be cancelled: it ends after the running step
         await asyncio.to_thread(flow.close)
 
 

@@ -7,7 +7,7 @@ with pg.backends.hf("embedded") as route:
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,30 +74,36 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
 
 
 class _Count:
-    """What a call has made so far, reported now and then."""
+    """What a call has made so far: reported at its start, at its end, and at intervals."""
 
-    def __init__(self, engine: str, rows: int, tell: Callable[[Progress], object], every: float) -> None:
-        self._now, self._tell, self._every = Progress(engine, rows, 0, 0), tell, every
-        self._slots: list[Slot[Any] | None] = [None] * rows
-        self._reported = time.monotonic()
-        tell(self._now)
+    def __init__(self, engine: str, tell: Callable[[Progress], object], every: float) -> None:
+        self._now, self._tell, self._every, self._told = Progress(engine, 0, 0, 0), tell, every, -every
+        self._slots: dict[int, Slot[Any]] = {}
+
+    def add(self, rows: int = 0, done: int = 0, tokens: int = 0, *, ends: bool = False) -> None:
+        """Count more, and report it if the call `ends` or the last report is long ago."""
+        before = self._now
+        self._now = Progress(before.engine, before.rows + rows, before.done + done, before.tokens + tokens)
+        if ends or time.monotonic() - self._told >= self._every:
+            self._told = time.monotonic()
+            self._tell(self._now)
 
     def see(self, event: Event) -> None:
         if isinstance(event, RowDone):
             self._slots[event.row] = event.slot
-            self._now = self._now._replace(done=self._now.done + 1)
+            self.add(done=1)
         elif isinstance(event, TokensMade):
-            self._now = self._now._replace(tokens=self._now.tokens + len(event.token_ids))
-        if time.monotonic() - self._reported >= self._every:
-            self._reported = time.monotonic()
-            self._tell(self._now)
+            self.add(tokens=len(event.token_ids))
 
     def end(self, slots: Sequence[Slot[Any]] | None = None) -> Sequence[Slot[Any]]:
         """Tell of the end, and give the answers: those of the rows that were seen, unless they come all at once."""
-        answers = [slot for slot in self._slots if slot is not None] if slots is None else slots
-        tokens = sum(len(slot.unwrap().token_ids) for slot in answers if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
-        self._tell(self._now._replace(done=len(answers), tokens=max(tokens, self._now.tokens)))
+        answers = [self._slots[row] for row in sorted(self._slots)] if slots is None else slots
+        self.add(done=len(answers) - self._now.done, tokens=max(0, _tokens(answers) - self._now.tokens), ends=True)
         return answers
+
+
+def _tokens(slots: Iterable[Slot[Any]]) -> int:
+    return sum(len(slot.unwrap().token_ids) for slot in slots if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
 
 
 class _Watched:
@@ -141,7 +147,9 @@ class _Watched:
         return isinstance(self._engine, GeneratesByStream) and self._engine.generates_by_stream
 
     def _count(self, inputs: Sequence[Any]) -> _Count:
-        return _Count(self.name, len(inputs), self._tell, self._every)
+        count = _Count(self.name, self._tell, self._every)
+        count.add(rows=len(inputs))
+        return count
 
 
 class _WatchedFed(_Watched):
@@ -155,37 +163,29 @@ class _WatchedFed(_Watched):
 
     def open(self, wake: Callable[[], object]) -> OpenCall[Any, Any]:
         fed: Any = self._engine
-        return _WatchedCall(self.name, fed.open(wake), self._tell, self._every)
+        return _WatchedCall(fed.open(wake), _Count(self.name, self._tell, self._every))
 
 
 class _WatchedCall:
     """An open call that tells how far it is: of all rows that were added so far."""
 
-    def __init__(self, engine: str, call: OpenCall[Any, Any], tell: Callable[[Progress], object], every: float) -> None:
-        self._call, self._tell, self._every = call, tell, every
-        self._now, self._reported = Progress(engine, 0, 0, 0), -every
+    def __init__(self, call: OpenCall[Any, Any], count: _Count) -> None:
+        self._call, self._count, self._open = call, count, 0
 
     @property
     def computes(self) -> bool:
         return self._call.computes
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self._now = self._now._replace(rows=self._now.rows + len(inputs))
-        self._tell_of(0)
+        self._open += len(inputs)
+        self._count.add(rows=len(inputs))
         self._call.add(inputs)
 
     def step(self) -> Sequence[tuple[int, Slot[Any]]]:
         ended = self._call.step()
-        tokens = sum(len(slot.unwrap().token_ids) for _, slot in ended if isinstance(slot, Success) and hasattr(slot.unwrap(), "token_ids"))
-        self._now = self._now._replace(tokens=self._now.tokens + tokens)
-        self._tell_of(len(ended))
+        self._open -= len(ended)
+        self._count.add(done=len(ended), tokens=_tokens(slot for _, slot in ended), ends=not self._open)
         return ended
-
-    def _tell_of(self, ended: int) -> None:
-        self._now = self._now._replace(done=self._now.done + ended)
-        if time.monotonic() - self._reported >= self._every or self._now.done == self._now.rows:
-            self._reported = time.monotonic()
-            self._tell(self._now)
 
     def close(self) -> None:
         self._call.close()

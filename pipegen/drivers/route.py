@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import Pipe, Rebinding, call, each, identity
+from pipegen.core.pipe import Pipe, Rebinding, each, identity
 from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_settings
 from pipegen.drivers.batch import merged_into, prepare_batch
@@ -26,7 +26,7 @@ from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded, GenerationResult
-from pipegen.stages.calling import call_engine
+from pipegen.stages.calling import call
 from pipegen.stages.decoding import decode
 from pipegen.stages.fitting import fit
 from pipegen.stages.parts.samples import SAMPLING
@@ -95,9 +95,9 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     whole: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
         asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
-        whole = asked >> call_engine(engine) >> answered
+        whole = asked >> call(engine) >> answered
     else:
-        whole = resolve(engine) >> dataclasses.replace(call(engine), name="call") >> trim(engine, name)
+        whole = resolve(engine) >> call(engine) >> trim(engine, name)
     return Route(engine.name if name is None else name, whole.steps, whole.keeps_text, whole.owns, routes=whole.routes, engine=engine)
 
 

@@ -1,4 +1,4 @@
-"""The settings of every kind of engine: each stands here once, with its type, its check, its default and one line of help.
+"""The settings of every kind of engine: each is declared here once, with its type, its check, its default and one line of help.
 
 The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of chat files and their JSON Schema are made of these
 records.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from immutabledict import immutabledict
@@ -40,9 +40,11 @@ from pipegen.records.fields import (
 from pipegen.records.secret import Secret, revealed, secretive
 
 __all__ = [
+    "FALLBACK_WHEN",
     "SETTINGS",
     "ChatServerSettings",
     "EngineSettings",
+    "FallbackSettings",
     "HFSettings",
     "ModelLoadConfig",
     "ServerSettings",
@@ -50,14 +52,16 @@ __all__ = [
     "VLLMSettings",
     "config_of",
     "fields_of",
+    "nearest_setting",
     "settings_of",
 ]
 
 PathOrName: TypeAlias = str | os.PathLike[str]
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DTYPE = one_of("auto", *_DTYPES, *_DTYPES.values())
-_ELSEWHERE = {"torch_dtype": "dtype", **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs")}
-"""Names that other libraries have for a setting."""
+_ELSEWHERE = {"torch_dtype": "dtype", "fallback": "fallback_backend", **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "engine_kwargs")}
+"""Other names for a setting: those of other libraries, and that of a flag."""
+_ERRORS = tuple(name for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.GenerationError))
 
 
 def _dtype(value: Any) -> Any:
@@ -82,10 +86,9 @@ def _headers(value: Any) -> Any:
 
 
 def _error(value: Any) -> Any:
-    kinds = [name for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.GenerationError)]
     name = value.__name__ if isinstance(value, type) else value
-    if name not in kinds:
-        raise ValueError(f"the name of an error{nearest(name, kinds) if isinstance(name, str) else ''}")
+    if name not in _ERRORS:
+        raise ValueError(f"the name of an error{nearest(name, _ERRORS) if isinstance(name, str) else ''}")
     return name
 
 
@@ -93,7 +96,12 @@ with_schema(_dtype, schema_of(_DTYPE))
 with_schema(_address, {"type": "string", "pattern": r"^\s*[Hh][Tt][Tt][Pp][Ss]?://.|\$\{"})
 with_schema(_key, {"type": "string"})
 with_schema(_headers, {"type": "object", "additionalProperties": {"type": "string"}})
-with_schema(_error, {"type": "string"})
+with_schema(_error, {"enum": list(_ERRORS)})
+
+
+def nearest_setting(name: str, known: Collection[str]) -> str:
+    """`; did you mean 'dtype'?` for a name that others have for a setting, else for the nearest of the known ones; or nothing."""
+    return f"; did you mean {_ELSEWHERE[name]!r}?" if _ELSEWHERE.get(name, "") in known else nearest(name, known)
 
 
 @record
@@ -110,8 +118,7 @@ class EngineSettings:
     @classmethod
     def _hint_for(cls, name: str) -> str:
         known = help_of(cls)
-        near = f"; did you mean {_ELSEWHERE[name]!r}?" if _ELSEWHERE.get(name) in known else nearest(name, known)
-        return near or ("; arguments of the engine itself go to engine_kwargs" if "engine_kwargs" in known else "")
+        return nearest_setting(name, known) or ("; arguments of the engine itself go to engine_kwargs" if "engine_kwargs" in known else "")
 
 
 @record
@@ -201,17 +208,31 @@ SETTINGS: Mapping[str, type[Any]] = dict(zip(BACKENDS, (HFSettings, VLLMSettings
 """The settings of each function of `pipegen.backends`."""
 
 
+FALLBACK_WHEN = ("UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin")
+_WHEN = f"The errors with which it takes over. Default: {', '.join(FALLBACK_WHEN)}."
+
+
 @record
-class ModelLoadConfig(HFSettings):
+class FallbackSettings:
+    """The engine that takes over for a first one, whose name is the field `backend`."""
+
+    __slots__ = ()
+    fallback_backend: Annotated[str | None, one_of(*BACKENDS), "The engine that takes over what the first one cannot do."] = None
+    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), _WHEN] = FALLBACK_WHEN
+
+    def check_all(self: Any) -> None:
+        """Check the fields against each other, and against `backend` of the record that inherits these."""
+        if self.fallback_backend == self.backend:
+            raise InvalidField(f"{type(self).__name__}.fallback_backend takes another engine than the first one, {self.backend!r}")
+        if self.fallback_backend is None and self.fallback_when != FALLBACK_WHEN:
+            raise InvalidField(f"{type(self).__name__}.fallback_when takes fallback_backend too")
+
+
+@record
+class ModelLoadConfig(FallbackSettings, HFSettings):
     """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs` those that other engines have."""
 
     backend: Annotated[str, non_empty_string, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
-    fallback_backend: Annotated[str | None, non_empty_string, "The engine that takes over what the first one cannot do."] = None
-    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), "The errors with which it takes over."] = (
-        "UnsupportedMultimodal",
-        "UnsupportedOption",
-        "UnsupportedPlugin",
-    )
 
 
 _ROUTING = ("backend", "fallback_backend", "fallback_when", "engine_kwargs", "batch_size")

@@ -19,7 +19,7 @@ from typing import Any
 from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
 from pipegen.records import strict_json
 from pipegen.records.fields import freeze
-from pipegen.records.results import Ending, Finish, Raw
+from pipegen.records.results import ChatOutput, Ending, Finish, Raw
 
 __all__ = ["answer_from", "answer_to_plain"]
 
@@ -41,16 +41,13 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 """How fields are read whose type JSON does not have."""
 
 
-def _kinds() -> Mapping[str, tuple[type[Any], str]]:
-    """The answers that have a plain form, each with its field for what was asked."""
-    from pipegen.backends.servers.chat import ChatOutput
-
-    return {"tokens": (Raw, "encoded"), "text": (ChatOutput, "job")}
+_KINDS: Mapping[str, tuple[type[Any], str]] = {"tokens": (Raw, "encoded"), "text": (ChatOutput, "job")}
+"""The answers that have a plain form, each with its field for what was asked."""
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     """The answer as JSON data; None where it is of an engine of one's own that answers in another form."""
-    for name, (kind, asked) in _kinds().items():
+    for name, (kind, asked) in _KINDS.items():
         if type(answer) is kind:
             fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(kind) if f.name != asked}
             values: dict[str, Any] = strict_json.plain({"answer": name, **{field: _plain(value) for field, value in fields.items()}})
@@ -69,5 +66,5 @@ def _plain(value: Any) -> Any:
 def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
     """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
     fields = dict(values)
-    kind, name = _kinds()[fields.pop("answer")]
+    kind, name = _KINDS[fields.pop("answer")]
     return kind(**{name: asked}, **{field: _READ[field](value) if field in _READ and value is not None else value for field, value in fields.items()})

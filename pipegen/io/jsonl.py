@@ -26,7 +26,7 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, freeze, nearest, thaw
+from pipegen.records.fields import InvalidField, freeze, names_of, nearest, thaw
 from pipegen.records.options import flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
@@ -144,7 +144,7 @@ def error_from(values: Any) -> GenerationError:
 
 
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
-    fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if not (brief and f.name in BRIEF)}
+    fields = {name: getattr(result, name) for name in names_of(result) if not (brief and name in BRIEF)}
     fields["finish"] = result.finish.value
     fields["options"] = without_none(flat_values(result.options))
     fields["tried"] = [error_to_plain(error) for error in result.tried]
@@ -153,7 +153,7 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields["failed_samples"] = [{"sample": sample, "error": error_to_plain(error)} for sample, error in result.failed_samples]
     for name in ("logprobs", "prompt_logprobs"):
         if fields.get(name) is not None:
-            fields[name] = [one and {f.name: getattr(one, f.name) for f in dataclasses.fields(one)} for one in fields[name]]
+            fields[name] = [one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]]
     values: dict[str, Any] = strict_json.plain(fields)
     return values
 

@@ -38,12 +38,12 @@ SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
 """How the names of files begin that hold finished rows, and answers of rows that are not finished (see `pipegen.jobs.steps`)."""
 FORM = 1
-"""The version of what stands in the folder."""
+"""The version of the folder's files."""
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
 _HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
 _KEY = slice(8, 40)
-"""Where the key stands in a line."""
+"""Where the key is in a line."""
 _FAILED = re.compile(rb'.{42}"id": null, "ok": false,', re.DOTALL)
 """How the line of a row begins that failed; those of answers differ."""
 _DIGITS = 15
@@ -276,14 +276,14 @@ def remove_rows(folder: Path) -> None:
             fd = os.open(path, os.O_RDWR)
             held.callback(os.close, fd)
             if not locked(fd):
-                raise JournalError(f"{folder}: another run of this job is at work ({path.name} is locked), and nothing is removed; end that one first")
+                raise JournalError(f"{folder}: another run of this job is running ({path.name} is locked), and nothing is removed; end that one first")
             files.append(fd)
         for fd in files:
             os.ftruncate(fd, 0)
 
 
 def _cut_torn_line(fd: int, path: Path) -> None:
-    """Cut what stands after the last line end. Raises `JournalError` where that is more than a line may have been."""
+    """Cut what follows the last line end. Raises `JournalError` where that is more than a line may have been."""
     end = os.fstat(fd).st_size
     start = end
     while start > 0:

@@ -55,18 +55,18 @@ class Generate:
     A row is a request, as in a table file: columns named as the fields of a request are its fields. Messages may be JSON text. The columns of an answer and
     their types are those of a table that pipegen writes, and are always the same. A row that fails has `ok: false` and its `error`; it raises nothing.
 
-    Many batches may be under way at a time: all their rows are fed to one engine, which takes new rows while others run.
+    Many batches may be in flight at a time: all their rows are fed to one engine, which takes new rows while others run.
 
     load: a `ModelLoadConfig`, or a function that makes the route. It is called in the actor.
     options: options of all rows.
     job: the folder of a job, on a disk that all machines share. What is finished there is not asked again, after the death of an actor or of the program.
     columns: the columns that fields are read from, where their names differ: `{"prompt": "question"}`.
     retry, version: as those of `pg.job`.
-    in_flight: how many rows are under way at a time; by default, as many as keep the engine full.
+    in_flight: how many rows are in flight at a time; by default, as many as keep the engine full.
     model: the name in the column `model`; by default, that of the configuration.
     brief: leave token ids and log probabilities out.
 
-    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. Of a job, a row that was under way at three such deaths
+    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. Of a job, a row that was in flight at three such deaths
     fails with `BackendFailed`.
 
     In a job, equal requests share one answer. Requests that are to have answers of their own have different seeds.
@@ -116,7 +116,7 @@ class Generate:
         return answers.taken() if rows else answers.schema.empty_table()
 
     def close(self) -> None:
-        """End what is under way, and release the engine."""
+        """End what is in flight, and release the engine."""
         self._replica.close()
 
     def _keyed(self, requests: Sequence[Slot[GenerationRequest]]) -> list[tuple[str | None, Slot[GenerationRequest]]]:
@@ -162,7 +162,7 @@ class Keeper:
         self._replica = Replica(_route(load), options, folder=Path(folder), run=run, owner=_names()[1], died=_died, **how)
 
     async def ready(self) -> int:
-        """How many rows are to be under way here."""
+        """How many rows are to be in flight here."""
         return self._replica.in_flight
 
     async def answer(self, rows: Sequence[tuple[str, GenerationRequest]]) -> Counts:
@@ -175,7 +175,7 @@ class Keeper:
         return Counts(len(results), sum(result.prompt_tokens for result in results), made, words)
 
     async def close(self, grace: float) -> None:
-        """End: rows under way have so many seconds."""
+        """End: rows in flight have so many seconds."""
         import asyncio
 
         await asyncio.to_thread(self._replica.close, grace)

@@ -32,7 +32,7 @@ Block = list[tuple[str, GenerationRequest]]
 """Rows that are handed over together, with their keys."""
 BLOCK_ROWS, BLOCK_BYTES = 16, 4 * 2**20
 MORE_ROWS = 1024
-"""Rows that an actor holds at most beyond those that are to be under way there: blocks come back whole, and most rows of one end before its slowest."""
+"""Rows that an actor holds at most beyond those that are to be in flight there: blocks come back whole, and most rows of one end before its slowest."""
 HELD_BYTES = 256 * 2**20
 """Bytes of images that an actor is handed at a time, about."""
 _LOOK = 1.0
@@ -94,7 +94,7 @@ def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Bloc
     for row in rows:
         if row.key is None or row.kept is not None:
             continue
-        block.append((row.key, row.request.unwrap()))
+        block.append((row.key, row.unmerged.unwrap()))
         held += _bytes([block[-1]])
         if len(block) >= most or held >= BLOCK_BYTES:
             yield block
@@ -113,7 +113,7 @@ class _Actor:
     def __init__(self, number: int, handle: Any) -> None:
         self.number, self.handle = number, handle
         self.room = 0
-        """How many rows are to be under way there; 0 until it is ready."""
+        """How many rows are to be in flight there; 0 until it is ready."""
         self.rows = self.bytes = 0
 
     @property
@@ -149,11 +149,11 @@ class Actors:
         """Blocks of actors that could not go on."""
         self._failure: Exception | None = None
         self._end: float | None = None
-        """When rows under way are given up, where the run is to end early."""
+        """When rows in flight are given up, where the run is to end early."""
         self._begun: Callable[[], object] = lambda: None
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Hand out no more rows; those under way have so many seconds. A signal handler may call it, again too, with less time."""
+        """Hand out no more rows; those in flight have so many seconds. A signal handler may call it, again too, with less time."""
         end = time.monotonic() + (GRACE if grace is None else grace)
         self._end, self._begun = end if self._end is None else min(end, self._end), begun
 
@@ -222,7 +222,7 @@ class Actors:
         return counts
 
     def close(self) -> None:
-        """End the actors. Where the run was stopped, rows under way have the time that is left. What is finished is kept."""
+        """End the actors. Where the run was stopped, rows in flight have the time that is left. What is finished is kept."""
         ray = itself()
 
         try:

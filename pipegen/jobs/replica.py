@@ -5,7 +5,7 @@ thread drives: the engine does not wait for a batch to end before it gets the ne
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its future is done. Each process writes a file of its own.
 
-**Rows that kill.** `pipegen.jobs.under_way` tells which rows were under way when an earlier process of this run died. They go first, and with no others
+**Rows that kill.** `pipegen.jobs.in_flight` tells which rows were in flight when an earlier process of this run died. They go first, and with no others
 beside them: after one death some together, after two deaths each alone. A row whose process died three times fails, and is not tried again. So a row that
 kills its process costs three deaths, and rows that were beside it are answered.
 """
@@ -28,19 +28,20 @@ from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options
-from pipegen.drivers.flow import IN_FLIGHT, Flow, NoRequest
+from pipegen.drivers.flow import IN_FLIGHT, Flow
 from pipegen.drivers.mapping import flow_of
+from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
+from pipegen.jobs.in_flight import InFlight
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import kept_slot, retry_of
 from pipegen.jobs.runner import GRACE
-from pipegen.jobs.under_way import UnderWay
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
 __all__ = ["TRIES", "Replica"]
 
 TRIES = 3
-"""How many processes may die while a row is under way, before it fails."""
+"""How many processes may die while a row is in flight, before it fails."""
 FRUITLESS = 20
 """How many processes of one name may die in a row without a row that succeeded: it is the engine then that does not work."""
 
@@ -92,21 +93,21 @@ class Replica:
         how: dict[str, Any] = {"ordered": False, "isolate_bugs": True, "finished": self._finished}
         self._flow: Flow[_Row] = flow_of(route, self._take, options, in_flight=in_flight, image_policy=image_policy, policy=policy, **how)
         self.in_flight = in_flight or max((engine.in_flight for engine in route.owns if isinstance(engine, FedBackend)), default=IN_FLIGHT)
-        """How many rows under way keep the engine full."""
+        """How many rows in flight keep the engine full."""
         self._lock = threading.Lock()
         self._rows = set[_Row]()
         """The rows that have not ended."""
         self._keys: dict[str, _Row] = {}
         """Those of them that have a key: equal ones are one."""
         self._waiting, self._small, self._alone = deque[_Row](), deque[_Row](), deque[_Row]()
-        self._under_way, self._worked, self._closing = 0, False, False
+        self._running, self._worked, self._closing = 0, False, False
         self._group: deque[_Row] | None = None
-        """Where the rows under way come from, when no others may join them."""
+        """Where the rows in flight come from, when no others may join them."""
         self._may_join = 0
         self._raised: Exception | None = None
         self._grace = GRACE
         self._journal = None if folder is None else Journal(folder)
-        self._noted = None if folder is None else UnderWay(folder, run, owner)
+        self._noted = None if folder is None else InFlight(folder, run, owner)
         self._deaths = Counter[str]() if self._noted is None else self._noted.deaths
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
         if self._noted is not None and self._noted.fruitless >= FRUITLESS:
@@ -137,7 +138,7 @@ class Replica:
         return row.slot
 
     def close(self, grace: float = GRACE) -> None:
-        """End: rows under way have so many seconds. What is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        """End: rows in flight have so many seconds. What is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
         self._grace, self._closing = grace, True
         self._flow.wake()
         self._thread.join()
@@ -156,7 +157,7 @@ class Replica:
         kept = kept_slot(journal, key, None, self._again)
         if kept is not None or self._deaths[key] < TRIES:
             return kept
-        words = f"its process died {self._deaths[key]} times while this row was under way, the last time with no other row beside it"
+        words = f"its process died {self._deaths[key]} times while this row was in flight, the last time with no other row beside it"
         hint = "look for what the row asks too much of: memory, a broken image; the next run tries it again"
         failed = Failure(BackendFailed(words, backend=self._route.name, scope="row", hint=hint))
         if kept_slot(journal, key, None, retry_of("none")) != failed:
@@ -191,14 +192,14 @@ class Replica:
             row = self._next()
             if row is None:
                 return NoRequest.NOW
-            self._under_way += 1
+            self._running += 1
         if self._noted is not None and row.key is not None:
             self._noted.begin(row.key)
         return row, row.request
 
     def _next(self) -> _Row | None:
-        """The row whose turn it is; none where those under way have to end first."""
-        if not self._under_way:
+        """The row whose turn it is; none where those in flight have to end first."""
+        if not self._running:
             self._group = self._alone or self._small or None
             self._may_join = 1 if self._alone else max(1, math.isqrt(len(self._deaths)))
         if self._group is None:
@@ -224,7 +225,7 @@ class Replica:
             self._journal.append(row.key, to_plain(slot))
             self._noted.end(row.key)
         with self._lock:
-            self._under_way -= 1
+            self._running -= 1
             self._rows.discard(row)
             if row.key is not None:
                 self._keys.pop(row.key, None)

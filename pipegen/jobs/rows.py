@@ -17,7 +17,7 @@ from pipegen.drivers.batch import prepare_batch
 from pipegen.io.jsonl import from_plain
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.keys import Keys
-from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.fields import InvalidField, altered, nearest
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -33,7 +33,7 @@ _TOGETHER = 32
 
 
 class Row(NamedTuple, Generic[K]):
-    """One request of the job: the caller's name for it, itself, its key, and its slot where it is finished."""
+    """One request of the job: the caller's name for it, itself (admitted: see `pipegen.drivers.batch`), its key, and its slot where it is finished."""
 
     name: K
     request: Slot[GenerationRequest]
@@ -42,6 +42,13 @@ class Row(NamedTuple, Generic[K]):
     kept: Slot[Any] | None
     anew: bool = False
     """Whether it failed with an error that is not `retryable`, and is asked again: what was answered before it failed does not count."""
+    options: GenerationOptions | None = None
+    """Its own options, without those of the run."""
+
+    @property
+    def unmerged(self) -> Slot[GenerationRequest]:
+        """The request with its own options alone, for those who merge in the run's themselves."""
+        return self.request.map(lambda request: altered(request, options=self.options))
 
 
 def rows_of(
@@ -54,7 +61,7 @@ def rows_of(
     *,
     again: Again,
 ) -> Iterator[Row[K]]:
-    """The rows of the requests, which are taken a few at a time. Their images are loaded; the run's options are part of the key alone."""
+    """The rows of the requests, which are taken a few at a time. Their images are loaded."""
     source = map(pair, requests)
     while chunk := list(islice(source, _TOGETHER)):
         own = [record_of(request) for _, request in chunk]
@@ -63,11 +70,10 @@ def rows_of(
                 yield Row(name, ready, None, None)
                 continue
             key = keys.of(ready.unwrap())
-            request = dataclasses.replace(ready.unwrap(), options=given.unwrap().options)
-            kept = _finished(finished, key, request.id)
+            kept = _finished(finished, key, ready.unwrap().id)
             asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
             anew = kept is not None and asked_again and not (kept.failure().retryable or isinstance(kept.failure(), InternalError))
-            yield Row(name, Success(request), key, None if asked_again else kept, anew)
+            yield Row(name, ready, key, None if asked_again else kept, anew, given.unwrap().options)
 
 
 def record_of(request: Any) -> Slot[GenerationRequest]:

@@ -20,8 +20,9 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
+from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
 from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows, write_settings
 from pipegen.jobs.keys import Keys, changes, settings_of
@@ -40,7 +41,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Answer = TypeVar("Answer", GenerationResult, Scored)
 GRACE = 5.0
-"""Seconds that rows under way have to end, where a job ends early."""
+"""Seconds that rows in flight have to end, where a job ends early."""
 _WAITING = 4096
 """Finished rows that may wait behind one that is asked for."""
 
@@ -141,7 +142,7 @@ class Job(Iterator[T], Generic[T]):
         return self._run.stopped
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
-        """Ask for no more rows; those under way have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
+        """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
 
         Any thread and a signal handler may call it, again too, with less time. `begun` is called by the thread that iterates, when it stops.
         """
@@ -150,7 +151,7 @@ class Job(Iterator[T], Generic[T]):
         self._run.wake()
 
     def close(self) -> None:
-        """End the job: rows under way have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
+        """End the job: rows in flight have its `grace` to end; what is finished is kept. Raises `JournalError` where the last rows cannot be synced."""
         try:
             self._slots.close()
         finally:
@@ -179,8 +180,8 @@ def job(
     A pipe of `scoring` is taken as a route is: its scores are kept.
 
     version: what else the answers depend on, such as stages of your own; another version asks all rows again.
-    restart: begin anew; the rows that are finished are removed. Refused while another run is at work on the job.
-    grace: the seconds that rows under way have to end where the job is closed early; 0 ends them at once.
+    restart: start again from the first row; the rows that are finished are removed. Refused while another process runs the job.
+    grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at once.
 
     A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.
 
@@ -247,14 +248,22 @@ def job_keyed(
         return NoRequest.NOW
 
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
-        """Write a row that has ended to the journal at once, though others may stand before it."""
+        """Write a row that has ended to the journal at once, though rows before it may still run."""
         if turn.row.key is not None:
             run.journal.append(turn.row.key, to_plain(slot))
             run.answered += is_ok(slot)
         turn.slot = slot
 
     run.grace = grace
-    how: dict[str, Any] = {"image_policy": image_policy, "policy": policy, "ordered": False, "isolate_bugs": True, "finished": keep, "kept": run.steps}
+    how: dict[str, Any] = {
+        "image_policy": image_policy,
+        "policy": policy,
+        "ordered": False,
+        "isolate_bugs": True,
+        "finished": keep,
+        "kept": run.steps,
+        "admits": False,
+    }
     flow: Flow[Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
     run.wake = flow.wake
 
@@ -292,7 +301,7 @@ def _slots(pairs_of_job: Generator[tuple[Any, Slot[Answer]], None, None]) -> Gen
 
 
 def begin_anew(folder: Path) -> None:
-    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and where another run is at work: nothing of it is removed."""
+    """Remove the finished rows of a job. Raises `JournalError` for a folder that is no job's, and while another process runs the job: nothing is removed."""
     with refused(folder, "read"):
         if not folder.is_dir():
             return

@@ -168,7 +168,7 @@ def _decoded(data: bytes, policy: ImagePolicy, index: int, counted: Counted) -> 
         if not data:
             return Failure(BadImage(index, message=f"image {index} is empty: 0 bytes"))
         message = f"image {index} ({len(data)} bytes) is not an image in a known format ({', '.join(FORMATS)})"
-        return Failure(BadImage(index, message=message, hint="see whether it is an image at all; convert other formats to PNG or JPEG"))
+        return Failure(BadImage(index, message=message, hint="check that it is an image; convert other formats to PNG or JPEG"))
     except Image.DecompressionBombError as raised:
         hint = "make it smaller; Pillow's own limit is twice PIL.Image.MAX_IMAGE_PIXELS"
         return Failure(BadImage(index, message=f"image {index} is too large for Pillow: {raised}", hint=hint))

@@ -38,8 +38,9 @@ from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
 
 __all__ = [
-    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "freeze", "help_of", "integer", "mapping",
-    "metadata_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "thaw", "tuple_of", "with_schema",
+    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "exact", "freeze", "help_of", "integer", "mapping",
+    "metadata_of", "names_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw",
+    "tuple_of", "with_schema",
 ]  # fmt: skip
 
 NESTING = 64
@@ -141,7 +142,7 @@ def non_empty_string(value: Any) -> Any:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a string that is not empty")
-    return value
+    return exact(value)
 
 
 def one_of(*choices: str) -> Check:
@@ -160,7 +161,7 @@ def path(value: Any) -> Any:
     result = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(result, str) or not result:
         raise ValueError("a path or a name")
-    return result
+    return exact(result)
 
 
 def tuple_of(item: Check) -> Check:
@@ -190,22 +191,43 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither.
+    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a whole number, true, false or null.
 
     >>> thaw(freeze({"a": (1, 2)}))
     {'a': [1, 2]}
     """
     if isinstance(value, (tuple, list)):
-        return [leaf(entry) if type(entry) in _LEAVES else thaw(entry, leaf) for entry in value]  # ids and log probabilities are many
-    return {key: thaw(entry, leaf) for key, entry in value.items()} if isinstance(value, Mapping) else leaf(value)
+        if _SURE.issuperset(map(type, value)):  # ids are many
+            return [*value]
+        return [entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for entry in value]
+    if isinstance(value, Mapping):
+        return {key: entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for key, entry in value.items()}
+    return leaf(value)
 
 
-_LEAVES = frozenset((int, float, str, bool, type(None)))
+_SURE = frozenset((int, str, bool, type(None)))
+
+
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((str, str.__str__), (bytes, bytes.__bytes__), (int, int.__int__), (float, float.__float__))
+
+
+def exact(value: Any) -> Any:
+    """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare, hash or print as it likes. Anything else as it is.
+
+    >>> import enum
+    >>> class Word(str, enum.Enum):
+    ...     YES = "yes"
+    >>> exact(Word.YES), exact([1])
+    ('yes', [1])
+    """
+    if type(value) in _SURE or type(value) is float:
+        return value
+    return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
 
 
 def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, bool)):
-        return value
+        return exact(value)
     if depth > NESTING:
         raise ValueError(f"plain data nested at most {NESTING} deep")
     if isinstance(value, Mapping):
@@ -225,7 +247,7 @@ def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise ValueError(f"mappings with string keys, without {printed(key)}")
-    return key
+    return str(exact(key))
 
 
 def mapping(value: Any) -> Any:
@@ -271,6 +293,12 @@ def checks_of(cls: type) -> Mapping[str, Check]:
     return {name: check for name, _, check in _checks(cls)}
 
 
+def taken_instead(refusal: ValueError, shown: str) -> str:
+    """What a check takes, and what it was given; the nearest name, which some checks know, comes last."""
+    expected, also, near = str(refusal).partition("; did you mean ")
+    return f"takes {expected}, not {shown}{also}{near}"
+
+
 def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     try:
         result = check(value)
@@ -279,8 +307,7 @@ def _run_check(self: Any, name: str, value: Any, check: Check) -> None:
     except ValueError as refusal:
         from pipegen.records.secret import masked  # which is made of records
 
-        expected, also, near = str(refusal).partition("; did you mean ")
-        raise InvalidField(f"{type(self).__name__}.{name} takes {expected}, not {printed(masked({name: value})[name])}{also}{near}") from None
+        raise InvalidField(f"{type(self).__name__}.{name} {taken_instead(refusal, printed(masked({name: value})[name]))}") from None
     if result is not value:
         object.__setattr__(self, name, result)
 
@@ -337,3 +364,16 @@ def altered(original: C, **values: Any) -> C:
 @functools.cache
 def _names(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls))
+
+
+def names_of(held: object) -> tuple[str, ...]:
+    """The names of a record's fields.
+
+    >>> @record
+    ... class Room:
+    ...     seats: int = 4
+    >>> names_of(Room())
+    ('seats',)
+    """
+    kind: Any = type(held)
+    return _names(kind)

@@ -21,7 +21,7 @@ from returns.result import Failure
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
-from pipegen.records.fields import InvalidField, freeze, mapping, printed, record, thaw
+from pipegen.records.fields import InvalidField, exact, freeze, mapping, printed, record, thaw
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 
@@ -46,6 +46,8 @@ class ImageSource:
         for name, value, kind in (("path", self.path, str), ("url", self.url, str), ("data", self.data, bytes)):
             if value is not None and not isinstance(value, kind):
                 raise InvalidField(f"ImageSource.{name} takes {kind.__name__}, not {type(value).__name__}")
+            if value is not None and type(value) is not kind:
+                object.__setattr__(self, name, exact(value))
 
     @classmethod
     def of(cls, value: Any, where: str = "image") -> ImageSource:
@@ -111,6 +113,8 @@ class TextPart:
     def check_all(self) -> None:
         if not isinstance(self.text, str):
             raise InvalidField(f"TextPart.text takes a string, not {type(self.text).__name__}")
+        if type(self.text) is not str:
+            object.__setattr__(self, "text", exact(self.text))
 
 
 @record
@@ -201,7 +205,7 @@ def _refuse_sizes(part: Mapping[str, Any], where: str) -> None:
 
 def _content_from(role: str, content: Any, where: str) -> Any:
     if isinstance(content, str):
-        return content
+        return exact(content)
     if isinstance(content, tuple) and all(isinstance(part, (TextPart, ImagePart)) for part in content):
         return content
     if isinstance(content, Sequence) and not isinstance(content, bytes):
@@ -217,7 +221,7 @@ def message_from(value: Any, where: str) -> Message:
         return value
     if not isinstance(value, Mapping):
         raise InvalidField(f"{where} takes a mapping with 'role' and 'content', not {type(value).__name__}")
-    role, content = value.get("role"), value.get("content")
+    role, content = exact(value.get("role")), value.get("content")
     if role not in ROLES:
         raise InvalidField(f"{where}.role takes one of {', '.join(ROLES)}, not {printed(role)}")
     content = _content_from(role, content, where)

@@ -1,4 +1,4 @@
-"""Options: each stands here once, with what it takes, its help, its default, the engines that honour it, and what others call it.
+"""Options: each is declared here once, with what it takes, its help, its default, the engines that honour it, and what others call it.
 
 `None` means "not set"; `pipegen.records.options` gives every option its value. `pipegen.records.option_table` makes the table of these rows.
 
@@ -216,7 +216,7 @@ GROUPS: Mapping[str, type[Any]] = {
     "preprocess": VlmPreprocessOptions,
     "structured": StructuredOptions,
 }
-"""The options that stand in a record of their own, by the name of its field."""
+"""The options that are in a record of their own, by the name of its field."""
 
 
 def _nested(kind: type[Any], also: str = "") -> Any:

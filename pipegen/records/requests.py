@@ -22,6 +22,7 @@ from immutabledict import immutabledict
 from pipegen.records.fields import (
     InvalidField,
     boolean,
+    exact,
     integer,
     mapping,
     nearest,
@@ -82,7 +83,7 @@ def _metadata(value: Any) -> Any:
     """Frozen at its first level only: the values are the caller's own, of any type."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("a mapping with string keys")
-    return immutabledict(value)
+    return immutabledict({exact(name): entry for name, entry in value.items()})
 
 
 with_schema(_metadata, {"type": "object"})
@@ -161,10 +162,12 @@ class GenerationRequest:
 
     def check_all(self) -> None:
         name = type(self).__name__
-        if (self.messages, self.prompt, self.prompt_token_ids).count(None) != 2:
+        if sum(value is None for value in (self.messages, self.prompt, self.prompt_token_ids)) != 2:
             raise InvalidField(f"{name} takes exactly one of messages, prompt and prompt_token_ids")
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise InvalidField(f"{name}.prompt takes a string, not {printed(self.prompt)}")
+        if self.prompt is not None and type(self.prompt) is not str:
+            object.__setattr__(self, "prompt", exact(self.prompt))
         if self.prompt_token_ids is not None and not self.prompt_token_ids:
             raise InvalidField(f"{name}.prompt_token_ids takes at least one token id")
         if self.options is not None and not isinstance(self.options, GenerationOptions):

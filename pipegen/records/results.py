@@ -22,6 +22,7 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 
 __all__ = [
+    "ChatOutput",
     "Decoded",
     "Encoded",
     "Finish",
@@ -188,6 +189,34 @@ class Raw:
 
 
 @record
+class ChatOutput:
+    """What a chat server answered for one row."""
+
+    job: ResolvedRequest
+    """What it was asked."""
+    text: str
+    """The answer, cut before the stop."""
+    raw_text: str
+    """The answer as it came."""
+    reasoning: str | None = None
+    """The reasoning, where the server gives it apart."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """The tool calls, as the server gives them."""
+    finish: Finish
+    """How the generation ended."""
+    stop: str | int | None = None
+    """The stop string, token id or plugin that ended it."""
+    token_ids: tuple[int, ...] = ()
+    """The generated ids, where the server tells them."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each token, if the option `logprobs` is on."""
+    prompt_token_ids: tuple[int, ...] = ()
+    """The prompt's ids, where the server tells them."""
+    usage: Mapping[str, int]
+    """The server's own counts."""
+
+
+@record
 class Decoded:
     """Generated ids as text, with how it ended."""
 
@@ -206,7 +235,7 @@ class Decoded:
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
     followed: str | None = None
-    """The text that `raw.ending` is about, where the row was followed: another text is searched anew."""
+    """The text that `raw.ending` is about, where the row was followed: another text is searched again."""
 
 
 @record

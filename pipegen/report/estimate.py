@@ -9,6 +9,7 @@ A prefix counts as shared where an earlier request has it too, in whole blocks o
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,14 +35,13 @@ LISTED = 1000
 """The most ids of over-long requests that are kept."""
 
 
-def prepared(route: Pipe[GenerationRequest, Any], batch: Batch[GenerationRequest]) -> list[tuple[Slot[Encoded], int]]:
-    """The prompts of requests, as the first engine of the route would get them, each with the samples asked for. Its weights are not loaded."""
-    calls = [place for place, part in enumerate(route.parts) if part.backend is not None]
-    if isinstance(route, Route) and "token_ids" not in route.engine.capabilities.honours:
+def prepared(route: Route, batch: Batch[GenerationRequest]) -> list[tuple[Slot[Encoded], int]]:
+    """The prompts of requests, as the engine of the route would get them, each with the samples asked for. Its weights are not loaded."""
+    if "token_ids" not in route.engine.capabilities.honours:
         refused = UnsupportedOption(f"{shown(route.engine.name)} does not tell how many tokens a prompt has", option="token_ids")
         return [(Failure(refused), 1) for _ in batch]
     start: Pipe[Any, Any] = identity()
-    before = start.with_parts(route.parts[: calls[0]]) if calls else start
+    before = start.with_parts(itertools.takewhile(lambda part: part.backend is None, route.parts))
     counts = [SAMPLING.count(slot) for slot in batch]
     made = before.apply(tuple(SAMPLING.sample(slot, 0, count) for slot, count in zip(batch, counts, strict=True)))
     return list(zip(made, counts, strict=True))

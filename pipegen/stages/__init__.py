@@ -1,8 +1,8 @@
 """The stages of a route, each bound to an engine. A route is their composition, and one of your own may be made of the same stages:
 
-    resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine) >> call_engine(engine) >> decode(engine) >> stop(engine) >> trim(engine)
+    resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine) >> pg.call(engine) >> decode(engine) >> stop(engine) >> trim(engine)
 
-`pg.call(engine)` in the place of `call_engine(engine)` refuses `prompt_logprobs`. For an engine that takes messages and gives text, such as a chat server:
+For an engine that takes messages and gives text, such as a chat server:
 
     resolve(engine) >> pg.call(engine) >> trim(engine)
 """
@@ -11,7 +11,6 @@ import typing
 
 if typing.TYPE_CHECKING:
     from pipegen.records.results import Decoded, Encoded, Raw, ResolvedRequest
-    from pipegen.stages.calling import call_engine
     from pipegen.stages.decoding import decode
     from pipegen.stages.fitting import fit
     from pipegen.stages.rendering import Rendered, render
@@ -20,7 +19,7 @@ if typing.TYPE_CHECKING:
     from pipegen.stages.tokenizing import tokenize
     from pipegen.stages.trimming import trim
 
-__all__ = ["Decoded", "Encoded", "Raw", "Rendered", "ResolvedRequest", "call_engine", "decode", "fit", "render", "resolve", "stop", "tokenize", "trim"]
+__all__ = ["Decoded", "Encoded", "Raw", "Rendered", "ResolvedRequest", "decode", "fit", "render", "resolve", "stop", "tokenize", "trim"]
 
 _HOMES = {
     "Decoded": "pipegen.records.results",
@@ -28,7 +27,6 @@ _HOMES = {
     "Raw": "pipegen.records.results",
     "Rendered": "pipegen.stages.rendering",
     "ResolvedRequest": "pipegen.records.results",
-    "call_engine": "pipegen.stages.calling",
     "decode": "pipegen.stages.decoding",
     "fit": "pipegen.stages.fitting",
     "render": "pipegen.stages.rendering",

@@ -10,7 +10,7 @@ is generated after them. With `max_new_tokens=0` nothing is: the row ends with `
 >>> from pipegen.testing.fake import FakeEngine
 >>> options = resolve(GenerationOptions(max_new_tokens=0, prompt_logprobs=True))
 >>> asked = Encoded(request=GenerationRequest(prompt="Hi"), options=options, prompt=Prompt(token_ids=(72, 105), compact_token_ids=(72, 105)))
->>> raw = drive(call_engine(FakeEngine("never")), (Success(asked),))[0].unwrap()
+>>> raw = drive(call(FakeEngine("never")), (Success(asked),))[0].unwrap()
 >>> raw.token_ids, raw.prompt_logprobs[0], raw.prompt_logprobs[1].logprob
 ((), None, -1.105)
 """
@@ -19,22 +19,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
+from pipegen.core import pipe
+from pipegen.core.backend import Backend
 from pipegen.core.calls import Call, Steps
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.pipe import Pipe, call
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens, TokenEngine
+from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
 from pipegen.records.scores import Continued, TokenScores
 
-__all__ = ["Scorer", "call_engine"]
+__all__ = ["Scorer", "call"]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 
@@ -61,23 +65,24 @@ class Scorer:
         return await asyncio.to_thread(self.generate, inputs)
 
 
-def call_engine(engine: TokenEngine) -> Pipe[Encoded, Raw]:
-    """The stage that calls the engine with the live rows: once for what they generate, and before that once for the prompts that are to be scored.
+def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
+    """The stage that calls an engine with exactly the live inputs; none are no call. It is named `call`, and alone has an effect.
 
-    A prompt whose scores fail fails its rows. `UnsupportedOption` where the engine gives no scores, and for prompts with images.
+    With token ids, an engine is called once for what the rows generate, and before that once for the prompts that are to be scored. A prompt whose scores
+    fail fails its rows. `UnsupportedOption` where the engine gives no scores, and for prompts with images.
     """
-    plain, scorer = call(engine), Scorer(engine)
+    plain, scorer = pipe.call(backend), Scorer(backend)
 
-    def steps(batch: Batch[Encoded]) -> Steps[Raw]:
+    def steps(batch: Batch[Any]) -> Steps[Any]:
         rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
-        if not any(encoded.options.prompt_logprobs or encoded.options.max_new_tokens == 0 for encoded in rows.values()):
+        if not any(isinstance(asked, Encoded) and (asked.options.prompt_logprobs or asked.options.max_new_tokens == 0) for asked in rows.values()):
             return (yield from plain.steps(batch))
         scores = yield from _scored(scorer, {row: encoded for row, encoded in rows.items() if encoded.options.prompt_logprobs})
         failed = {row: slot for row, slot in scores.items() if not is_ok(slot)}
         slots: dict[int, Slot[Raw]] = {row: Success(Raw(encoded=encoded, token_ids=())) for row, encoded in rows.items()}
         going = [row for row, encoded in rows.items() if row not in failed and encoded.options.max_new_tokens != 0]
         if going:
-            answers = yield Call(engine, tuple(rows[row] for row in going), tuple((row, 0) for row in going))
+            answers = yield Call(backend, tuple(rows[row] for row in going), tuple((row, 0) for row in going))
             slots |= dict(zip(going, answers, strict=True))
 
         def noted(row: int) -> Slot[Raw]:
@@ -89,7 +94,7 @@ def call_engine(engine: TokenEngine) -> Pipe[Encoded, Raw]:
 
         return tuple([noted(row) if row in rows else Failure(slot.failure()) for row, slot in enumerate(batch)])
 
-    return Pipe("call", steps, keeps_text=False, backend=engine, rebind=lambda new: call_engine(new.engine(engine)))
+    return pipe.Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
 
 
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))

@@ -42,7 +42,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
-    """The stage that makes text of generated ids; see `decode_row`. While a call streams, its text is followed as far as it is final."""
+    """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is given out as soon as it is final."""
 
     def follow(encoded: Encoded) -> Any:
         from pipegen.stages.parts.row_decoder import RowDecoder  # which is made of this stage and the two after it
@@ -58,8 +58,8 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
 def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:
     """The text of the ids, not yet cut at stop strings, and how the row ended as far as the ids say.
 
-    Ids beyond the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs. An engine that gave up makes `ABORTED`, one
-    whose own plugin halted the row `PLUGIN`; ids that end without any reason are `ABORTED` too.
+    Ids after the one that ends the row, or beyond `max_new_tokens`, are dropped with their logprobs. The finish is `ABORTED` where the engine gave the
+    row up or the ids end for no known reason, and `PLUGIN` where a plugin on the engine's side ended it.
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.results import Encoded, Prompt
@@ -76,7 +76,9 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         raise ValueError("the options take a value for everything: resolve(options) first")
     if options.prompt_logprobs and raw.prompt_logprobs is None:
         words = "prompt_logprobs takes a pipe that asks for them: none of its stages does"
-        return Failure(UnsupportedOption(words, option="prompt_logprobs", hint="put pg.stages.call_engine(engine) in the place of pg.call(engine)"))
+        return Failure(
+            UnsupportedOption(words, option="prompt_logprobs", hint="pg.call(engine) asks for them; a stage of your own in its place sets Raw.prompt_logprobs")
+        )
     ends = endings(options, plan_stops(options, tokenizer), eos_token_ids)
     count = min(len(ids), options.max_new_tokens)
     ended = None if ends.keys().isdisjoint(ids) else next((place for place in range(options.min_new_tokens, count) if ids[place] in ends), None)

@@ -38,9 +38,10 @@ def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | No
 
 
 def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None:
-    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does not have; None if none does, or the model is unread.
+    """The error if the prompt or an option such as `stop_token_ids` holds an id that the model does not have.
 
-    A tokenizer may have more ids than the model's embedding has rows. One such id would end the call for every row.
+    None if all exist, or the size of the vocabulary is not known yet. A tokenizer may have more ids than the model's embedding has rows. One such id would
+    end the call for every row.
     """
     if vocab_size is None:
         return None
@@ -66,7 +67,7 @@ def _option_ids(options: GenerationOptions) -> Iterator[tuple[str, tuple[int, ..
 
 
 def check_fit(encoded: Encoded, capabilities: Capabilities) -> Slot[Encoded]:
-    """Whether the prompt keeps to `max_prompt_tokens`, and prompt and answer fit the model; `on_overflow="clip"` lowers `max_new_tokens` until they do.
+    """Check that the prompt is within `max_prompt_tokens` and fits the model with its answer; `on_overflow="clip"` lowers `max_new_tokens` to make it fit.
 
     If the engine fills its context and the request sets no length, `max_new_tokens` becomes what the prompt leaves. Gives `PromptTooLong` with the prompt's
     tokens and the limit that it broke (the lower one, if it broke both), or `InvalidRequest` for an empty prompt and for ids that the model does not have

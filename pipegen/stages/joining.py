@@ -4,7 +4,7 @@ A text continuation after a text context (a rendered conversation or a plain pro
 end of the context is a part of the continuation; the context's ids are those of the context alone, and the continuation's ids are those of both together
 that come after as many ids as the context has. After a context of ids, a text continuation is encoded by itself. Ids are taken as they are.
 
-Control tokens in a continuation count where they count in the context. Where the context's are guarded (in messages, by default), the continuation's stay
+Control tokens in a continuation count if they count in the context. If they do not count there (in messages, by default), those of the continuation stay
 text: it is then encoded by itself.
 
 >>> from pipegen.testing.fake import FakeEngine
@@ -94,7 +94,7 @@ def scores_none(engine: Engine) -> GenerationError | None:
 def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Rendered, Continued]:
     """The stage that encodes contexts with their continuations; contexts that several rows share are encoded once. Fails as `join_row` does.
 
-    Its name says what an empty context is scored after: a job takes scores of another rule for others.
+    The rule for empty contexts is a part of the stage's name, so that a job does not reuse scores that another rule gave.
     """
 
     def steps(batch: Batch[Rendered]) -> Steps[Continued]:
@@ -157,7 +157,7 @@ def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept:
 
 
 def _looks_like_control(bare: Rendered, moved: str) -> bool:
-    """Whether the continuation, alone or with the end of the context, makes a control token where those of foreign words are guarded against."""
+    """Whether the continuation, alone or with the end of the context, spells a control token in words that must not make one."""
     if bare.control is None:
         return False
     before, after = bare.control.pieces(bare.to_tokenize), bare.control.pieces(bare.to_tokenize + moved)

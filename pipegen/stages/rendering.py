@@ -1,11 +1,11 @@
 """Render: the request's messages to prompt text, by its chat template.
 
-The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. Foreign
-text (see `pipegen.stages.parts.foreign_text`) that holds a character which can begin or end a control token is rendered with marks in the place of these
-characters: that is the conversation with harmless words. All other requests are rendered once, as they are.
+The rule: **the control tokens of a prompt are those of the same conversation with harmless words**, whatever the template does with the words. If foreign
+text (see `pipegen.stages.parts.foreign_text`) has a character that can begin or end a control token, the conversation is rendered with marks in the place
+of these characters: that is the one with harmless words. All other requests are rendered once, as they are.
 
-Some templates look into the words: they split an answer at `</think>`, or escape `<`. What they make of the unmarked words is taken where its control
-tokens are those of the marked render.
+Some templates read the words: they split an answer at `</think>`, or escape `<`. So the words are rendered without marks too, and that render is used if
+its control tokens are those of the marked one.
 
 >>> from pipegen.records.options import GenerationOptions, resolve
 >>> from pipegen.records.requests import TextGenerationRequest
@@ -24,7 +24,7 @@ import functools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from itertools import accumulate, groupby, zip_longest
+from itertools import accumulate, groupby
 from typing import Any, cast
 
 from immutabledict import immutabledict
@@ -44,7 +44,7 @@ from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
-from pipegen.stages.parts.template import call_template, composes, honours_thinking, known_words, probe_variables, shape_content, written_by
+from pipegen.stages.parts.template import call_template, composes, decoded_by, honours_thinking, known_words, probe_variables, shape_content, written_by
 
 __all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
 
@@ -97,9 +97,9 @@ class Rendered:
 def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     """The stage that makes prompts of messages, by the engine's chat template, and prepares their images.
 
-    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. All are rendered before a stage that
-    tokenises sees the first: taken in turn, templates and tokenizers push each other out of the processor's caches. Fails as `render_row` does, and with
-    `BadImage`.
+    Requests of a batch with equal prompts and equal settings are rendered once, and equal images are prepared once. The whole batch is
+    rendered before any of it is tokenised: in turn, templates and tokenizers would push each other out of the processor's caches. Fails as `render_row`
+    does, and with `BadImage`.
     """
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
@@ -198,10 +198,12 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     # Both are remembered: what is found out about a template is the same string each time.
     control = control_tokens(tokenizer, written_by(renderer, chat.template, probed), written)
     source = "\n".join(text for text in (chat.template, renderer.template) if text)
-    whole = composes(source, control.ids)
-    guarded = control.letters if whole else control.edges
     trust, refuses = OWN.union(chat.trust or ()), chat.control_tokens == "reject"
     words = foreign_strings(shaped, trust)
+    own = [text for _, text in foreign_strings(trusted_part(shaped, trust), ())]
+    decoded = decoded_by(source)
+    whole = bool(decoded) or composes(source, control.ids) or _may_complete(own, words, control)
+    guarded = control.letters | decoded if whole else control.edges
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded if character in joined}
 
@@ -215,7 +217,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     found = _look_alike(foreign_strings(given, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
-    marks = choose_marks(present, avoid=[source, joined, *(text for _, text in foreign_strings(trusted_part(shaped, trust), ()))])
+    marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
     mark = _marker(write, shaped, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
@@ -226,11 +228,22 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
 
 
+def _may_complete(own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens) -> bool:
+    """Whether foreign words may complete a control token that the trusted text begins: it holds a character of an edge, and they are a part of one."""
+    if not any(not control.edges.isdisjoint(text) for text in own):
+        return False
+    return any(stripped and control.has_part(stripped) and not _is_of_form(text, place) for place, text in words for stripped in (text.strip(),))
+
+
 _FORM = re.compile(
     r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.(properties\..+|items.*))?(?<!\.properties))?)?", re.DOTALL
 )
 """The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
 _FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
+
+
+def _is_of_form(text: str, place: str) -> bool:
+    return text in _FORM_KEYS and _FORM.fullmatch(place) is not None
 
 
 def _marker(
@@ -241,11 +254,13 @@ def _marker(
     These too are marked where the template writes one of them between the two ends of a control token, as it may write the name of an argument: a name
     `tool` in `<` and `>`. That is found out by a render for each word that is part of a control token which the prompt has.
     """
+    if not known:
+        return lambda text, _: marks.mark(text)
     edges = marks.only(control.edges)
 
     def marker(looked_for: frozenset[str]) -> Rewrite:
         def mark(text: str, place: str) -> str:
-            kept = text.lower() in looked_for or (text in _FORM_KEYS and text in known and _FORM.fullmatch(place))
+            kept = text.lower() in looked_for or (text in known and _is_of_form(text, place))
             return edges.mark(text) if kept else marks.mark(text)
 
         return mark
@@ -263,7 +278,7 @@ def _marker(
         joined = "\0".join(tokens).lower()
         return frozenset(word for word in known if word.strip() and word.strip() in joined)
 
-    if not known or not within(control.ids):
+    if not within(control.ids):
         return marker(known)
     first = write(rewrite_foreign(shaped, trust, marker(known)))
     doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
@@ -284,7 +299,8 @@ def _chosen(
         return Failure(refused if is_ok(plain) else plain.failure())
     chosen = full.unwrap()
     clean = hides_nothing(chosen, marks, control)
-    own_answers = marked if clean else rewrite_foreign(shaped, trust | {"assistant"}, mark)
+    answered = not clean and any(message["role"] == "assistant" for message in shaped.messages)
+    own_answers = rewrite_foreign(shaped, trust | {"assistant"}, mark) if answered else marked
     if own_answers != marked:  # templates take the thoughts out of earlier answers
         text = write(own_answers)
         if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
@@ -292,7 +308,7 @@ def _chosen(
             clean = hides_nothing(chosen, marks, control)
     if clean:
         plain = write(shaped)
-        if is_ok(plain) and _agrees(plain.unwrap(), chosen, marks, control):
+        if is_ok(plain) and (plain.unwrap() == marks.put_back(chosen) or _agrees(plain.unwrap(), chosen, marks, control)):
             return Success((plain.unwrap(), Marks()))
     return Success((chosen, marks))
 
@@ -301,8 +317,8 @@ def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
     """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
     if not marks.originals:
         return True
-    pairs = zip_longest(control.each_piece(marks.put_back(hidden)), control.each_piece(hidden), fillvalue="")
-    return all(one == marks.put_back(two) for one, two in pairs)
+    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
+    return len(shown) == len(own) and shown == [marks.put_back(piece) for piece in own]
 
 
 def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:

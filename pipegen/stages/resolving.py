@@ -40,8 +40,8 @@ __all__ = ["check_support", "resolve", "resolve_row", "unreadable_facts"]
 def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     """The stage that gives every option its value, and refuses what the engine does not take; see `resolve_row` and `check_support`.
 
-    It opens samples: where a stage that closes them (`trim`) comes later in the pipe, a request that asks for several becomes as many rows here; otherwise it
-    is refused. Where the model's facts cannot be read, every request fails with the reason, so that a fallback sees it. The pipe owns its engine.
+    It opens samples: if a later stage of the pipe puts samples together (`trim` does), a request for several becomes that many rows here; otherwise it is
+    refused. If the model's configuration cannot be read, every request fails with the reason, so that a fallback can take over. The pipe owns its engine.
     """
 
     own: Callable[[GenerationRequest], Slot[ResolvedRequest]]

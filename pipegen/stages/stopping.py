@@ -69,7 +69,7 @@ def cut(text: str, stops: Sequence[str], *, after: int = 0) -> Cut:
 
 @record
 class StopPlan:
-    """What each stop string is looked for in."""
+    """Where each stop string is looked for."""
 
     stop_ids: immutabledict[int, str]
     """Stops that are exactly one special token: their id ends the row."""
@@ -80,7 +80,7 @@ class StopPlan:
 
 
 def split_stops(stops: Sequence[str], tokenizer: Tokenizer) -> StopPlan:
-    """Sort stop strings by what they are looked for in.
+    """Sort stop strings by where they are looked for: among the ids, in the text, or in the text with special tokens.
 
     >>> from pipegen.testing.toy import ToyTokenizer
     >>> plan = split_stops(("<|im_end|>", "END", "END<|im_end|>"), ToyTokenizer())
@@ -144,9 +144,9 @@ def ending_ids(options: GenerationOptions, tokenizer: Tokenizer, eos_token_ids: 
 
 
 def text_offset(raw_offset: int, text_ends: Sequence[int], raw_ends: Sequence[int]) -> int:
-    """Where `text` stands when `raw_text` stands at `raw_offset`, from the lengths of both after each token.
+    """The offset in `text` that belongs to `raw_offset` in `raw_text`, from the lengths of both after each token.
 
-    Within a token the distance to its end is the same in both; a special token that `text` does not show takes no room there.
+    Within a token, both are equally far from its end; a special token that `text` does not show has no length there.
 
     >>> text_offset(5, text_ends=(3, 3, 6), raw_ends=(3, 13, 16)), text_offset(14, (3, 3, 6), (3, 13, 16))
     (3, 4)
@@ -174,9 +174,9 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
 
 
 def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
-    """End the row at the first stop string to complete, or where a plugin halts it; at one and the same token the stop string goes first.
+    """End the row at the first stop string to complete, or where a plugin halts it; if both come at the same token, the stop string wins.
 
-    A row that ended by an id, by its length, or because the engine gave up has a stop string as its finish if one completes in its text.
+    A stop string that completes in the text goes before an id, the length, or an engine that gave the row up.
     What came after the ending token is dropped; `raw_text` still ends with that token. Fails with `PluginFailed`.
     """
     plan = plan_stops(decoded.raw.encoded.options, tokenizer)

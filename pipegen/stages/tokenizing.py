@@ -1,8 +1,7 @@
 """Tokenise: prompt text to token ids, once, and the record that every engine gets.
 
-A prompt whose foreign text holds nothing that looks like a control token takes one plain call of the tokenizer, so its ids are the plain ones by
-construction. In another one, the stretches between two control tokens that hold nothing of the kind keep their plain ids, and the others are encoded by a
-tokenizer that knows no control tokens.
+If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call of the tokenizer. Otherwise it is split at its control
+tokens: stretches without such look-alikes keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
 >>> from pipegen.records.requests import TextGenerationRequest
 >>> from pipegen.testing.fake import ToyRenderer
@@ -79,10 +78,10 @@ def _prompt(rendered: Rendered, engine: TokenEngine, limit: int | None) -> Slot[
 
 
 def tokenize_row(rendered: Rendered, images: tuple[PreparedImage, ...], tokenizer: Tokenizer, image_placeholder: str | None) -> Slot[Prompt]:
-    """The prompt's record: its ids, with one `image_placeholder` for each image, and with each image's expansion in its place.
+    """The prompt's ids, in two forms: with one `image_placeholder` for each image, and with each image's expansion in its place.
 
-    An expansion other than copies of the placeholder is put into the text before it is tokenised, since its ends may join with what stands beside it
-    (Gemma's line ends do); only where the caller gave ids, into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
+    An expansion that is more than copies of the placeholder is put into the text before it is tokenised, since its ends may merge with the text around it
+    (Gemma's line ends do). If the caller gave ids, it is put into these. `InvalidRequest` where a given id is outside the vocabulary, or where there are
     not as many placeholders as images; `UnsupportedMultimodal` for images without a placeholder token.
     """
     return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder))
@@ -134,7 +133,7 @@ def _expansion_ids(image: PreparedImage, placeholder: int, tokenizer: Tokenizer)
 
 
 def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: str) -> str:
-    """The text with each image's expansion in the place of its placeholder; look-alikes of the placeholder are hidden, and stay."""
+    """The text with each image's expansion in the place of its placeholder; text that only looks like a placeholder is hidden first, and so stays as it is."""
     pieces = text.split(placeholder)
     written = [placeholder * image.tokens if image.expansion is None else image.expansion for image in images]
     return pieces[0] + "".join(own + piece for own, piece in zip(written, pieces[1:], strict=True))
@@ -163,8 +162,8 @@ def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ..
 def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: Tokenizer, *, refuses: bool) -> Slot[tuple[int, ...]]:
     """Ids in which every control id comes from a control token that is in the text while its marks are.
 
-    They are the plain ids where these have just those control ids. A tokenizer may see others: of what the marks stand for, where it normalises text, or
-    where its vocabulary holds control tokens as words.
+    These are the plain ids if they have exactly those control ids. A tokenizer may find more: in what the marks stand for, where it normalises text, or
+    where its vocabulary has control tokens as words.
     """
     pieces = control.pieces(hidden)
     if hides_nothing(hidden, marks, control):
@@ -177,9 +176,9 @@ def _guarded_ids(hidden: str, marks: Marks, control: ControlTokens, tokenizer: T
     if refuses:
         return Failure(InvalidRequest("the content holds text that the tokenizer takes for a control token", hint='take it out, or set control_tokens="text"'))
     out: list[int] = []
-    ids_of_run = functools.cache(functools.partial(_ids_of_run, control=control, tokenizer=tokenizer))  # many turns have the same template text between them
+    made: dict[_Run, list[int] | None] = {}  # many turns have the same template text between them
     for run in _runs(pieces, marks, control):
-        ids = ids_of_run(run)
+        ids = made[run] if run in made else made.setdefault(run, _ids_of_run(run, control, tokenizer))
         if ids is None:
             words = "the content holds text that the tokenizer can only write as a control token"
             return Failure(InvalidRequest(words, hint='take it out, or set control_tokens="allow"'))
@@ -217,6 +216,8 @@ def _runs(pieces: list[str], marks: Marks, control: ControlTokens) -> Iterator[_
 def _ids_of_run(run: _Run, control: ControlTokens, tokenizer: Tokenizer) -> list[int] | None:
     """The ids of the run's texts and of the tokens between and after them; None where a text can only be written with control ids."""
     written, known = [control.ids[token] for token in run.tokens if token], control.known
+    if not any(run.texts):
+        return written[1:] if run.tokens[0] else written
     if run.plain:
         ids = of_tokenizer(tokenizer.encode, run.tokens[0] + "".join(text + token for text, token in zip(run.texts, run.tokens[1:], strict=True)))
         if [number for number in ids if number in known] == written and _holds_ends(ids, run, control):
@@ -237,7 +238,7 @@ def _holds_ends(ids: tuple[int, ...], run: _Run, control: ControlTokens) -> bool
 
 
 def _plain_ids(piece: str, before: str, after: str, control: ControlTokens, tokenizer: Tokenizer, *, first: bool) -> list[int]:
-    """Ids of text that stands between two control tokens ("" at the ends of the prompt), without any of theirs."""
+    """Ids of the text between two control tokens ("" at the ends of the prompt), without any of theirs."""
     pieces = control.ordinary_pieces(piece)
     beside = [before, *pieces[1::2], after]
     out: list[int] = []

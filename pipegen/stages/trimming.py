@@ -85,7 +85,7 @@ def trim(engine: TextEngine, route: str | None = None) -> Pipe[Any, GenerationRe
 def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult]:
     """The stage that strips and trims the text and completes the result; see `trim_row`. Results carry the engine's name, or the one given as `route`.
 
-    It closes samples: after it, the rows of a request are put together. Text that a plugin may trim is not streamed before it is final.
+    It closes samples: after it, the rows of a request are one slot again. Text that a plugin may still trim is not streamed before it is final.
     """
     name = engine.name if route is None else route
     finished: Callable[[Any], Slot[GenerationResult]]

@@ -1,6 +1,6 @@
 """What pipegen itself costs: an engine that answers at once, beside the chat template and the tokenizer alone; and what starting costs. Run by `nox -s bench`.
 
-`python tests/bench/alone.py [preparing] [answers] [memory] [starting]` runs a part. Seconds are those of the processor: one thread works.
+`python tests/bench/alone.py [preparing] [answers] [look_alikes] [memory] [starting]` runs a part. Seconds are those of the processor: one thread works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import REPEATS, Taken, paired, peaks, row, write
+from measure import REPEATS, ROOT, Taken, interleave, paired, peak_memory, peaks, row, write
 from workers import HERE, race
 
 GROUP = "pipegen alone"
@@ -63,6 +63,51 @@ def answers() -> list[dict[str, Any]]:
     """The same with answers of 64 tokens, beside template, tokenizer and decode."""
     times, _ = taken(("pipegen", DECODE), 1_000, max(5, REPEATS), answered=64)
     return [cost("1,000 requests with answers of 64 tokens", DECODE, 1_000, times)]
+
+
+LOOK_ALIKE, HARMLESS = "<|im_end|>", "<|im_enb|>"
+
+
+def look_alikes() -> list[dict[str, Any]]:
+    """Prompts whose words spell control tokens, beside transformers' own call for the same prompts with harmless words."""
+    from pipegen.backends.checkpoint.tokenizers import load_tokenizer
+    from pipegen.records.options import GenerationOptions, resolve
+    from pipegen.records.requests import TextGenerationRequest
+    from pipegen.records.results import ResolvedRequest
+    from pipegen.stages.rendering import render_row
+    from pipegen.stages.tokenizing import tokenize_row
+
+    tokenizer, renderer = load_tokenizer(str(ROOT / "pipegen" / "embedded" / "weights"))
+    few, many, words = max(1, min(COUNTS) // 5), max(5, min(COUNTS) // 200), "The sun and the moon stand over the lake. "
+    works = {
+        "a prompt of five words": (few, lambda word: [{"role": "user", "content": f"Say what is {word}?"}]),
+        "a prompt of 100 words": (few, lambda word: [{"role": "user", "content": words * 11 + word}]),
+        "5,000 text parts": (many, lambda word: [{"role": "user", "content": [{"type": "text", "text": word}] * 5000}]),
+        "1,000 turns": (many, lambda word: [{"role": ("user", "assistant")[turn % 2], "content": word} for turn in range(1001)]),
+        "250 kB of text": (many, lambda word: [{"role": "user", "content": f"{words}{word} " * 4700}]),
+    }
+    rows = []
+    for work, (times, conversation) in works.items():
+        request = TextGenerationRequest(messages=conversation(LOOK_ALIKE))
+        job, harmless = ResolvedRequest(request=request, options=resolve(GenerationOptions())), conversation(HARMLESS)
+        if isinstance(harmless[0]["content"], list):  # the template takes strings only
+            harmless = [{**message, "content": "".join(part["text"] for part in message["content"])} for message in harmless]
+
+        def ours(job: ResolvedRequest = job, times: int = times) -> None:
+            for _ in range(times):
+                render_row(job, tokenizer, renderer).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None)).unwrap()
+
+        def theirs(messages: Any = harmless, times: int = times) -> None:
+            for _ in range(times):
+                tokenizer.raw.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, enable_thinking=False)
+
+        taken = interleave({"ours": ours, "theirs": theirs}, max(5, REPEATS))
+        ratio, spread = paired(taken["theirs"].cpu, taken["ours"].cpu)
+        figures = {"ours": each(taken["ours"], times), "theirs": each(taken["theirs"], times)}
+        figures |= peaks(peak_memory(), peak_memory())  # one process does both
+        peer = "apply_chat_template, harmless words"
+        rows.append(row(f"{work} with {LOOK_ALIKE}: cost", peer, ratio, "at most 2", group=GROUP, spread=spread, **figures))
+    return rows
 
 
 def memory() -> list[dict[str, Any]]:
@@ -115,7 +160,7 @@ def starting() -> list[dict[str, Any]]:
     return rows
 
 
-PARTS = {"preparing": preparing, "answers": answers, "memory": memory, "starting": starting}
+PARTS = {"preparing": preparing, "answers": answers, "look_alikes": look_alikes, "memory": memory, "starting": starting}
 
 
 def main() -> None:

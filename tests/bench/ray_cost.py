@@ -1,6 +1,6 @@
 """What Ray costs beside one process: to start, and for each row. `nox -s ray -- bench [rows]`.
 
-The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide. Both ways ask the same rows with as many under way; the ratio
+The engine waits 20 ms for each row and computes nothing, so that a busy machine does not decide. Both ways ask the same rows with as many in flight; the ratio
 is that of the time from the first row's beginning to the last row's end, and what comes before it is hooks apart.
 """
 

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 BARE, IDS, CHATS = "LLM.generate", "token ids", "messages (template, tokenizer)"
+SKEWED, SKEWED_BARE = "skewed lengths, through imap", "LLM.generate, skewed lengths"
 
 
-def bare(llm: Any, ids: list[list[int]], tokens: int) -> list[list[int]]:
-    """The ids that `LLM.generate` makes."""
+def bare(llm: Any, ids: list[list[int]], tokens: int | list[int]) -> list[list[int]]:
+    """The ids that `LLM.generate` makes; `tokens` for each row, or for all."""
     import vllm
 
-    params = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    each = tokens if isinstance(tokens, list) else [tokens] * len(ids)
+    params = [vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in each]
     outputs = llm.generate([vllm.TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 

@@ -1,4 +1,6 @@
-"""What pipegen costs on vLLM: 256 prompts through a route against `LLM.generate` with the same ids, on one engine, interleaved, medians, as ratios.
+"""What pipegen costs on vLLM, against `LLM.generate` with the same ids, on one engine, interleaved, medians, as ratios.
+
+256 prompts go through a route in one `run`; 1,000 rows, nine in ten of 12 to 20 tokens and one of 110 to 140, go through `imap`.
 
 Run by `nox -s engines -- bench`, on a CPU; with `--model` and a GPU, it says the same of a model that people use.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -15,13 +18,13 @@ from typing import Any
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from vllm_arms import BARE, CHATS, IDS, bare
+from vllm_arms import BARE, CHATS, IDS, SKEWED, SKEWED_BARE, bare
 
 import pipegen as pg  # what is set above must stand before vLLM is imported
 from pipegen.backends.vllm.running import Running
 from pipegen.backends.vllm.start import engine_arguments
 
-PROMPTS, TOKENS, REPEATS = 256, 32, 5
+PROMPTS, TOKENS, REPEATS, ROWS = 256, 32, 5, 1000
 QUESTIONS = ("Count from 1 to 9.", "What is the capital of Peru?", "List the months of the year.", "Reverse: sun moon star lake")
 SETTINGS: dict[str, Any] = {"max_num_seqs": PROMPTS, "enforce_eager": True, "enable_prefix_caching": False, "kv_cache_memory_bytes": 256 << 20}
 
@@ -63,8 +66,22 @@ def sides(model: str) -> tuple[dict[str, Callable[[], Any]], Callable[[], None],
         if made["ours"] != made.get(BARE, made["ours"]):
             raise AssertionError("the two did not make the same ids")
 
+    chance = random.Random(0)
+    lengths = [chance.randint(110, 140) if chance.random() < 0.1 else chance.randint(12, 20) for _ in range(ROWS)]
+    rows = [[chance.randrange(300, 900) for _ in range(chance.randint(16, 40))] for _ in range(ROWS)]
+    each = [{"prompt_token_ids": row, "options": {"max_new_tokens": length, "ignore_eos": True}} for row, length in zip(rows, lengths, strict=True)]
+
+    def listed() -> None:
+        made[SKEWED_BARE] = bare(llm, rows, lengths)
+
+    def fed() -> None:
+        made["fed"] = [list(slot.unwrap().token_ids) for slot in pg.imap(route, each)]
+        if made["fed"] != made.get(SKEWED_BARE, made["fed"]):
+            raise AssertionError("the two did not make the same ids")
+
     work = {"model": model, "settings": SETTINGS, "arguments": arguments, "ids": ids, "messages": messages, "tokens": TOKENS, "threads": 1}
-    return {BARE: alone, IDS: lambda: through(plain), CHATS: lambda: through(chats)}, engine.close, work
+    works = {BARE: alone, IDS: lambda: through(plain), CHATS: lambda: through(chats), SKEWED_BARE: listed, SKEWED: fed}
+    return works, engine.close, work
 
 
 def main() -> None:
@@ -74,11 +91,11 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     model: str = parser.parse_args().model
     works, close, _ = sides(model)
-    theirs, with_ids, with_chats = medians(*works.values())
+    theirs, with_ids, with_chats, listed, fed = medians(*works.values())
     print(f"{PROMPTS} prompts, {TOKENS} tokens each, {model}, vLLM {vllm.__version__}, one engine; bare is LLM.generate with ids\n")
     print(f"{'through the route':<32}{'pipegen':>10}{'bare':>10}{'speed':>9}")
-    for name, ours in ((IDS, with_ids), (CHATS, with_chats)):
-        print(f"{name:<32}{ours:>9.2f}s{theirs:>9.2f}s{theirs / ours:>8.2f}x")
+    for name, ours, bare_ones in ((IDS, with_ids, theirs), (CHATS, with_chats, theirs), (SKEWED, fed, listed)):
+        print(f"{name:<32}{ours:>9.2f}s{bare_ones:>9.2f}s{bare_ones / ours:>8.2f}x")
     close()
 
 

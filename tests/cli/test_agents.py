@@ -62,7 +62,7 @@ def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl
 
 def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
     made = load_of(chat_file, "second", None, "hf", "hf", (), {})
-    assert (made.model, made.fallback, made.system, made.backend.settings.extra_body) == ("two", "hf", None, {"priority": 1})
+    assert (made.model, made.backend.fallback_backend, made.system, made.backend.settings.extra_body) == ("two", "hf", None, {"priority": 1})
     assert (runs_here(made), runs_here(load_of(chat_file, "first", None, "hf", None, (), {}))) == (False, True)
 
 

@@ -46,7 +46,7 @@ def chat_file(tmp_path: Path) -> Path:
 def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeEngine]:
     """Scripted engines in place of the models of the file, by their names."""
     engines = {"first": FakeEngine("<think>Hm.</think>Hello"), "second": FakeEngine("Bye END of it")}
-    monkeypatch.setattr(BackendConfig, "open", lambda self, *, dry=False: pg.route(engines[self.model]))
+    monkeypatch.setattr(BackendConfig, "first", lambda self, *, dry=False: pg.route(engines[self.model]))
     return engines
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from pipegen import embedded
 from pipegen.cli import main
 from pipegen.cli.doctor import examine
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint
@@ -87,3 +93,50 @@ def test_a_model_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str])
         main(["doctor", "--model", "/no/such/model"])
     assert leaving.value.code == 1
     assert "no checkpoint folder '/no/such/model'" in capsys.readouterr().err
+
+
+def null_settings(folder: Path) -> None:
+    (folder / "config.json").write_text("null")
+
+
+def half_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
+
+
+def broken_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content")
+
+
+def words_for_an_end_token(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (null_settings, "config.json holds None, where a JSON object is expected"),
+        (half_weights, "model.safetensors is not whole"),
+        (broken_template, "chat_template.jinja"),
+        (words_for_an_end_token, "generation_config.json"),
+    ],
+)
+def test_a_broken_model_is_said_in_a_few_lines(change: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    shutil.copytree(embedded.path(), tmp_path / "model")
+    change(tmp_path / "model")
+    command = [sys.executable, "-m", "pipegen", "doctor", "--model", str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+
+
+def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    shutil.copytree(embedded.path(), tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{")
+    seen = examine(str(tmp_path / "model"))["model"]
+    assert not seen["images"]
+    assert "preprocessor_config.json is no JSON" in seen["problem"]

@@ -21,7 +21,7 @@ MODEL = ("--model", "fake")
 
 @pytest.fixture
 def estimated(command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Command:
-    monkeypatch.setattr("pipegen.cli.estimate.open_routes", lambda load: pg.route(engine))
+    monkeypatch.setattr("pipegen.cli.estimate.open_route", lambda load: pg.route(engine))
     return lambda *arguments: command("estimate", *arguments, *MODEL)
 
 

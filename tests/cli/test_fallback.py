@@ -24,8 +24,8 @@ def test_an_engine_to_fall_back_to_that_is_none_is_bad_usage(fallback: str, word
 
 def test_an_error_to_fall_back_for_is_named_rightly_and_goes_with_an_engine(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
-    for flags, words in ((["--fallback", "vllm_server"], "did you mean 'Timeout'"), ([], "takes --fallback too")):
-        command = ["generate", str(tmp_path / "in.jsonl"), "--model", "embedded", *flags, "--fallback-when", "Timeot"]
+    for flags, words in ((["Timeot", "--fallback", "vllm_server"], "did you mean 'Timeout'"), (["Timeout"], "takes --fallback too")):
+        command = ["generate", str(tmp_path / "in.jsonl"), "--model", "embedded", "--fallback-when", *flags]
         done = CliRunner().invoke(app, command, terminal_width=400)
         assert (done.exit_code, words in " ".join(done.stderr.split())) == (2, True)
         assert "--fallback-when" in done.stderr

@@ -66,7 +66,7 @@ def test_out_may_be_a_device(command: Command, jsonl: Any) -> None:
     assert not Path(f"{os.devnull}.job").exists()
 
 
-def test_no_more_than_may_be_under_way_is_read_ahead_and_lines_are_written_at_once(
+def test_no_more_than_may_be_in_flight_is_read_ahead_and_lines_are_written_at_once(
     command: Command, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -110,7 +110,7 @@ def test_an_interrupt_keeps_the_lines_so_far_and_those_that_end_in_time(
     assert signal.getsignal(number) is before
     assert not out.exists()
     assert f"{len(kept)} requests" in ran.err
-    assert ("ending: the rows under way have 5 seconds; interrupt again to end at once" in ran.err) is (len(kept) == 3)
+    assert ("ending: the rows in flight have 5 seconds; interrupt again to end at once" in ran.err) is (len(kept) == 3)
     assert f"the same command goes on, and `pipegen export {out}.job` writes what is finished" in ran.err
     assert engine.closed == 1
     ran = command("export", f"{out}.job")
@@ -280,7 +280,7 @@ def test_a_job_is_not_begun_anew_while_another_process_runs_it(flag: str, comman
     with Journal(folder):
         ran = command(*again, flag)
     assert (ran.code, (folder / "results-0001.jsonl").read_bytes(), len(engine.calls)) == (1, rows, 1)
-    assert [line for line in ran.err.splitlines() if "another run of this job is at work" in line] == [ran.err.splitlines()[0]]
+    assert [line for line in ran.err.splitlines() if "another run of this job is running" in line] == [ran.err.splitlines()[0]]
     assert "Traceback" not in ran.err
     assert command(*again, flag).code == 0
     assert len(engine.calls) == 2

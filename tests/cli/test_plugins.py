@@ -63,12 +63,16 @@ def test_an_engine_that_cannot_take_it_is_refused_before_it_is_called(command: C
     assert "needs watch, which deaf does not offer" in ran.err
 
 
-def test_two_engines_are_refused(command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
-    both = pg.fallback(pg.route(engine), pg.route(FakeEngine("y")), when=pg.UnsupportedMultimodal)
-    monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load: both)
-    ran = command("generate", jsonl({"prompt": "Hi"}), "--model", "m", "--plugin", "balanced_json")
-    assert ran.code == 2
-    assert "leave out --fallback" in ran.err
+def test_of_two_engines_each_takes_it_or_the_flag_is_refused(command: Command, jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FakeEngine(lambda encoded: pg.Timeout("slow") if "b" in (encoded.prompt.text or "") else 'first {"a": 1} more')
+    deaf = FakeEngine("x", name="deaf", honours=pg.ENGINES["hf"] - {"watch"})
+    for second, code in ((FakeEngine('second {"b": 2} more', name="second"), 0), (deaf, 2)):
+        both = pg.fallback(pg.route(first), pg.route(second), when=pg.Timeout)
+        monkeypatch.setattr("pipegen.cli.generate.open_routes", lambda load, both=both: both)
+        ran = command("generate", jsonl({"prompt": "a"}, {"prompt": "b"}), "--model", "m", "--plugin", "balanced_json")
+        assert ran.code == code, ran.err
+        assert [line["text"] for line in ran.out] == ([] if code else ['first {"a": 1}', 'second {"b": 2}'])
+    assert "which deaf does not offer" in ran.err
 
 
 def test_every_plugin_that_ships_is_there_but_the_one_that_takes_objects() -> None:

@@ -147,7 +147,7 @@ def test_a_signal_reaches_all_replicas_and_they_keep_what_ends_in_time(many: Man
     prompts = ["end", *(f"say {number}" for number in range(40))]
     ran = many.generate("--replicas", "1", prompts=prompts)
     assert ran.code == 130
-    assert "ending: the rows under way have 5 seconds; interrupt again to end at once" in ran.err
+    assert "ending: the rows in flight have 5 seconds; interrupt again to end at once" in ran.err
     assert ran.err.count("interrupted; the same command goes on") == 1
     assert many.asked() == {"end": 1}
     assert not (many.folder / "out.jsonl").exists()
@@ -264,7 +264,7 @@ def test_flags_that_would_harm_other_shards_are_refused(command: Command, jsonl:
     (tmp_path / "images" / "a.png").write_bytes(b"image")
     for words, flags in {
         "would remove the rows of other shards": (file, "--shard", "1/2", "--restart"),
-        "to begin anew, remove": (file, "--shard", "1/2", "--overwrite"),
+        "to start again, remove": (file, "--shard", "1/2", "--overwrite"),
         "goes without --replicas": (file, "--shard", "1/2", "--replicas", "2"),
         "splits the rows itself": (file, "--shard", "1/2", "--ray", "local"),
         "goes without --sidecar": (tmp_path / "images", "--prompt", "What?", "--sidecar", "txt", "--replicas", "2"),

@@ -20,7 +20,7 @@ def backend(**said: Any) -> BackendConfig:
 
 def sent(config: BackendConfig, **request: Any) -> Any:
     pytest.importorskip("aiohttp")
-    with config.open(dry=True) as route:
+    with config.first(dry=True) as route:
         return wire_requests(route, [{"prompt": "Hi", **request}], config.options)[0].unwrap().body
 
 
@@ -93,7 +93,7 @@ def test_tools_of_a_request_win_over_those_of_the_file() -> None:
         ({"type": "vllm", "base_url": None, "guided_jsn": {}}, r"did you mean 'guided_json'\?"),
         ({"type": "vllm", "base_url": None, "ebnf": "a"}, "ebnf: type 'vllm' takes no such key: it is a field of SGLang's chat requests"),
         ({"type": "sglang", "bad_words": ["a"]}, "it is a field of vLLM's chat requests"),
-        ({"type": "openai", "base_url": "http://h", "bad_words": ["a"]}, "vLLM's chat requests; say the server's dialect, or put it into extra_body"),
+        ({"type": "openai", "base_url": "http://h", "bad_words": ["a"]}, "vLLM's chat requests; set the server's dialect, or put it into extra_body"),
         ({"type": "vllm", "length_penalty": 1}, "it is a field of vLLM's chat requests"),
         ({"type": "vllm_server", "length_penalty": 1}, "it is a field of vLLM's chat requests"),
         ({"type": "hf", "logit_bias": {}}, "a field of vLLM's, SGLang's and OpenAI's chat requests"),

@@ -60,6 +60,8 @@ GOOD: list[Any] = [
     {"backend": {"type": "vllm", "model": "m", "max_model_len": 5, "decode": {"strip_whitespace": True}}},
     {"backend": {"type": "hf", "model": "m"}, "ui": None, "id": None, "system_message": None},
     {"backend": {"type": "hf", "model": "m"}, "ui": {"type": "simple", "logging_enabled": None}},
+    {"backend": {"type": "vllm", "model": "m", "fallback_backend": "hf", "fallback_when": ["Timeout", "UnsupportedOption"]}},
+    {"agent": {"backend": {"type": "sglang", "model": "m", "fallback_backend": "vllm_server", "fallback_when": None}}},
     {"backend": {"type": "openai", "model": "m", "base_url": "HTTPS://h", "api_key": "", "headers": {"X": "y"}, "top_k": -1}},
 ]
 BAD: list[Any] = [
@@ -76,6 +78,11 @@ BAD: list[Any] = [
     {"backend": {"type": "sglang", "model": "m"}, "ui": {"colour": True}},
     {"backend": {"type": "sglang", "model": "m"}, "ui": {"type": "simple", "display_type": "simple"}},
     {"backend": {"type": "gemini", "model": "m"}},
+    {"backend": {"type": "hf", "model": "m", "fallback_backend": "hf"}},
+    {"backend": {"type": "sglang", "model": "m", "fallback_backend": "openai_server"}},
+    {"backend": {"type": "vllm", "model": "m", "base_url": None, "fallback_backend": "openai_server"}},
+    {"backend": {"type": "hf", "model": "m", "fallback_when": ["Timeout"]}},
+    {"backend": {"type": "hf", "model": "m", "fallback_backend": "vllm", "fallback_when": ["Timeot"]}},
     {"backend": {"type": None, "model": "m"}},
     {"backend": {"type": "sglang", "model": "m", "dialect": "vllm"}},
     {"agent": {"backend": {"type": "hf", "model": "m"}}, "id": "a"},
@@ -133,7 +140,7 @@ def test_the_schema_and_the_reader_agree_on_every_key(kind: str, served: bool, c
 
     parted = []
     fields = () if kind.startswith(("openai", "chat")) else passed_on()  # there the dialect is found by the port
-    for name in (*KEYS, *SERVER_NAMES, *GROUPS, *option_names(), *fields, "bogus"):
+    for name in (*KEYS, "fallback_backend", "fallback_when", *SERVER_NAMES, *GROUPS, *option_names(), *fields, "bogus"):
         for value in AWKWARD:
             values = {"backend": {"type": kind, "model": "m", **({"base_url": None} if served else {}), name: value}}
             if name not in ("json_schema", "guided_json") and taken(chat_from, values) != taken(checker, values):  # JSON within a string is beyond a schema

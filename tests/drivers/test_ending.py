@@ -1,4 +1,4 @@
-"""How a flow and a job end early: what is under way has some time, and no more."""
+"""How a flow and a job end early: what is in flight has some time, and no more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.drivers.flow import Flow, NoRequest
+from pipegen.drivers.flow import Flow
+from pipegen.drivers.units import NoRequest
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -95,7 +96,7 @@ def test_drained_again_a_flow_has_no_more_time_than_it_had() -> None:
     flow.close()
 
 
-def test_nothing_under_way_takes_no_time() -> None:
+def test_nothing_in_flight_takes_no_time() -> None:
     flow = flow_of(Stepwise(), [])
     flow.drain(60, lambda: 0.0)
     assert flow.exhausted

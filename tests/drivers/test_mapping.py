@@ -31,7 +31,7 @@ async def collected(route: Any, requests: Any, **how: Any) -> list[Any]:
 
 @IN_FLIGHT
 @pytest.mark.parametrize("count", [0, 1, 4, 11])
-def test_the_slots_are_the_same_however_many_are_under_way(in_flight: int | None, count: int) -> None:
+def test_the_slots_are_the_same_however_many_are_in_flight(in_flight: int | None, count: int) -> None:
     whole = list(pg.run(pg.route(FakeEngine("a b")), asked(count)))
     assert list(pg.imap(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole
     assert asyncio.run(collected(pg.route(FakeEngine("a b")), asked(count), in_flight=in_flight)) == whole

@@ -271,3 +271,30 @@ def test_failed_requests_pass_between_routes() -> None:
 def test_a_public_stage_that_does_not_exist_is_missing() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'tokenise'"):
         _ = pg.stages.tokenise  # type: ignore[attr-defined]  # type checkers say so too
+
+
+def by_hand(engine: FakeEngine) -> Any:
+    stages = pg.stages
+    asking = stages.resolve(engine) >> stages.render(engine) >> stages.tokenize(engine) >> stages.fit(engine)
+    return asking >> pg.call(engine) >> stages.decode(engine) >> stages.stop(engine) >> stages.trim(engine)
+
+
+def test_a_pipe_joined_by_hand_is_edited_and_used_as_a_route_is() -> None:
+    stops, prompt, look = {"stop": ["STOP"]}, {"prompt": "x" * 9}, pg.pure("look", lambda value: value, keeps_text=True)
+    for made in (by_hand, pg.route):
+        plain: Any = made(FakeEngine("a STOP b"))
+        assert [part.name for part in plain.parts] == ["resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim"]
+        for own in (
+            plain.insert(look, before="call"),
+            plain.insert(look, after="decode"),
+            plain.replace("stop", pg.stages.stop(plain.owns[0])),
+            plain.remove("fit"),
+        ):
+            for pipe in (own, pg.watched(own, lambda event: None), pg.fallback(own, made(FakeEngine("b")), when=pg.Timeout)):
+                assert pg.run(pipe, [prompt], stops)[0].unwrap().text == "a "
+                assert [one.unwrap().text for one in pg.run(pipe, [prompt], {**stops, "samples": 3})[0].unwrap().completions] == ["a "] * 3
+                assert next(event.text for event in pg.stream(pipe, [prompt], stops) if isinstance(event, pg.Delta)) == "a"
+                assert pg.run(pg.attach(pipe, pg.Plugin(name="shout", trim=str.upper)), [prompt], stops)[0].unwrap().text == "A "
+            assert pg.count_tokens(pg.watched(own, lambda event: None), prompt) == Success(9)
+    with pytest.raises(pg.InvalidField, match="has no stage 'cal'; did you mean 'call'"):
+        by_hand(FakeEngine("a")).insert(look, before="cal")

@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.models import FAMILIES
+from support.scored import scored_requests
 
 import pipegen as pg
-from pipegen.testing.image_files import image_file
 
 NAMES = ("embedded", *FAMILIES)
 SEES = ("embedded", "qwen3_vl")
 
 
-def requests(*, images: bool) -> list[dict[str, Any]]:
-    """Questions with choices behind shared examples, single contexts, conversations, ids; with an image each fifth."""
-    draw = random.Random(0)
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over", "green", "hills"]
-
-    def text(low: int, high: int) -> str:
-        return " ".join(draw.choice(words) for _ in range(draw.randrange(low, high)))
-
-    shots, made = text(30, 31), list[dict[str, Any]]()
-    for number in range(12):
-        question = f"{shots}\nQuestion: {text(2, 9)}\nAnswer:"
-        context: dict[str, Any] = {"prompt": question} if number % 3 else {"messages": [{"role": "user", "content": question}]}
-        if images and not number % 5:
-            context = {"messages": [{"role": "user", "content": question}], "images": [image_file(width=40 + number, height=64)]}
-        made += [{**context, "continuation": f" {text(1, 5)}"} for _ in range(3)]
-    return [*made, {"prompt_token_ids": [70, 71, 72], "continuation": [draw.randrange(10, 150) for _ in range(60)]}, {"prompt": "", "continuation": "a"}]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_both_engines_score_the_same(name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
-    asked = requests(images=name in SEES)
+    asked = scored_requests(images=name in SEES)
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
         wanted = pg.score(safe, asked, image_policy=pg.ImagePolicy())
         texts = pg.perplexity(safe, ["the cat sat on a mat " * 30], window=40)
@@ -62,7 +43,7 @@ def test_both_engines_give_prompts_the_same_log_probabilities(
     name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Beside an answer and without one, whatever the options of the answer; what of a prompt is asked as a score is the same asked another way."""
-    asked = [{name: request[name] for name in request if name != "continuation"} for request in requests(images=False) if request.get("prompt") != ""]
+    asked = [{name: request[name] for name in request if name != "continuation"} for request in scored_requests(images=False) if request.get("prompt") != ""]
     options = {"prompt_logprobs": True, "temperature": 0.7, "seed": 1, "max_new_tokens": 3}
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
         wanted = pg.run(safe, asked, {**options, "max_new_tokens": 0})

@@ -16,6 +16,7 @@ from returns.result import Failure
 from support.models import FAMILIES
 
 import pipegen as pg
+from pipegen.backends.vllm import engine as vllm_engine
 from pipegen.engines.capabilities import ENGINES, FEATURES
 from pipegen.engines.plugin import Plugin
 from pipegen.records.option_table import OPTIONS
@@ -283,7 +284,7 @@ def test_rows_are_fed_between_the_steps_of_the_engine(route: pg.Route, monkeypat
     assert not engine.has_unfinished_requests()
 
 
-def test_an_engine_that_dies_while_it_is_fed_fails_what_is_under_way_and_the_rest_goes_on(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_while_it_is_fed_fails_what_is_in_flight_and_the_rest_goes_on(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     engine = vision.engine._core.running().engine  # type: ignore[attr-defined]
@@ -300,3 +301,21 @@ def test_an_engine_that_dies_while_it_is_fed_fails_what_is_under_way_and_the_res
     assert 1 <= len(lost) <= 4
     assert len({error.incident for error in lost}) == 1
     assert all(isinstance(error, pg.BackendFailed) for error in lost)
+
+
+def test_the_order_of_requests_lets_a_small_prefix_cache_serve_more_of_them(vllm_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 beginnings of two blocks come in turn, and the cache holds few of them."""
+    requests = [{"prompt_token_ids": [300 + number % 16] * 256 + [20 + number], "options": {"max_new_tokens": 4, "ignore_eos": True}} for number in range(192)]
+    cached, slots = list[int](), list[Any]()
+    for ordered in (True, False):
+        if not ordered:
+            monkeypatch.setattr(vllm_engine, "_beginning", lambda row: ())
+        with vllm_of("embedded", max_num_seqs=32, max_model_len=512, kv_cache_memory_bytes=8 << 20) as route:
+            pg.run(route, requests[:1])
+            engine = route.engine._core.running().engine
+            outputs, plain = list[Any](), engine.step
+            monkeypatch.setattr(engine, "step", lambda plain=plain, outputs=outputs: (outputs.append(plain()), outputs[-1])[1])
+            slots.append(list(pg.imap(route, requests)))
+            cached.append(sum(output.num_cached_tokens for step in outputs for output in step if output.finished))
+    assert slots[0] == slots[1]
+    assert cached[0] > 2 * cached[1]

@@ -111,7 +111,7 @@ def kill(kind: str, rows: int, kills: int, seed: int) -> dict[str, Any]:
             "doubled": len(keys) - len(set(keys)),
             "repeated": asked - rows,
             "repeated a kill": round((asked - rows) / killed, 1) if killed else None,
-            "under way": IN_FLIGHT[kind],
+            "in flight": IN_FLIGHT[kind],
             "the same bytes": given == lines_in(f"{whole}.jsonl"),
             "seconds": round(time.monotonic() - began),
         }

@@ -15,9 +15,9 @@ from returns.result import Failure, Success
 
 import pipegen as pg
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.jobs.in_flight import InFlight
 from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.replica import FRUITLESS, Replica
-from pipegen.jobs.under_way import UnderWay
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -47,9 +47,9 @@ def replica(engine: FakeEngine, folder: Path | None = None, **how: Any) -> Itera
 
 
 def dead(folder: Path, *numbers: int, owner: str = "a") -> None:
-    """A process of the run that died while these rows were under way."""
+    """A process of the run that died while these rows were in flight."""
     folder.mkdir(exist_ok=True)
-    left = UnderWay(folder, "run", owner)
+    left = InFlight(folder, "run", owner)
     for number in numbers:
         left.begin(key_of(number))
 
@@ -84,7 +84,7 @@ def test_a_failure_is_asked_again_where_the_retry_says_so(tmp_path: Path) -> Non
         assert len(engine.calls) == asked
 
 
-def test_rows_that_were_under_way_at_a_death_go_first_and_in_small_groups(tmp_path: Path) -> None:
+def test_rows_that_were_in_flight_at_a_death_go_first_and_in_small_groups(tmp_path: Path) -> None:
     dead(tmp_path, *range(9))
     engine = FakeEngine("yes<|im_end|>")
     with replica(engine, tmp_path) as one:
@@ -96,7 +96,7 @@ def test_rows_that_were_under_way_at_a_death_go_first_and_in_small_groups(tmp_pa
     assert all(max(call) < 9 and len(call) <= 3 for call in with_suspects)
 
 
-def test_rows_that_were_under_way_at_two_deaths_go_alone(tmp_path: Path) -> None:
+def test_rows_that_were_in_flight_at_two_deaths_go_alone(tmp_path: Path) -> None:
     dead(tmp_path, *range(9))
     dead(tmp_path, 4, 5)
     engine = FakeEngine("yes<|im_end|>")
@@ -123,29 +123,29 @@ def test_a_row_whose_process_died_three_times_fails_and_is_kept(tmp_path: Path) 
 
 def test_only_deaths_of_the_same_run_count(tmp_path: Path) -> None:
     tmp_path.joinpath("job").mkdir()
-    other = UnderWay(tmp_path / "job", "another run", "a")
+    other = InFlight(tmp_path / "job", "another run", "a")
     other.begin(key_of(1))
-    alive = UnderWay(tmp_path / "job", "run", "b")
+    alive = InFlight(tmp_path / "job", "run", "b")
     alive.begin(key_of(2))
-    assert UnderWay(tmp_path / "job", "run", "a").deaths == {}
+    assert InFlight(tmp_path / "job", "run", "a").deaths == {}
     alive.close()
     alive.close()
     assert not any("another" in path.name for path in tmp_path.glob("job/running-*"))
 
 
-def test_a_row_has_a_place_of_its_own_as_long_as_it_is_under_way(tmp_path: Path) -> None:
-    way = UnderWay(tmp_path, "run", "a")
+def test_a_row_has_a_place_of_its_own_as_long_as_it_is_in_flight(tmp_path: Path) -> None:
+    way = InFlight(tmp_path, "run", "a")
     for number in range(3):
         way.begin(key_of(number))
     way.end(key_of(1))
     way.begin(key_of(3))
-    assert UnderWay(tmp_path, "run", "a").deaths == {key_of(number): 1 for number in (0, 2, 3)}
+    assert InFlight(tmp_path, "run", "a").deaths == {key_of(number): 1 for number in (0, 2, 3)}
     assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33  # the second file is that of who looked
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_job(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be written"):
-        UnderWay(tmp_path / "missing", "run", "a")
+        InFlight(tmp_path / "missing", "run", "a")
 
 
 def test_the_death_of_the_engine_is_told_and_raises_for_all_rows(tmp_path: Path) -> None:
@@ -208,11 +208,11 @@ def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> 
 
 def test_a_process_that_answered_a_row_ends_the_count(tmp_path: Path) -> None:
     for worked in (False, True, False, False):
-        way = UnderWay(tmp_path, "run", "a")
+        way = InFlight(tmp_path, "run", "a")
         if worked:
             way.worked()
     fruitful_last = sorted(tmp_path.glob("running-*"), key=lambda path: b"+" in path.read_bytes())
     for path, when in zip(fruitful_last, (1000, 3000, 4000, 2000), strict=True):
         os.utime(path, ns=(0, when))
-    assert UnderWay(tmp_path, "run", "a").fruitless == 2
-    assert UnderWay(tmp_path, "run", "b").fruitless == 0
+    assert InFlight(tmp_path, "run", "a").fruitless == 2
+    assert InFlight(tmp_path, "run", "b").fruitless == 0

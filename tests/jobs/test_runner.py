@@ -11,9 +11,12 @@ import pytest
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
+from pipegen.drivers import flow
+from pipegen.drivers.batch import prepare_batch
 from pipegen.jobs.journal import Journal, JournalError
 from pipegen.jobs.keys import Keys
-from pipegen.jobs.runner import Job, job, job_keyed
+from pipegen.jobs.rows import rows_of
+from pipegen.jobs.runner import Job, Run, job, job_keyed
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -229,7 +232,7 @@ def test_a_job_is_not_begun_anew_while_another_run_is_at_work(tmp_path: Path, wr
     others[writer].append("0" * 32, {"id": "theirs", "ok": True})
     others.pop(1 - writer).close()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(JournalError, match=rf"job: another run of this job is at work \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
+    with pytest.raises(JournalError, match=rf"job: another run of this job is running \(results-000{writer + 1}.jsonl is locked\), and nothing is removed"):
         run(engine, folder, PROMPTS, restart=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     others[0].close()
@@ -259,7 +262,7 @@ def test_pairs_keep_their_names(tmp_path: Path) -> None:
         assert running.reused == reused
 
 
-def test_finished_rows_are_given_out_while_nothing_is_under_way(tmp_path: Path) -> None:
+def test_finished_rows_are_given_out_while_nothing_is_in_flight(tmp_path: Path) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
     taken = []
@@ -395,3 +398,24 @@ def test_a_pipe_that_makes_something_else_is_told(tmp_path: Path) -> None:
     pipe: Any = pg.route(FakeEngine(echo)) >> pg.pure("text", lambda result: result.text)
     with pytest.raises(TypeError, match="a slot of a GenerationResult or Scored, not of str"), job(pipe, [{"prompt": "a"}], tmp_path) as running:
         next(running)
+
+
+def test_a_request_of_a_job_is_admitted_once_with_the_options_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def admitted_again(*given: Any) -> Any:
+        raise AssertionError("admitted again")
+
+    monkeypatch.setattr(flow, "admitted", admitted_again)
+    own = [{"prompt": "a"}, {"prompt": "b", "options": {"max_new_tokens": 3}}]
+    options = {"max_new_tokens": 7, "chat": {"template": "{{ messages[0].content }}"}}  # which a request may not have, and a run may
+    results = [slot.unwrap() for slot in job(pg.route(FakeEngine("fine<|im_end|>")), own, tmp_path, options)]
+    assert [result.options.max_new_tokens for result in results] == [7, 3]
+
+
+def test_a_row_of_a_job_can_be_handed_to_who_admits_it_again(tmp_path: Path) -> None:
+    options = pg.GenerationOptions(max_new_tokens=7, chat=pg.ChatTemplateOptions(template="{{ messages[0].content }}"))
+    run = Run(pg.route(FakeEngine("fine<|im_end|>")), tmp_path, options, "retryable", "", restart=False)
+    own = [pg.TextGenerationRequest(prompt="a"), pg.TextGenerationRequest(prompt="b", options=pg.GenerationOptions(max_new_tokens=3))]
+    rows = list(rows_of([*enumerate(own)], run.journal, run.keys, options, None, None, again=run.again))
+    run.close()
+    assert [row.unmerged.unwrap() for row in rows] == own
+    assert list(prepare_batch([row.unmerged for row in rows], options)) == [row.request for row in rows]

@@ -11,7 +11,6 @@ import pytest
 from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
-from pipegen.backends.servers.chat import ChatOutput
 from pipegen.core.calls import Call
 from pipegen.io.answers import answer_from, answer_to_plain
 from pipegen.jobs.journal import Journal, JournalError
@@ -19,7 +18,7 @@ from pipegen.jobs.keys import call_key
 from pipegen.jobs.steps import Steps
 from pipegen.records import strict_json
 from pipegen.records.options import resolve
-from pipegen.records.results import Encoded, Ending, Finish, Prompt, Raw, ResolvedRequest, TokenLogprob
+from pipegen.records.results import ChatOutput, Encoded, Ending, Finish, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.testing.fake import FakeEngine
 
 ROWS = [{"id": str(row), "prompt": f"ticket {row}"} for row in range(3)]
@@ -58,7 +57,7 @@ def test_whatever_is_answered_is_not_asked_again_wherever_it_is_killed(samples: 
         assert len(first) == at // (2 * samples)
         slots, after = run(folder, options=options)
         assert slots == wanted
-        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])  # those under way, and no others
+        assert Counter(before) + Counter(after) - Counter(asked) == Counter(before[at:])  # those in flight, and no others
         assert run(folder, options=options) == (wanted, [])
 
 
@@ -132,7 +131,7 @@ def test_steps_go_where_the_rows_go(tmp_path: Path) -> None:
     run(tmp_path / "job", 1)
     files = sorted(path.name for path in (tmp_path / "job").iterdir())
     assert files == ["job.json", "results-0001.jsonl", "steps-0001.jsonl"]
-    with Journal(tmp_path / "job", "steps"), pytest.raises(JournalError, match=r"another run of this job is at work \(steps-0001.jsonl is locked\)"):
+    with Journal(tmp_path / "job", "steps"), pytest.raises(JournalError, match=r"another run of this job is running \(steps-0001.jsonl is locked\)"):
         run(tmp_path / "job", restart=True)
     _, asked = run(tmp_path / "job", restart=True)
     assert len(asked) == 6

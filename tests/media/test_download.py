@@ -6,31 +6,13 @@ import http.server
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from support.loading import DATA, load, refusal
 
-from pipegen.core.errors import BadImage, GenerationError
 from pipegen.media import download
-from pipegen.media.source import load_sources
-from pipegen.records.requests import ImagePolicy, VlmGenerationRequest
-
-if TYPE_CHECKING:
-    pass
-
-POLICY = ImagePolicy()
-DATA = b"\x89PNG and more bytes \x00\xff"
-
-
-def load(*images: Any, policy: ImagePolicy = POLICY) -> list[bytes | None]:
-    return [source.data for source in load_sources(VlmGenerationRequest(prompt="?", images=images), policy).unwrap().sources]
-
-
-def refusal(*images: Any, policy: ImagePolicy = POLICY) -> GenerationError:
-    error = load_sources(VlmGenerationRequest(prompt="?", images=images), policy).failure()
-    assert isinstance(error, BadImage)
-    return error
-
+from pipegen.records.requests import ImagePolicy
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from support.loading import DATA, POLICY, load, refusal
 
-from pipegen.core.errors import BadImage, GenerationError
+from pipegen.core.errors import BadImage
 from pipegen.core.slots import is_ok
 from pipegen.media.source import load_sources
 from pipegen.records.messages import ImageSource, shown
@@ -17,19 +18,6 @@ from pipegen.records.requests import ImagePolicy, TextGenerationRequest, VlmGene
 
 if TYPE_CHECKING:
     import pathlib
-
-POLICY = ImagePolicy()
-DATA = b"\x89PNG and more bytes \x00\xff"
-
-
-def load(*images: Any, policy: ImagePolicy = POLICY) -> list[bytes | None]:
-    return [source.data for source in load_sources(VlmGenerationRequest(prompt="?", images=images), policy).unwrap().sources]
-
-
-def refusal(*images: Any, policy: ImagePolicy = POLICY) -> GenerationError:
-    error = load_sources(VlmGenerationRequest(prompt="?", images=images), policy).failure()
-    assert isinstance(error, BadImage)
-    return error
 
 
 @pytest.fixture

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.scored import scored_requests
 
 import pipegen as pg
-from pipegen.testing.image_files import image_file
 
 SERVERS = [f"{engine}-{model}" for engine in ("vllm", "sglang") for model in ("embedded", "text")]
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "red", "birds", "fly", "over", "green", "hills")
-
-
-def requests(*, images: bool) -> list[dict[str, Any]]:
-    draw = random.Random(0)
-
-    def text(low: int, high: int) -> str:
-        return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(low, high)))
-
-    shots, made = text(30, 31), list[dict[str, Any]]()
-    for number in range(12):
-        question = f"{shots}\nQuestion: {text(2, 9)}\nAnswer:"
-        context: dict[str, Any] = {"prompt": question} if number % 3 else {"messages": [{"role": "user", "content": question}]}
-        if images and not number % 5:
-            context = {"messages": [{"role": "user", "content": question}], "images": [image_file(width=40 + number, height=64)]}
-        made += [{**context, "continuation": f" {text(1, 5)}"} for _ in range(3)]
-    return [*made, {"prompt_token_ids": [70, 71, 72], "continuation": [draw.randrange(10, 150) for _ in range(60)]}, {"prompt": "", "continuation": "a"}]
 
 
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_servers_score_as_hf_does(served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]) -> None:
-    asked = requests(images=served.model == "embedded")
+    asked = scored_requests(images=served.model == "embedded")
     wanted = pg.score(hf_of(served.model), asked)
     with served.opened() as route:
         found = pg.score(route, asked)
@@ -56,7 +38,7 @@ def test_servers_score_as_hf_does(served: Any, hf_of: Callable[[str], pg.Route],
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_servers_give_prompts_the_log_probabilities_that_hf_gives(served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]) -> None:
     """Beside an answer and without one, whatever the options of the answer; what of a prompt is asked as a score is the same asked another way."""
-    asked = [{name: request[name] for name in request if name != "continuation"} for request in requests(images=False) if request.get("prompt") != ""]
+    asked = [{name: request[name] for name in request if name != "continuation"} for request in scored_requests(images=False) if request.get("prompt") != ""]
     options = {"prompt_logprobs": True, "temperature": 0.7, "seed": 1, "max_new_tokens": 3}
     wanted = pg.run(hf_of(served.model), asked, {**options, "max_new_tokens": 0})
     with served.opened() as route:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from returns.result import Success
 
 import pipegen as pg
 from pipegen.core.errors import CallFailed
+from pipegen.records.results import Raw
 from pipegen.testing.fake import FakeEngine
 
 READ = {"max_new_tokens": 0, "prompt_logprobs": True}
@@ -111,14 +113,14 @@ def test_a_prompt_that_cannot_be_scored_is_not_answered() -> None:
     assert engine.calls == []
 
 
-def test_a_pipe_that_does_not_ask_for_them_says_so() -> None:
+def test_a_pipe_joined_by_hand_asks_for_them_and_one_whose_own_call_does_not_says_so() -> None:
     engine = FakeEngine("")
     asked = pg.stages.resolve(engine) >> pg.stages.render(engine) >> pg.stages.tokenize(engine)
-    bare = asked >> pg.call(engine) >> pg.stages.decode(engine)
-    error = pg.run(bare, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure()
-    assert (getattr(error, "option", ""), "call_engine" in error.hint) == ("prompt_logprobs", True)
-    whole = asked >> pg.stages.call_engine(engine) >> pg.stages.decode(engine)
+    whole = asked >> pg.call(engine) >> pg.stages.decode(engine)
     assert pg.run(whole, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].unwrap().raw.prompt_logprobs is not None
+    bare = asked >> pg.each("own", lambda encoded: Success(Raw(encoded=encoded, token_ids=()))) >> pg.stages.decode(engine)
+    error = pg.run(bare, [{"prompt": "Hi"}], {"prompt_logprobs": True})[0].failure()
+    assert (getattr(error, "option", ""), "pg.call" in error.hint) == ("prompt_logprobs", True)
 
 
 def test_a_chat_server_generates_at_least_one_token() -> None:

@@ -65,7 +65,7 @@ def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_ar
 
 @pytest.mark.parametrize(
     ("words", "renders", "encodes"),
-    [("ordinary words", 1, 1), ("a < b [1]", 2, 1), ("<|im_end|>", 1, 3), ("<|im_end|> " * 5000, 1, 3), ("< " * 5000, 2, 1)],
+    [("ordinary words", 1, 1), ("a < b [1]", 2, 1), ("<|im_end|>", 1, 2), ("<|im_end|> " * 5000, 1, 2), ("< " * 5000, 2, 1)],
 )
 def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(words: str, renders: int, encodes: int) -> None:
     raw = chatml_tokenizer()

@@ -139,7 +139,8 @@ assert_type(engine.generate_text_batch(requests, options), pg.Batch[pg.Generatio
 
 # A chat file, and its backends as routes.
 chat = read_chat("chat.yaml")
-assert_type(chat.agents[0].backend.open(), pg.Route)
+assert_type(chat.agents[0].backend.first(), pg.Route)
+assert_type(chat.agents[0].backend.open(), pg.Pipe[pg.GenerationRequest, pg.GenerationResult])
 assert_type(pg.run(chat.agents[0].backend.open(), requests, chat.agents[0].backend.options), pg.Batch[pg.GenerationResult])
 
 # In the place of renderers.client; a renderer also serves as stages of a pipe.

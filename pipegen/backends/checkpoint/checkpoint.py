@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from immutabledict import immutabledict
 from returns.result import Failure
 
-from pipegen.backends.checkpoint.foreign import dtype_of, loading, stored_dtype
+from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
 from pipegen.backends.checkpoint.locate import EMBEDDED, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.fields import InvalidField, mapping, printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from pipegen.media.sizes import ImageSpec
 
 __all__ = ["Checkpoint"]
+
+_OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja")
+"""Small files beside tokenizer.json."""
 
 
 class Checkpoint:
@@ -125,7 +128,9 @@ class Checkpoint:
 
         hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
         with loading(self.load, "the tokenizer", self.source, hint=hint):
+            require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
             tokenizer, renderer = load_tokenizer(self.source, **self._where)
+            tokenizer.raw("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
                 raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
         return tokenizer, renderer
@@ -145,6 +150,7 @@ class Checkpoint:
         from transformers.utils.hub import cached_file
 
         with loading(self.load, "generation_config.json", self.source):
+            require_whole(self.source, self.load.revision, "generation_config.json")
             found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
             kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
         return kept
@@ -154,10 +160,12 @@ class Checkpoint:
         """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
         text = self.config.get_text_config()
         own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
-        for ids in (*own, self.raw_tokenizer.eos_token_id):
-            if ids is not None:
-                return tuple(dict.fromkeys(ids if isinstance(ids, (list, tuple)) else (ids,)))
-        return ()
+        given = next((ids for ids in (*own, self.raw_tokenizer.eos_token_id) if ids is not None), ())
+        ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+        if not all(type(number) is int for number in ids):
+            with loading(self.load, "the end tokens", self.source, hint="correct eos_token_id in its generation_config.json, or in its config.json"):
+                raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(given)}")
+        return tuple(dict.fromkeys(ids))
 
     @cached_property
     def raw_tokenizer(self) -> Any:
@@ -206,10 +214,19 @@ class Checkpoint:
         named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
         return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
 
+    def require_weights(self) -> None:
+        """Raise `CallFailed` where a file of the weights is here and broken, or named by an index and not here. Reads headers only."""
+        with loading(self.load, "the weights", self.source):
+            require_weights(self.source, self.load.revision)
+
     @cached_property
     def positions(self) -> Positions:
-        """How many positions there are, and how they are scaled. Raises as `positions_of` does."""
-        return positions_of(self.config.get_text_config())
+        """How many positions there are, and how they are scaled."""
+        with loading(self.load, "the configuration", self.source, hint="correct max_position_embeddings, or the scaling of rope, in its config.json"):
+            positions = positions_of(self.config.get_text_config())
+            if positions.context_length is not None and positions.context_length < 1:
+                raise ValueError(f"it has {positions.context_length} positions")
+        return positions
 
     @property
     def context_length(self) -> int | None:
@@ -237,15 +254,20 @@ class Checkpoint:
         return load_processor(self.source, self.config.model_type, **self._where)
 
     @cached_property
-    def _no_processor_because(self) -> str:
+    def no_processor_because(self) -> str:
         """Why images cannot be prepared with the packages that are here; empty where they can."""
-        from pipegen.backends.checkpoint.image_processors import CannotProcess
+        from pipegen.backends.checkpoint.image_processors import CannotProcess, check_pixels
 
         try:
             with self._loading:  # images may be prepared side by side, and one processor is enough
-                _ = self.processor if self.image_spec.kind == "native" else None
+                if self.image_spec.kind == "native":
+                    _ = self.processor
+                else:
+                    check_pixels(self.image_processor, self.image_spec)
         except (CannotProcess, MissingExtra) as raised:
-            return f"the checkpoint's image processor cannot be used: {raised}"[:600]
+            broken = broken_in(self.source, self.load.revision, "preprocessor_config.json", "processor_config.json")
+            because = raised if broken is None else f"{broken.words} ({broken.hint})"
+            return f"the image processor of {self.load.model!r} cannot be used: {because}"[:600]
         return ""
 
     @cached_property
@@ -268,9 +290,14 @@ class Checkpoint:
         """The control token that stands for one image in a rendered prompt: the processor's where it has sizes of its own, else the model's."""
         if self.image_token_id is None:
             return None
-        native = not self._no_processor_because and self.image_spec.kind == "native"
+        native = not self.no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
-        return str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+        with loading(self.load, "the tokenizer", self.source, hint="put the tokenizer's files of this model into its folder"):
+            token = str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+            if token not in self.tokenizer.control_tokens:
+                words = f"config.json says that id {self.image_token_id} stands for an image, and to the tokenizer it is {token!r}"
+                raise ValueError(f"{words}: they belong to different models")
+        return token
 
     def check_placeholders(self, prompt: Prompt) -> InvalidRequest | None:
         """What is wrong where a prompt does not hold exactly the placeholders of its images; a model could not tell, or would fail for all rows."""
@@ -310,8 +337,9 @@ class Checkpoint:
 
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
-        if self._no_processor_because:
-            return Failure(UnsupportedMultimodal(self._no_processor_because))
+        if self.no_processor_because:
+            hint = "see that its preprocessor_config.json is the model's own; catch it with fallback(first, second, when=UnsupportedMultimodal)"
+            return Failure(UnsupportedMultimodal(self.no_processor_because, hint=hint))
         policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
         prepared = prepare(source.data, self.image_spec, options, index, policy)
         if self.image_spec.kind == "grid":

@@ -10,6 +10,7 @@ pipegen.core.errors.CallFailed: hf cannot read the configuration of 'no/such': K
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import logging
@@ -23,9 +24,23 @@ from typing import Any, BinaryIO, NamedTuple
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, printed
 
-__all__ = ["Broken", "broken_file", "dtype_of", "header", "load_failed", "loading", "short", "stored_dtype", "stored_names", "weight_files"]
+__all__ = [
+    "Broken",
+    "broken_file",
+    "broken_in",
+    "dtype_of",
+    "header",
+    "load_failed",
+    "loading",
+    "require_weights",
+    "require_whole",
+    "short",
+    "stored_dtype",
+    "stored_names",
+    "weight_files",
+]
 
 
 _log = logging.getLogger("pipegen")
@@ -34,6 +49,13 @@ _POINTER = b"version https://git-lfs"
 
 _TEXTS = (".json", ".model", ".jinja", ".tiktoken")
 """Files of a model besides its weights."""
+
+
+_OBJECTS = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("preprocessor_config.json", "processor_config.json", "chat_template.json", "adapter_config.json"),
+)
+"""Files that hold one JSON object."""
 
 
 class Broken(NamedTuple):
@@ -66,7 +88,7 @@ def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str
     folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None)) if folder is not None]
     found = broken_file(file for folder in folders for file in (*weight_files(folder), *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS)))
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
-    because = short(raised) if found is None else f"{found.words}; {short(raised)}"
+    because = short(raised) if found is None or found.words in str(raised) else f"{found.words}; {short(raised)}"
     words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
     _log.error("incident %s: %s", incident, words, exc_info=raised)
     advice = hint or getattr(raised, "hint", "") or _HINT
@@ -118,6 +140,8 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
     """What is wrong with the first of these files that is not what it should be: missing, a pointer of git-lfs, or cut short."""
     for file in files:
         if file.is_dir():
+            if file.name in _OBJECTS or file.suffix == ".jinja":
+                return Broken(f"{file} is a folder, where a file is expected", "put the file of that name in its place")
             continue
         if not file.is_file():
             return Broken(f"{file} is missing", "fetch the whole model again")
@@ -129,20 +153,51 @@ def broken_file(files: Iterable[Path]) -> Broken | None:
             stream.seek(0)
             found = _header_in(stream) if file.suffix == ".safetensors" else ({}, size)
             whole = None if found is None else found[1]
-        if file.suffix == ".json" and not _is_json(file):
-            return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
+        text = _broken_text(file, head)
+        if text is not None:
+            return text
         if whole is None or size < whole or (head.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(file)) or not size:
             seen = f"{size} bytes" if whole is None or whole == size else f"{size} of {whole} bytes"
             return Broken(f"{file} is not whole: it has {seen}", "fetch the file again")
     return None
 
 
-def _is_json(file: Path) -> bool:
+def _broken_text(file: Path, head: bytes) -> Broken | None:
+    """What is wrong with a file of text: one of JSON, or a template."""
+    if file.suffix == ".json" and head.startswith(codecs.BOM_UTF8):
+        return Broken(f"{file} begins with a byte order mark, which JSON does not have", "save it as UTF-8 without one, or fetch it again")
     try:
-        json.loads(file.read_bytes())
+        held = json.loads(file.read_bytes()) if file.suffix == ".json" else file.read_text("utf-8") if file.suffix == ".jinja" else {}
+    except UnicodeDecodeError:
+        return Broken(f"{file} is no text in UTF-8", "fetch the file again")
     except (ValueError, RecursionError):
-        return False
-    return True
+        return Broken(f"{file} is no JSON, or not whole", "fetch the file again")
+    if (file.name in _OBJECTS or file.name.endswith(".index.json")) and not isinstance(held, dict):
+        return Broken(f"{file} holds {printed(held)[:40]}, where a JSON object is expected", "fetch the file again")
+    if file.name.endswith(".index.json") and not isinstance(held.get("weight_map"), dict):
+        return Broken(f"{file} has no weight_map, which says in which file each weight is", "fetch the file again")
+    return None
+
+
+def broken_in(source: str, revision: str | None, *names: str) -> Broken | None:
+    """What is wrong with the first of these files that is not what it should be, of those that the model has."""
+    folder = _folder_of(source, revision)
+    return broken_file(folder / name for name in names if os.path.lexists(folder / name)) if folder is not None else None
+
+
+def require_whole(source: str, revision: str | None, *names: str) -> None:
+    """Raise `ValueError` where one of these files of the model is broken: transformers goes on without one that is a folder, or a link to nothing."""
+    found = broken_in(source, revision, *names)
+    if found is not None:
+        raise ValueError(found.words)
+
+
+def require_weights(source: str, revision: str | None) -> None:
+    """Raise `ValueError` where a file of the model's weights is broken; where none is here, there is nothing to say."""
+    folder = _folder_of(source, revision)
+    found = None if folder is None else broken_file(weight_files(folder))
+    if found is not None:
+        raise ValueError(found.words)
 
 
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CannotProcess",
+    "check_pixels",
     "Expansions",
     "IMAGE_MARKS",
     "ImageInputs",
@@ -54,9 +55,8 @@ GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
 
 
-LOADING = (ImportError, OSError, ValueError, TypeError, AttributeError, KeyError)
-"""What loading a processor raises: for a package or a file that is missing, a class that is not there, a part of another kind, a token that the tokenizer
-does not name, and a model type that is not known."""
+LOADING = (Exception,)
+"""What loading a processor raises: it is code of other projects, on a file that may hold anything."""
 
 
 class CannotProcess(ValueError):
@@ -91,21 +91,33 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
     if not low or not high:
         raise CannotProcess(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
-    spec = ImageSpec(
-        kind="grid",
-        patch_size=image_processor.patch_size,
-        merge_size=image_processor.merge_size,
-        temporal_patch_size=image_processor.temporal_patch_size,
-        min_pixels=int(low),
-        max_pixels=int(high),
-        resample=int(image_processor.resample),
-    )
+    with translate_errors(*LOADING):
+        spec = ImageSpec(
+            kind="grid",
+            patch_size=image_processor.patch_size,
+            merge_size=image_processor.merge_size,
+            temporal_patch_size=image_processor.temporal_patch_size,
+            min_pixels=int(low),
+            max_pixels=int(high),
+            resample=int(image_processor.resample),
+        )
     vision = getattr(config, "vision_config", None)
     for name, own, named in (("patch_size", "patch_size", spec.patch_size), ("merge_size", "spatial_merge_size", spec.merge_size)):
         wanted = getattr(vision, own, named)
         if wanted != named:
             raise CannotProcess(f"the checkpoint's image processor has {name} {named}, its model {own} {wanted}: they belong to different models")
     return spec
+
+
+def check_pixels(image_processor: Any, spec: ImageSpec) -> None:
+    """Raise `CannotProcess` where a `grid` processor cannot make finite pixels of an image: its mean or its scale may be of any type."""
+    from PIL import Image
+
+    with translate_errors(*LOADING):
+        made = image_processor(images=[Image.new("RGB", (spec.factor, spec.factor))], do_resize=False, return_tensors="pt")
+        finite = bool(made["pixel_values"].isfinite().all())
+    if not finite:
+        raise CannotProcess("it makes pixels that are no finite numbers: see image_mean, image_std and rescale_factor in preprocessor_config.json")
 
 
 def _entry(size: Any, name: str) -> Any:
@@ -135,7 +147,7 @@ def pixel_inputs(image_processor: Any, images: Sequence[PreparedImage]) -> dict[
 
 
 def grid_only(prepared: Slot[PreparedImage], engine: str) -> Slot[PreparedImage]:
-    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply anew.
+    """The image where the model works on any size; `UnsupportedMultimodal` where its processor has sizes of its own, which `engine` would apply again.
 
     >>> from pipegen.records.results import PreparedImage
     >>> grid_only(Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest="")), "vllm").failure().message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipegen.records.fields import InvalidField
+from pipegen.records.fields import InvalidField, printed
 
 __all__ = ["EMBEDDED", "NoSuchModel", "check_adapter_folder", "instead_of", "locate"]
 
@@ -41,8 +41,12 @@ def locate(model: str) -> str:
         from pipegen import embedded
 
         return os.fspath(embedded.path())
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_there = folder.is_dir()
+    except (OSError, RuntimeError) as raised:  # too long a name, no such user's home
+        raise NoSuchModel(f"there is no checkpoint folder {printed(model)}: {raised}"[:300]) from None
+    if is_there:
         return os.fspath(folder)
     written_as_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or "\\" in model or model.lower().endswith(".gguf")
     if written_as_path or folder.exists():

@@ -59,5 +59,5 @@ def other_factors(positions: Positions, encoded: Encoded, capabilities: Capabili
     if after is None or limit is None or limit <= after or tokens > after + 1:  # SGLang counts from the position after
         return None
     words = f"{capabilities.engine} with a limit of {limit} tokens uses the long factors of LongRoPE, and this prompt of {tokens} tokens is for the short ones"
-    hint = f"start the engine with a limit of {after} tokens (max_model_len) for such prompts, or take hf, which chooses for each row"
+    hint = f"start the engine with a limit of {after} tokens (max_model_len) for such prompts, or use hf, which chooses for each row"
     return UnsupportedOption(words, option="max_model_len", hint=hint)

@@ -110,7 +110,7 @@ class HFEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: some batches, so that prompts of like lengths are read together."""
+        """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
         return 64 * (self._checkpoint.load.batch_size or ROWS)
 
     def open(self, wake: Callable[[], object]) -> HFCall:
@@ -189,7 +189,7 @@ class HFEngine(CheckpointEngine):
         try:
             return self._weights.model()
         except BadAdapter as error:
-            raise CallFailed(_failure(str(error), "batch", hint="take the adapter that was made for this model, or the model it was made for")) from error
+            raise CallFailed(_failure(str(error), "batch", hint="use the adapter that was made for this model, or the model it was made for")) from error
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise CallFailed(

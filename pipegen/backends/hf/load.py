@@ -66,7 +66,12 @@ def load_model(checkpoint: Checkpoint) -> Any:
     }
     kind = _hf.AutoModelForImageTextToText if checkpoint.is_vision_model else _hf.AutoModelForCausalLM
     with _LOADING, _quietly():
-        model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs))
+        try:
+            model, report = kind.from_pretrained(checkpoint.source, output_loading_info=True, **asked, **revealed(load.engine_kwargs))
+        except RuntimeError as raised:
+            if "ignore_mismatched_sizes" not in str(raised):
+                raise
+            raise ValueError("its weights have other shapes than its config.json says: the two belong to different models") from raised
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(

@@ -22,10 +22,10 @@ from pipegen.backends.hf.pixels import Pixels
 __all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 
 
-Made = tuple["RunningBatch | StaticBatch", torch.Tensor]
+Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
 
 
-def prefill(model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels) -> Made | None:
+def prefill(model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pixels) -> Prefilled | None:
     """Read the rows' sequences in one pass: the batch that holds them, and the logits of the next token, shape (rows, vocabulary), in float32.
 
     None, before anything is computed, where the model has layers that take no padding, and the sequences differ in length. The checkpoint's own generation
@@ -36,11 +36,11 @@ def prefill(model: Any, rows: Sequence[Any], checkpoint: Checkpoint, pixels: Pix
     inputs = batch_inputs(rows, model, checkpoint, pixels)
     images = tuple(name for name in inputs if name not in ("input_ids", "attention_mask", *IMAGE_MARKS))
     lengths = [row.length for row in rows]
-    made: Made | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images)
+    made: Prefilled | None = model.generate(**inputs, generation_config=settings, custom_generate=_read, lengths=lengths, images=images)
     return made
 
 
-def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any) -> Made | None:
+def _read(model: Any, input_ids: torch.Tensor, lengths: list[int], images: Sequence[str], **state: Any) -> Prefilled | None:
     """The hook: `generate` calls it with everything prepared."""
     if min(lengths) < max(lengths) and caches.has_states(state.get("past_key_values")):
         return None

@@ -42,10 +42,10 @@ from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
-from pipegen.backends.hf.rows import HFRow, group_size, pass_tokens
-from pipegen.backends.hf.running_batch import Made, RunningBatch, StaticBatch, prefill
+from pipegen.backends.hf.rows import HFRow, group_size, order_key, pass_tokens
+from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
-from pipegen.backends.hf.waiting import Waiting
+from pipegen.backends.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
 
 __all__ = ["ModelTraits", "Schedule", "Work"]
@@ -106,7 +106,7 @@ class Schedule:
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
         self._prefixes = prefixes
-        self._waiting = Waiting(size, overdue=16 * size)
+        self._waiting = Waiting[HFRow](size, overdue=16 * size, key=lambda row: order_key(row.cost), source=lambda row: row.source)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
@@ -116,7 +116,7 @@ class Schedule:
         if traits.max_tokens is not None:
             traits.max_tokens *= 2  # what was too little then may be enough now
         self._lookup: tuple[HFRow | None, Lookup] = (None, Lookup())
-        self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # of the pass at work: its sequences, their width, and the rows that it is for
+        self._load: tuple[int, int, Sequence[HFRow]] = (0, 0, ())  # of the running pass: its sequences, their width, and the rows that it is for
 
     def add(self, rows: Sequence[HFRow]) -> None:
         """Let rows wait for their turn."""
@@ -135,7 +135,7 @@ class Schedule:
 
     def prune(self) -> None:
         """Drop the rows that wait and are done, since their calls have left them; those that run are dropped by the next step."""
-        self._waiting.prune()
+        self._waiting.prune(lambda row: row.done)
 
     @property
     def _active(self) -> int:
@@ -185,8 +185,8 @@ class Schedule:
         self._measure(batch)
         return False
 
-    def _read(self, rows: Sequence[HFRow], begun: Sequence[int]) -> Made | None:
-        """Read the rows' sequences: whole, or what stands behind the prefix that they share, whose lengths `begun` says. As `prefill`."""
+    def _read(self, rows: Sequence[HFRow], begun: Sequence[int]) -> Prefilled | None:
+        """Read the rows' sequences, or what comes after the prefix that they share (`begun` has its length for each row). As `prefill`."""
         prefix = self._prefix(rows[0], begun) if begun else None
         if prefix is not None and not can_shift(prefix.cache, max(row.length for row in rows)):
             prefix, self._prefixes.off = None, "a prompt is longer than the model's sliding window"

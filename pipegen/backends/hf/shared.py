@@ -142,7 +142,7 @@ class SharedSchedule:
         return box.take()
 
     def leave(self) -> None:
-        """Rows were left: they are dropped before the next step, or now where no step is under way."""
+        """Rows were left: they are dropped before the next step, or now where no step is running."""
         self._left = True
         if self.lock.acquire(blocking=False):
             try:

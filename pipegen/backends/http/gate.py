@@ -71,10 +71,6 @@ class Gate:
             self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
         self._closed_until = max(self._closed_until, now + (seconds or 0.0))
 
-    def closed_for(self, now: float) -> float:
-        """How many seconds more it is closed."""
-        return max(0.0, self._closed_until - now)
-
     def _room(self, now: float) -> bool:
         return self.busy < int(self.width) and now >= self._closed_until
 

@@ -18,7 +18,7 @@ _END = object()
 
 
 class _Work(Generic[T]):
-    """A coroutine at work on the loop of another thread."""
+    """A coroutine that runs on the loop of another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -77,12 +77,12 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended before the interruption goes on."""
-        at_work = _Work(self._running(), work)
+        started = _Work(self._running(), work)
         try:
-            return at_work.done.result()
+            return started.done.result()
         except BaseException:
-            if not at_work.done.done():
-                at_work.cancel()
+            if not started.done.done():
+                started.cancel()
             raise
 
     def begin(self, work: Coroutine[Any, Any, T]) -> _Work[T]:
@@ -97,15 +97,15 @@ class LoopThread:
             async for event in events():
                 made.put(event)
 
-        at_work = _Work(self._running(), work())
-        at_work.done.add_done_callback(lambda _: made.put(_END))
+        started = _Work(self._running(), work())
+        started.done.add_done_callback(lambda _: made.put(_END))
         try:
             while (event := made.get()) is not _END:
                 yield event
-            at_work.done.result()
+            started.done.result()
         finally:
-            if not at_work.done.done():
-                at_work.cancel()
+            if not started.done.done():
+                started.cancel()
 
     def close(self) -> None:
         """End the loop and its thread; it starts again when it is needed again."""

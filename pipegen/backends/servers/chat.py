@@ -22,37 +22,20 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze, record
+from pipegen.records.fields import InvalidField, freeze
 from pipegen.records.options import resolve
 from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
+from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed
 
-__all__ = ["ChatEngine", "ChatOutput", "ChatRow", "chat_route", "result_of"]
+__all__ = ["ChatEngine", "ChatRow", "chat_route", "result_of"]
 
 
 ENDED = ("stop", "eos", "tool_calls", "function_call")
 """What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
-
-
-@record
-class ChatOutput:
-    """What a chat server answered for one row: `raw_text` as it came, `text` cut before the stop."""
-
-    job: ResolvedRequest
-    text: str
-    raw_text: str
-    reasoning: str | None = None
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    finish: Finish
-    stop: str | int | None = None
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_token_ids: tuple[int, ...] = ()
-    usage: Mapping[str, int]
 
 
 class ChatDelta(NamedTuple):

@@ -96,9 +96,9 @@ def check_extra_body(extra_body: Mapping[str, Any], dialect: str) -> Unsupported
             continue
         if value is not None and name in REMOVED:
             words = f"extra_body.{name} is a field that vLLM has no more, and would ignore"
-            return UnsupportedOption(words, option=name, hint="take json_schema, regex or choice, or structured_outputs as vLLM has it")
+            return UnsupportedOption(words, option=name, hint="use json_schema, regex or choice, or structured_outputs as in vLLM")
         others = [SERVERS[other] for other in dialects_of(name) if other != "plain"]
         if value is not None and others and dialect not in dialects_of(name):
             words = f"extra_body.{name} is a field of {' and '.join(others)}, and the dialect is {dialect!r}"
-            return UnsupportedOption(words, option=name, hint="leave it out, or say the server's own dialect")
+            return UnsupportedOption(words, option=name, hint="leave it out, or set the server's own dialect")
     return None

@@ -17,6 +17,7 @@ from pipegen.backends.http.loops import LoopThread
 from pipegen.backends.servers.reading import malformed
 from pipegen.backends.servers.sending import Sender
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
+from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -113,7 +114,7 @@ class HttpEngine(ABC, Generic[A, R]):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: as many as may be at the server, and some that are ready when one of them ends."""
+        """How many requests are kept in flight for it: as many as may be at the server, and some that are ready when one of them ends."""
         return self.sender.settings.max_in_flight * 5 // 4 + 1
 
     def open(self, wake: Callable[[], object]) -> ServerCall[A, R]:
@@ -144,20 +145,24 @@ class HttpEngine(ABC, Generic[A, R]):
 
 
 class ServerCall(Generic[A, R]):
-    """An open call of a server: its rows are asked for as they are added, at most `max_in_flight` at a time."""
+    """An open call of a server: at most `max_in_flight` of its rows are asked for at a time.
+
+    Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one after another: the server's prefix cache serves them.
+    """
 
     computes = False
 
     def __init__(self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]) -> None:
         self._engine, self._wake = engine, wake
-        self._waiting, self._ended = deque[tuple[int, A]](), deque[tuple[int, Slot[R]]]()
+        self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])  # used on the loop alone
+        self._ended = deque[tuple[int, Slot[R]]]()
         self._bug: BaseException | None = None
         self._idle: set[asyncio.Future[None]] = set()
         self._work = loop.begin(self._serve())
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
-        self._waiting.extend(inputs)
-        self._work.call(self._came)
+        rows = [(number, asked, beginning(cast(Any, asked))) for number, asked in inputs]
+        self._work.call(lambda: self._came(rows))
 
     def step(self) -> list[tuple[int, Slot[R]]]:
         """The rows that have ended; it never waits. A bug raises."""
@@ -173,9 +178,10 @@ class ServerCall(Generic[A, R]):
         if not self._work.done.done():
             self._work.cancel()
 
-    def _came(self) -> None:
-        """Let as many workers go on as there are rows that wait."""
-        for idle in [idle for idle in self._idle if not idle.done()][: len(self._waiting)]:
+    def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
+        """Let as many workers go on as rows have come."""
+        self._waiting.add(rows)
+        for idle in [idle for idle in self._idle if not idle.done()][: len(rows)]:
             idle.set_result(None)
 
     async def _serve(self) -> None:
@@ -191,7 +197,7 @@ class ServerCall(Generic[A, R]):
         transport = self._engine.sender.transport
         while True:
             while self._waiting:
-                number, asked = self._waiting.popleft()
+                ((number, asked, _),) = self._waiting.pop()
                 slot = await self._engine.row(asked, transport.ends(transport.call_ends()))
                 self._ended.append((number, slot))
                 self._wake()

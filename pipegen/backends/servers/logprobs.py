@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ def _decimal(number: Any) -> int | None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > SENTINEL
+    return type(value) in (int, float) and SENTINEL < value <= sys.float_info.max
 
 
 def logprob(token_id: int, index: int, reported: tuple[Any, Any] | None, top: Sequence[tuple[Any, Any]], wanted: int) -> Slot[TokenLogprob]:
@@ -172,7 +173,7 @@ def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot
     out: list[tuple[float, tuple[int, float]]] = []
     for place, (own, others) in enumerate(pairs):
         token = ask.token_ids[len(ask.token_ids) - ask.scored + place]
-        numbers = all(type(value) in (int, float) and not math.isnan(value) for value in (own, *(value for _, value in others)))
+        numbers = all(type(value) in (int, float) and value <= sys.float_info.max for value in (own, *(value for _, value in others)))
         if not others or not numbers or not all(type(other) is int for other, _ in others):
             return malformed(f"the log probability of token {place} of the continuation (id {token}) is {own!r:.40}, the highest there {others!r:.80}")
         best = max([(token, own), *others], key=lambda pair: pair[1])  # of equal ones the first, which is the token itself

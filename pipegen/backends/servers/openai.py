@@ -166,7 +166,7 @@ def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
-        return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or take sglang_server")
+        return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or use sglang_server")
     own = {"vllm": vllm.unsupported, "sglang": sglang.unsupported}.get(dialect)
     return unsupported_with_form(ask.options, "openai_chat") if own is None else own(ask)
 

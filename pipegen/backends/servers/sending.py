@@ -11,7 +11,7 @@
 - ended: by the row's own rule (`take` or `ended` says so), by the answer's end, or by an error. Where the server still works on the row and can be
   asked to stop (`Wire.abort`), it is asked. After its row has ended, a stream has `LAST_WORDS` seconds for the counts and `[DONE]`.
 
-**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left at work.
+**Invariants.** One row's failure is its own: `each` runs every row. Cancelled, it cancels the rows and waits for them, so nothing is left running.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Sender:
         if len(served) == 1:
             return Success(served[0])
         words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self.named!r}"
-        return Failure(InvalidRequest(words, hint="say which with served_model_name"))
+        return Failure(InvalidRequest(words, hint="set served_model_name"))
 
     def classify(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
         """The error of a refusal, without any secret that the server repeated."""

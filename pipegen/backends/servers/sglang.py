@@ -81,7 +81,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     options = ask.options
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
         words = f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below {LEAST_TEMPERATURE:g}"
-        return UnsupportedOption(words, option="temperature", hint="take temperature 0 (greedy), or more")
+        return UnsupportedOption(words, option="temperature", hint="use temperature 0 (greedy), or more")
     if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
         words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
@@ -91,7 +91,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     changed = [name for name, neutral in _NEUTRAL.items() if getattr(options, name) not in neutral]
     if options.logprobs and changed:
         words = f"SGLang's logprobs are taken after {', '.join(changed)}, and so are not the model's own"
-        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or take temperature 0 or 1 without penalties and min_new_tokens")
+        return UnsupportedOption(words, option="logprobs", hint="leave out logprobs, or use temperature 0 or 1 without penalties and min_new_tokens")
     return None
 
 

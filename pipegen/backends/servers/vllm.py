@@ -78,7 +78,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     ignores_eos = options.stop is not None and options.stop.ignore_eos
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
         words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
-        return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
+        return UnsupportedOption(words, option="temperature", hint=f"use temperature 0 (greedy), or {LEAST_TEMPERATURE:g} and above")
     if options.temperature and options.temperature > MOST_TEMPERATURE:
         return UnsupportedOption(f"vLLM takes a temperature of at most {MOST_TEMPERATURE:g}, not {options.temperature:g}", option="temperature")
     if (logprobs_asked(options) or 0) > MOST_LOGPROBS:

@@ -24,6 +24,7 @@ from pipegen.backends.vllm.running import Call, Core, Running
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
 from pipegen.backends.vllm.scoring import queue_scores, scores_of
 from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
+from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -40,7 +41,7 @@ __all__ = ["VLLMEngine"]
 
 
 _SEQUENCES = 256
-"""Rows that vLLM runs side by side by default; on a GPU more, where its memory takes them."""
+"""Rows that vLLM runs side by side, as far as is known before it has started; by default it runs more on a large GPU."""
 
 
 class VLLMEngine(CheckpointEngine):
@@ -58,7 +59,7 @@ class VLLMEngine(CheckpointEngine):
         check_arguments(self._checkpoint)
         self._core = Core(self._checkpoint)
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
@@ -110,8 +111,8 @@ class VLLMEngine(CheckpointEngine):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are kept under way for it: twice as many as vLLM runs side by side, so that its scheduler has some to choose from."""
-        return 2 * int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
+        """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
+        return 2 * (self._core.side_by_side or int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES))
 
     def open(self, wake: Callable[[], object]) -> VLLMCall:
         """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
@@ -142,7 +143,7 @@ class VLLMEngine(CheckpointEngine):
         running = await asyncio.to_thread(self._core.running)
         call = Call(running, waits=False)
         try:
-            for refused in await asyncio.to_thread(self._begin, list(rows.values()), call, running):
+            for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call, running):
                 yield refused
             while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
@@ -248,7 +249,11 @@ def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slot
 
 
 class VLLMCall:
-    """The rows of one call, to which more may be added. vLLM starts with the first one."""
+    """The rows of one call, to which more may be added. vLLM starts with the first one.
+
+    vLLM has as many rows as it runs side by side, and a quarter more to choose from. The others wait, and are put in order in rounds, so that prompts that
+    begin alike are handed over one after another: vLLM's prefix cache serves them.
+    """
 
     computes = True
 
@@ -258,20 +263,28 @@ class VLLMCall:
         self.rows: dict[int, VLLMRow] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
+        self._waiting = Waiting[VLLMRow](1, 1, key=_beginning)
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
         """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
         rows = self._engine._rows(inputs, text=self._text)
         self.rows.update((row.position, row) for row in rows)
         self._refused += newly_done(rows)
-        live = [row for row in rows if not row.done]
-        if live:
+        self._waiting.add([row for row in rows if not row.done])
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand rows to vLLM, as far as it has room."""
+        while self._waiting:
             running = self._engine._core.running()
             self._call = self._call or Call(running)
-            self._refused += self._engine._begin(live, self._call, running)
+            if self._call.in_flight >= running.side_by_side * 5 // 4:
+                return
+            self._refused += self._engine._begin(self._waiting.pop(), self._call, running)
 
     def events(self) -> list[TokensMade | RowDone]:
         """What has come, after a step where nothing has. Raises as `generate` does."""
+        self._hand_over()
         events: list[TokensMade | RowDone] = [*self._refused]
         self._refused.clear()
         if not events and self._call is not None:
@@ -289,6 +302,10 @@ class VLLMCall:
         """End the rows that still run."""
         if self._call is not None:
             self._call.leave()
+
+
+def _beginning(row: VLLMRow) -> tuple[Any, ...]:
+    return beginning(row.encoded)
 
 
 def _taken(rows: Mapping[int, VLLMRow], call: Call, outputs: Sequence[tuple[int, Any]]) -> Iterator[TokensMade | RowDone]:

@@ -127,5 +127,5 @@ class VLLMRow(EngineRow):
             return made
         (name,) = form_of(self.options)
         return Failure(
-            UnsupportedOption(f"vLLM ended the answer before it had its form: {name} is too large for it", option=name, hint=f"take a simpler {name}")
+            UnsupportedOption(f"vLLM ended the answer before it had its form: {name} is too large for it", option=name, hint=f"use a simpler {name}")
         )

@@ -5,15 +5,15 @@ A request is *queued* (`add`), *stepping* with all others that are queued, and *
 
 **Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens. Each call has a box, and each request
 knows the box of its call; `_advance` runs one step and puts every output into its box. A synchronous call steps whenever its box is empty. Asynchronous
-calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is under way, and all who wait wait for the same step.
+calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is running, and all who wait wait for the same step.
 
 **Invariants.**
 
 - The engine is used only under `lock`. A step without requests would wait for ever, so there is none then.
 - A request is in `_boxes` from `add` until its last output, `drop` or `stop`; outputs of others are discarded.
 - After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
-- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the step
-  under way instead of waiting for it.
+- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the
+  running step instead of waiting for it.
 """
 
 # vLLM need not be installed where types are checked.
@@ -46,6 +46,8 @@ class Running:
     def __init__(self, engine: Any, adapter: str | None) -> None:
         self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
+        self.side_by_side = int(engine.vllm_config.scheduler_config.max_num_seqs)
+        """How many requests it runs at a time at most; where memory is short, fewer."""
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""
         self.lock = threading.RLock()
@@ -122,7 +124,7 @@ class Running:
                 self.engine.abort_request(left)
 
     def soon(self, do: Callable[[], None]) -> None:
-        """Have this done after the step under way, which it would otherwise wait for."""
+        """Have this done after the running step, which it would otherwise wait for."""
         self._turns.submit(do)
 
     def _died(self, error: Exception) -> NoReturn:
@@ -189,6 +191,11 @@ class Core:
     def loaded(self) -> bool:
         return self._running is not None and self._running.failed is None
 
+    @property
+    def side_by_side(self) -> int | None:
+        """How many requests it runs at a time at most; None before it has started."""
+        return None if self._running is None else self._running.side_by_side
+
     def running(self) -> Running:
         """The engine; starts it where needed."""
         with self._lock:
@@ -203,15 +210,17 @@ class Core:
         try:
             room = adapter_arguments(checkpoint)
         except BadAdapter as error:
-            hint = "take the adapter that was made for this model, or the model it was made for"
+            hint = "use the adapter that was made for this model, or the model it was made for"
             raise CallFailed(failure(str(error), "batch", hint=hint)) from error
         with starting(load, checkpoint.source):
             check_version()
             check_files(load, checkpoint.source)
             check_adapter_settings(load)
             from vllm import EngineArgs, LLMEngine
+            from vllm.usage.usage_lib import UsageContext
 
-            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)))
+            # with the limits that vLLM's own class for this purpose has: by default, an engine is given fewer rows and tokens for a step
+            engine = LLMEngine.from_engine_args(EngineArgs(**room, **engine_arguments(checkpoint)), usage_context=UsageContext.LLM_CLASS)
             try:
                 return Running(engine, None if load.adapter is None else str(load.adapter))
             except BaseException:
@@ -240,7 +249,7 @@ class Core:
 
 
 class Call:
-    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the step under way."""
+    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the running step."""
 
     def __init__(self, running: Running, *, waits: bool = True) -> None:
         self._running = running
@@ -248,6 +257,11 @@ class Call:
         self._rows: dict[str, int] = {}
         self._left = False
         self._waits = waits
+
+    @property
+    def in_flight(self) -> int:
+        """How many of its requests have not ended."""
+        return len(self._rows)
 
     def add(self, row: int, prompt: Any, params: Any) -> None:
         """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""

@@ -46,7 +46,7 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
     least = _least_temperature()
     if options.temperature and options.temperature < least:
         words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
-        return UnsupportedOption(words, option="temperature", hint=f"take temperature 0 (greedy), or {least:g} and above")
+        return UnsupportedOption(words, option="temperature", hint=f"use temperature 0 (greedy), or {least:g} and above")
     return None
 
 

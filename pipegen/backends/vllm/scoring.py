@@ -1,7 +1,7 @@
 """Log probabilities of given continuations on vLLM: those of the prompt's own tokens, which vLLM gives where they are asked for.
 
 The highest log probability of each place is asked for too, so that a tie counts as greedy as it does on every engine: by its rank alone, vLLM would have
-neither of two equal tokens be the first. vLLM reads the contexts of such requests anew, whatever its prefix cache holds.
+neither of two equal tokens be the first. vLLM reads the contexts of such requests again, whatever its prefix cache holds.
 """
 
 # vLLM need not be installed where types are checked.

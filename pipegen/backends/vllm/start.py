@@ -103,7 +103,7 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
     unread = unread_settings(adapter_config(str(load.adapter)), {field.name for field in dataclasses.fields(PEFTHelper)})
     if unread:
         words = f"this version of vLLM does not read {', '.join(unread)} of the adapter {load.adapter!r}"
-        raise CannotStart(words, "install a newer vLLM, or take the adapter with the Hugging Face engine")
+        raise CannotStart(words, "install a newer vLLM, or use the adapter with the Hugging Face engine")
 
 
 @contextlib.contextmanager

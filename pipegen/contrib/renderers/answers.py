@@ -2,23 +2,24 @@
 
 >>> PromptTooLongError(prompt_len=10, max_prompt_len=4).error
 PromptTooLong(message='the prompt has 10 tokens; the limit is 4', ...)
->>> number(-0.5, "logprobs[0]")
--0.5
->>> number(True, "logprobs[0]")
+>>> taken(ids_of([1, 2], "token_ids"))
+(1, 2)
+>>> taken(ids_of([True], "token_ids"))
 Traceback (most recent call last):
 ...
-pipegen.contrib.renderers.answers.MalformedGenerateResponseError: Engine response logprobs[0] must be a number.
+pipegen.contrib.renderers.answers.MalformedGenerateResponseError: Engine response: token_ids[0] is True, not a token id.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pipegen.backends.servers.logprobs import Entry, logprobs_of
+from pipegen.backends.servers.reading import ids_of, json_of
 from pipegen.core.errors import PromptTooLong
+from pipegen.core.slots import Slot, is_ok
 
 if TYPE_CHECKING:
 
@@ -32,10 +33,9 @@ else:
     except ImportError:
         _Overlong, _Malformed = Exception, ValueError
 
-__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "experts", "ids", "loaded", "malformed", "number", "words_of"]
+__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "experts", "ids", "loaded", "malformed", "noted", "taken", "words_of"]
 
-SENTINEL = -9999.0
-"""What servers write for minus infinity and for missing logprobs."""
+T = TypeVar("T")
 
 
 class PromptTooLongError(_Overlong):
@@ -80,34 +80,26 @@ def malformed(message: str) -> MalformedGenerateResponseError:
     return MalformedGenerateResponseError(f"Engine response {message}.")
 
 
+def taken(slot: Slot[T]) -> T:
+    """What was read; raises what is wrong with it."""
+    if not is_ok(slot):
+        raise MalformedGenerateResponseError(f"Engine response: {slot.failure().message}.")
+    return slot.unwrap()
+
+
 def loaded(raw: bytes) -> Any:
     """The JSON in these bytes."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as refusal:
-        raise malformed(f"({len(raw)} bytes) must be JSON: {refusal}") from None
+    return taken(json_of(raw))
 
 
 def ids(value: Any, name: str) -> list[int]:
     """A list of token ids."""
-    if not isinstance(value, list) or any(type(number) is not int or number < 0 for number in value):
-        raise malformed(f"{name} must be a list of token ids")
-    return value
+    return list(taken(ids_of(value, name)))
 
 
-def number(value: Any, name: str) -> float:
-    """A logprob: finite, and not the sentinel."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise malformed(f"{name} must be a number")
-    try:
-        logprob = float(value)
-    except OverflowError:
-        raise malformed(f"{name} must be finite") from None
-    if not math.isfinite(logprob):
-        raise malformed(f"{name} must be finite")
-    if logprob <= SENTINEL:
-        raise malformed(f"{name} does not contain sampling evidence")
-    return logprob
+def noted(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[float]:
+    """The logprob of each of these tokens: finite numbers, of these tokens and of no others."""
+    return [one.logprob for one in taken(logprobs_of(entries, token_ids))]
 
 
 def experts(value: Any) -> Any:

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipegen.backends.servers.logprobs import entries_of_meta
 from pipegen.backends.servers.sglang import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, noted, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
 from pipegen.core.functional import without_none
@@ -161,25 +162,9 @@ def _completion(row: Mapping[str, Any]) -> Completion:
     info = row["meta_info"]
     token_ids = ids(row.get("output_ids"), "output_ids")
     finish = info.get("finish_reason")
-    logprobs = info.get("output_token_logprobs")
-    if not isinstance(logprobs, list):
-        raise malformed("meta_info.output_token_logprobs must be a list")
-    if len(logprobs) != len(token_ids):
-        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(logprobs)})")
     return Completion(
         token_ids=token_ids,
-        logprobs=[
-            _logprob(entry, token_id, f"meta_info.output_token_logprobs[{index}]")
-            for index, (entry, token_id) in enumerate(zip(logprobs, token_ids, strict=True))
-        ],
+        logprobs=noted(entries_of_meta(info), token_ids),
         finish_reason=finish.get("type") if isinstance(finish, Mapping) else finish,
         routed_experts=experts(info.get("routed_experts")),
     )
-
-
-def _logprob(entry: Any, token_id: int, name: str) -> float:
-    if not isinstance(entry, list) or len(entry) < 2:
-        raise malformed(f"{name} must be a list of logprob and token id")
-    if type(entry[1]) is not int or entry[1] != token_id:
-        raise malformed(f"{name}[1] must be {token_id}")
-    return number(entry[0], f"{name}[0]")

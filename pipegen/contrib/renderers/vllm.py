@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipegen.backends.servers.logprobs import entries_in
 from pipegen.backends.servers.vllm import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, number, words_of
+from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, noted, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
@@ -80,30 +81,8 @@ def _completion(choice: Mapping[str, Any]) -> Completion:
     token_ids = ids(choice.get("token_ids") or [], "choice.token_ids")
     return Completion(
         token_ids=token_ids,
-        logprobs=_logprobs(choice.get("logprobs"), token_ids),
+        logprobs=noted(entries_in(choice.get("logprobs")), token_ids),
         finish_reason=choice.get("finish_reason"),
         routed_experts=experts(choice.get("routed_experts")),
         sampling_mask=choice.get("sampling_mask"),
     )
-
-
-def _logprobs(value: Any, token_ids: list[int]) -> list[float]:
-    if not isinstance(value, Mapping):
-        raise malformed("choice.logprobs must be an object")
-    content = value.get("content")
-    if not isinstance(content, list):
-        raise malformed("choice.logprobs.content must be a list")
-    if len(content) != len(token_ids):
-        raise malformed(f"completion token count ({len(token_ids)}) does not match logprob count ({len(content)})")
-    return [_logprob(entry, token_id, f"choice.logprobs.content[{index}]") for index, (entry, token_id) in enumerate(zip(content, token_ids, strict=True))]
-
-
-def _logprob(entry: Any, token_id: int, name: str) -> float:
-    """The logprob of this token, which older servers call `token_id:7`, and newer ones by its id."""
-    if not isinstance(entry, Mapping):
-        raise malformed(f"{name} must be an object")
-    if "token" in entry and entry["token"] != f"token_id:{token_id}":
-        raise malformed(f"{name}.token must be 'token_id:{token_id}'")
-    if "token" not in entry and (type(entry.get("token_id")) is not int or entry["token_id"] != token_id):
-        raise malformed(f"{name}.token_id must be {token_id}")
-    return number(entry.get("logprob"), f"{name}.logprob")

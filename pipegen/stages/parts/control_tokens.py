@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
@@ -73,6 +73,11 @@ def _letters(tokens: immutabledict[str, int]) -> frozenset[str]:
     return _with_variants({form for character in own for form in (character, *character.lower(), *character.upper())})
 
 
+@functools.lru_cache(maxsize=64)
+def _joined(tokens: immutabledict[str, int]) -> str:
+    return "\0".join(tokens).casefold()
+
+
 def _with_variants(characters: set[str]) -> frozenset[str]:
     """The characters, and those that normalization may turn into one of them, such as the full-width `<`."""
     return frozenset(characters).union(variant for variant, parts in _variants().items() if not characters.isdisjoint(parts))
@@ -109,6 +114,10 @@ class ControlTokens:
         """All characters of control tokens, in upper and lower case."""
         return _letters(self.ids)
 
+    def has_part(self, text: str) -> bool:
+        """Whether the text, in any case, is a part of a control token."""
+        return text.casefold() in _joined(self.ids)
+
     def found_in(self, text: str) -> tuple[int, str] | None:
         """The index and the text of the first control token; None if there is none."""
         found = _pattern(self.ids).search(text)
@@ -117,15 +126,6 @@ class ControlTokens:
     def pieces(self, text: str, *, at_most: int = 0) -> list[str]:
         """The text cut at its control tokens: text, token, text, token, ..., text. With `at_most`, only the first tokens are cut out."""
         return _pattern(self.ids).split(text, at_most)
-
-    def each_piece(self, text: str) -> Iterator[str]:
-        """The same, piece by piece, for callers that stop early."""
-        end = 0
-        for found in _pattern(self.ids).finditer(text):
-            yield text[end : found.start()]
-            yield found.group()
-            end = found.end()
-        yield text[end:]
 
     def ordinary_pieces(self, text: str) -> list[str]:
         """The text cut at the other added tokens, in the same form."""

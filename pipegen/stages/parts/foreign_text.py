@@ -148,7 +148,7 @@ def _message(message: dict[str, Any], path: str, trust: Collection[str], rewrite
     role, content = message["role"], message["content"]
     if role == "assistant" and role in trust:
         return message
-    extras = {key: _rewritten(value, f"{path}.{key}", rewrite) for key, value in message.items() if key not in ("role", "content")}
+    extras = _rewritten({key: value for key, value in message.items() if key not in ("role", "content")}, path, rewrite)
     if role not in trust:
         content = _parts(content, path, rewrite) if isinstance(content, list) else _rewritten(content, f"{path}.content", rewrite)
     return {"role": role, "content": content, **extras}

@@ -23,7 +23,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.fields import thaw
 
-__all__ = ["call_template", "composes", "honours_thinking", "known_words", "probe_variables", "shape_content", "written_by"]
+__all__ = ["call_template", "composes", "decoded_by", "honours_thinking", "known_words", "probe_variables", "shape_content", "written_by"]
 
 _PROBE, _BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
@@ -37,6 +37,12 @@ def _refusals() -> tuple[type[Exception], ...]:
     except ImportError:  # then there is no Jinja template
         return ()
     return (TemplateError,)
+
+
+def _advice(words: str) -> str:
+    """What to do where the template is broken, whatever the messages; empty where that is not known."""
+    broken = words.startswith(("TemplateSyntaxError", "TemplateAssertionError"))
+    return "correct options.chat.template, or the model's chat_template.jinja: no message can be rendered by it" if broken else ""
 
 
 def call_template(
@@ -56,7 +62,7 @@ def call_template(
     """
     return guard(
         lambda: renderer.render(messages, tools=tools, template=template, variables=variables),
-        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident),
+        lambda raised: TemplateFailed(f"the chat template raised {raised.words}", incident=raised.incident, hint=_advice(raised.words)),
         known=(Exception,) if probes else _refusals(),
     )
 
@@ -152,12 +158,16 @@ def _short(value: Any) -> Any:
 
 _FILLED = re.compile(r"%[-+ #0-9.]*[a-z]|%\(\w+\)[a-z]|\{[^{}]*\}")
 """The place of a value in a format string."""
+_PART_TAKEN = re.compile(r"\s*(?:\[|\.|\|(?!\s*(?:e|safe|string|trim)\b))")
+_DECODES = {"striptags": "&", "unescape": "&", "decode": "&%+=\\"}
+"""Filters and methods that make other characters of words, and the characters with which these are written."""
 _ROLE = re.compile(r"""[\s+~\-{}(]*(?:\w+(?:\.role|\[['"]role['"]\])|role\b)""")
 
 
 @functools.lru_cache(maxsize=32)
 def composes(source: str, tokens: Collection[str]) -> bool:
-    """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or `'<%s>' % key`: some text in it ends with the start of one.
+    """Whether the template may compose a control token from parts, as in `'<' + key + '>'` or `'<%s>' % key`: some text in it ends with the start of one,
+    or holds the start of one and is cut, as in `'<|end|>'[:2]`.
 
     The role may follow: it is not foreign text.
 
@@ -176,8 +186,23 @@ def composes(source: str, tokens: Collection[str]) -> bool:
         *before, _ = _FILLED.split(text)
         return any(map(opens, before))
 
-    literals = _literals(source)
-    return any(takes_words(text) or ((opens(text) or opens(text.rstrip())) and not _ROLE.match(following)) for text, following in literals)
+    def is_cut(text: str, following: str) -> bool:
+        return _PART_TAKEN.match(following) is not None and any(start in text for start in begun)
+
+    def may_begin_one(text: str, following: str) -> bool:
+        return takes_words(text) or ((opens(text) or opens(text.rstrip())) and not _ROLE.match(following)) or is_cut(text, following)
+
+    return any(may_begin_one(text, following) for text, following in _literals(source))
+
+
+@functools.lru_cache(maxsize=32)
+def decoded_by(source: str) -> frozenset[str]:
+    """The characters with which words may spell others that the template makes of them, as `striptags` makes `<` of `&lt;`.
+
+    >>> sorted(decoded_by("{{ m.content | striptags }}")), sorted(decoded_by("{{ m.content | trim }}"))
+    (['&'], [])
+    """
+    return frozenset(character for kind, name in _tokens(source) if kind == "name" for character in _DECODES.get(name, ""))
 
 
 @functools.lru_cache(maxsize=32)

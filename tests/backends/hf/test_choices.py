@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from support.models import FAMILIES, encoded
+from support.models import encoded
+from support.rows import PROMPTS, ids, raws, sampled
 
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import StopOptions
-from pipegen.records.results import Encoded, Raw
-
-PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
-FAMILY = pytest.mark.parametrize("family", FAMILIES)
-
-
-def raws(engine: Any, inputs: Sequence[Encoded]) -> list[Raw]:
-    return [slot.unwrap() for slot in engine.generate(inputs)]
-
-
-def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
-    return [raw.token_ids for raw in raws(engine, inputs)]
-
-
-def sampled(at: int, **more: Any) -> Encoded:
-    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
 
 
 def test_a_seeded_row_does_not_depend_on_its_batch(engine: Any) -> None:  # B6

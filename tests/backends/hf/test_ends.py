@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.models import FAMILIES, encoded
+from support.models import encoded
+from support.rows import FAMILY, PROMPTS, ids, raws
 
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import StopOptions
-from pipegen.records.results import Encoded, Raw
+from pipegen.records.results import Raw
 from pipegen.stages.decoding import decode_row
 from pipegen.stages.stopping import stop_row
-
-PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
-FAMILY = pytest.mark.parametrize("family", FAMILIES)
-
-
-def raws(engine: Any, inputs: Sequence[Encoded]) -> list[Raw]:
-    return [slot.unwrap() for slot in engine.generate(inputs)]
-
-
-def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
-    return [raw.token_ids for raw in raws(engine, inputs)]
 
 
 def ended(engine: Any, raw: Raw) -> tuple[str, Any]:

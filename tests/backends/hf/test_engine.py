@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from returns.result import Success
-from support.models import FAMILIES, encoded
+from support.models import encoded
+from support.rows import FAMILY, PROMPTS, ids, raws, sampled
 
 from pipegen.core.errors import BackendFailed, CallFailed, InvalidRequest
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, RowDone, StreamBackend, TokensMade
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import DEFAULTS, StopOptions
-from pipegen.records.results import Encoded, Raw
+from pipegen.records.results import Encoded
 from pipegen.testing.image_files import image_file
-
-PROMPTS = ([70, 71, 72], [80, 81, 82, 83, 84], [90], [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71])
-FAMILY = pytest.mark.parametrize("family", FAMILIES)
-
-
-def raws(engine: Any, inputs: Sequence[Encoded]) -> list[Raw]:
-    return [slot.unwrap() for slot in engine.generate(inputs)]
-
-
-def ids(engine: Any, inputs: Sequence[Encoded]) -> list[tuple[int, ...]]:
-    return [raw.token_ids for raw in raws(engine, inputs)]
-
-
-def sampled(at: int, **more: Any) -> Encoded:
-    return encoded(PROMPTS[at % 4], **{"temperature": 1.5, "max_new_tokens": 10, "seed": at, **more})
 
 
 def rows_with_images(engine: Any) -> list[Encoded]:

@@ -53,7 +53,7 @@ def test_a_cancelled_call_computes_no_further_step(kind: str, engine: Any, forwa
         for _ in range(3):
             assert await asyncio.to_thread(held.came.acquire, timeout=60)
             held.may_go.release()
-        assert await asyncio.to_thread(held.came.acquire, timeout=60)  # the fourth pass is under way
+        assert await asyncio.to_thread(held.came.acquire, timeout=60)  # the fourth pass is running
         task.cancel()
         await asyncio.sleep(0)
         held.may_go.release()

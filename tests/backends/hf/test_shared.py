@@ -9,11 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 import pipegen as pg
-from pipegen.backends.hf.rows import HFRow
-from pipegen.backends.hf.waiting import Waiting
 
 ON = {"ignore_eos": True}
 
@@ -159,63 +156,3 @@ def test_an_interruption_ends_the_call_that_it_hits_and_no_other(engine: Any, mo
         pg.run(route, requests)
     slots = [event.slot for event in (first, *stream) if isinstance(event, pg.Done)]
     assert slots == whole
-
-
-def rows(encodeds: list[tuple[int, int]], engine: Any) -> list[HFRow]:
-    from support.models import encoded
-
-    return [HFRow(number, encoded(range(60, 60 + length), max_new_tokens=answer), engine.tokenizer, (), ()) for number, (length, answer) in enumerate(encodeds)]
-
-
-def test_a_cheap_row_is_not_passed_by_for_ever(engine: Any) -> None:
-    waiting = Waiting(size=6, overdue=3)
-    cheap, *dear = rows([(2, 1), *((3 + number, 9) for number in range(5))], engine)
-    waiting.add([cheap])
-    assert [source[0].position for source in waiting.next(1)] == [0]
-    for row in dear[:2]:
-        waiting.add([row])
-    assert [source[0].position for source in waiting.next(2)] == [2, 1]
-    waiting.add([dear[2]])
-    assert [source[0].position for source in waiting.next(2)] == [0, 3]  # the order goes on from there, and then begins anew
-    waiting.take([0, 1])
-    assert [source[0].position for source in waiting.next(9)] == [2, 1]
-
-
-def test_rows_that_come_later_wait_for_the_next_round(engine: Any) -> None:
-    waiting = Waiting(size=2, overdue=9)
-    *short, long = rows([(3, 1), (2, 1), (4, 9)], engine)
-    waiting.add(short)
-    assert [source[0].position for source in waiting.next(3)] == [0, 1]
-    waiting.add([long])
-    assert [source[0].position for source in waiting.next(3)] == [0, 1]
-    waiting.take([0])
-    assert [source[0].position for source in waiting.next(3)] == [2, 1]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_row_waits_until_it_is_taken_once(seed: int, engine: Any) -> None:
-    chance = random.Random(seed)
-    waiting, left, taken = (
-        Waiting(size=chance.randint(1, 6), overdue=chance.randint(1, 6)),
-        rows([(chance.randint(1, 4), chance.randint(1, 4)) for _ in range(40)], engine),
-        [],
-    )
-    total = len(left)
-    while left or waiting:
-        new = [left.pop() for _ in range(min(len(left), chance.randint(0, 5)))]
-        (waiting.add if chance.random() < 0.8 else waiting.add_first)(new)
-        count = chance.randint(0, 6)
-        chosen = [(place, source) for place, source in enumerate(waiting.next(count)) if chance.random() < 0.7]
-        waiting.take([place for place, _ in chosen])
-        taken += [row.position for _, source in chosen for row in source]
-    assert sorted(taken) == list(range(total))
-
-
-def test_rows_that_were_left_while_they_waited_are_pruned(engine: Any) -> None:
-    waiting = Waiting(size=4, overdue=10)
-    all_rows = rows([(3, 4), (3, 4), (5, 4)], engine)
-    waiting.add(all_rows)
-    all_rows[0].dropped = True
-    waiting.prune()
-    assert sorted(row.position for row in waiting.rows) == [1, 2]
-    assert torch.is_grad_enabled()

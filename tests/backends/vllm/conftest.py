@@ -49,7 +49,7 @@ class Standin:
     """An engine that generates, for a prompt that ends with id p, the ids p + 1, p + 2, ..."""
 
     arguments: Any
-    vllm_config: Any = dataclasses.field(default_factory=lambda: SimpleNamespace(model_config=SimpleNamespace(max_model_len=64, is_multimodal_model=True)))
+    usage: Any = None
     live: dict[str, Any] = dataclasses.field(default_factory=dict)
     aborted: list[str] = dataclasses.field(default_factory=list)
     more: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -66,6 +66,15 @@ class Standin:
     process: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What its core has where it runs in a process of its own."""
 
+    prompts: list[Any] = dataclasses.field(default_factory=list)
+    """The ids of each request, in the order in which they came."""
+    most: int = 0
+    """How many requests it had at a time."""
+
+    def __post_init__(self) -> None:
+        model_config = SimpleNamespace(max_model_len=64, is_multimodal_model=True)
+        self.vllm_config: Any = SimpleNamespace(model_config=model_config, scheduler_config=SimpleNamespace(max_num_seqs=self.arguments.max_num_seqs or 16))
+
     @property
     def engine_core(self) -> Any:
         return SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True), **self.process)
@@ -78,6 +87,8 @@ class Standin:
         self.more.append(more)
         self.asked.append(params.logprobs)
         self.live[request_id] = (prompt["prompt_token_ids"], params, [])
+        self.prompts.append(tuple(prompt["prompt_token_ids"]))
+        self.most = max(self.most, len(self.live))
 
     def abort_request(self, request_ids: list[str]) -> None:
         self.aborted += request_ids
@@ -116,8 +127,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
 
     class Engine:
         @staticmethod
-        def from_engine_args(arguments: Any) -> Standin:
-            engines.append(Standin(arguments))
+        def from_engine_args(arguments: Any, usage_context: Any) -> Standin:
+            engines.append(Standin(arguments, usage_context))
             return engines[-1]
 
     made: Any = dataclasses.make_dataclass("EngineArgs", [(name, Any, None) for name in NAMES.split()])
@@ -127,6 +138,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
         "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0.32.0"},
         "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01, "StructuredOutputsParams": Form},
         "vllm.exceptions": {},
+        "vllm.usage": {},
+        "vllm.usage.usage_lib": {"UsageContext": Enum("UsageContext", ["LLM_CLASS", "ENGINE_CONTEXT"])},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.exceptions": {"EngineDeadError": Dead, "EngineGenerateError": Dead},

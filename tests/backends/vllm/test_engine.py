@@ -331,7 +331,7 @@ def test_a_configuration_with_a_fallback_is_the_fallback_of_its_two_routes(start
     config = pg.ModelLoadConfig(model="embedded", backend="vllm", fallback_backend="hf", variant="text")
     with pg.backends.load(config) as both:
         assert both.name == "fallback(vllm, hf)"
-    with pytest.raises(pg.InvalidField, match="takes another engine than backend"):
+    with pytest.raises(pg.InvalidField, match="takes another engine than the first one, 'hf'"):
         pg.backends.load(pg.ModelLoadConfig(model="embedded", backend="hf", fallback_backend="hf"))
 
 

@@ -26,9 +26,9 @@ def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> C
         monkeypatch.setattr(vllm.EngineArgs, "create_model_config", lambda self: config)
         plain = vllm.LLMEngine.from_engine_args
 
-        def start(arguments: Any) -> Any:
-            standin = plain(arguments)
-            standin.vllm_config = SimpleNamespace(model_config=config)
+        def start(arguments: Any, **how: Any) -> Any:
+            standin = plain(arguments, **how)
+            standin.vllm_config.model_config = config
             return standin
 
         monkeypatch.setattr(vllm.LLMEngine, "from_engine_args", start)

@@ -29,7 +29,7 @@ def failure_of(route: pg.Route) -> pg.BackendFailed:
 
 @pytest.mark.parametrize("raised", [RuntimeError("Engine core initialization failed. See root cause above."), KeyError("x"), type("Own", (Exception,), {})()])
 def test_a_vllm_that_does_not_start_is_one_failure(raised: Exception, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(arguments: Any) -> Any:
+    def fails(arguments: Any, **how: Any) -> Any:
         raise raised
 
     monkeypatch.setattr(sys.modules["vllm"].LLMEngine, "from_engine_args", fails)  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def test_an_adapter_that_vllm_does_not_take_is_found_out_at_the_start(started: l
 
     engine = sys.modules["vllm"].LLMEngine  # type: ignore[attr-defined]
     plain = engine.from_engine_args
-    monkeypatch.setattr(engine, "from_engine_args", lambda arguments: setattr(made := plain(arguments), "add_lora", add_lora) or made)
+    monkeypatch.setattr(engine, "from_engine_args", lambda arguments, **how: setattr(made := plain(arguments, **how), "add_lora", add_lora) or made)
     monkeypatch.setattr(running, "adapter_arguments", lambda checkpoint: {"enable_lora": True})  # its own check has tests of its own
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
     (tmp_path / "adapter_model.bin").write_bytes(b"weights")

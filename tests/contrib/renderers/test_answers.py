@@ -18,18 +18,18 @@ Stubs = Any
 
 
 ENTRIES: list[tuple[Any, str]] = [
-    ({"token_id": 7}, r"\[0\]\.logprob must be a number"),
-    ({"token_id": 7, "logprob": None}, r"\[0\]\.logprob must be a number"),
-    ({"token_id": 7, "logprob": "-0.1"}, r"\[0\]\.logprob must be a number"),
-    ({"token_id": 7, "logprob": True}, r"\[0\]\.logprob must be a number"),
-    ({"token_id": 7, "logprob": float("nan")}, r"\[0\]\.logprob must be finite"),
-    ({"token_id": 7, "logprob": float("-inf")}, r"\[0\]\.logprob must be finite"),
-    ({"token_id": 7, "logprob": 10**400}, r"\[0\]\.logprob must be finite"),
-    ({"token_id": 7, "logprob": -9999.0}, r"\[0\]\.logprob does not contain sampling evidence"),
-    ({"token_id": 8, "logprob": -0.1}, r"\[0\]\.token_id must be 7"),
-    ({"token": "token_id:8", "logprob": -0.1}, r"\[0\]\.token must be 'token_id:7'"),
-    ({"logprob": -0.1}, r"\[0\]\.token_id must be 7"),
-    (None, r"\[0\] must be an object"),
+    ({"token_id": 7}, r"logprob of generated token 0 \(id 7\) is None, not a number"),
+    ({"token_id": 7, "logprob": None}, r"logprob of generated token 0 \(id 7\) is None, not a number"),
+    ({"token_id": 7, "logprob": "-0.1"}, r"is '-0.1', not a number"),
+    ({"token_id": 7, "logprob": True}, r"is True, not a number"),
+    ({"token_id": 7, "logprob": float("nan")}, r"is nan, not a number"),
+    ({"token_id": 7, "logprob": float("-inf")}, r"is -inf, not a number"),
+    ({"token_id": 7, "logprob": 10**400}, r"logprob of generated token 0 \(id 7\) is 10000*, not a number"),
+    ({"token_id": 7, "logprob": -9999.0}, r"is -9999.0, not a number"),
+    ({"token_id": 8, "logprob": -0.1}, r"generated token 0 is reported for id 8, and the token has id 7"),
+    ({"token": "token_id:8", "logprob": -0.1}, r"generated token 0 is reported for id 8, and the token has id 7"),
+    ({"logprob": -0.1}, r"generated token 0 is reported for id None"),
+    (None, r"there is no logprob of generated token 0"),
 ]
 
 
@@ -44,17 +44,18 @@ def test_a_logprob_of_vllm_that_proves_nothing_is_refused(stubs: Stubs, asked: A
 
 @pytest.mark.parametrize("value", [None, "-0.1", True, float("nan"), float("inf"), -9999.0])
 def test_a_logprob_of_sglang_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, value: Any) -> None:  # H3
-    with pytest.raises(MalformedGenerateResponseError, match=r"output_token_logprobs\[1\]\[0\]"):
+    with pytest.raises(MalformedGenerateResponseError, match=r"logprob of generated token 1 \(id 8\) is .*, not a number"):
         asked(stubs.Client(stubs.sglang(output_token_logprobs=[[-0.1, 7, None], [value, 8, None]])), backend=SGLangBackend())
 
 
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        ({"logprobs": None}, r"choice\.logprobs must be an object"),
-        ({"logprobs": {"content": 5}}, "content must be a list"),
-        ({"logprobs": {"content": [{"token_id": 7, "logprob": -0.1}]}}, r"token count \(2\) does not match logprob count \(1\)"),
-        ({"token_ids": [7, True]}, "token_ids must be a list of token ids"),
+        ({"logprobs": None}, r"there is no logprob of generated token 0 \(id 7\)"),
+        ({"logprobs": {"content": 5}}, "there is no logprob of generated token 0"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": -0.1}]}}, r"there is no logprob of generated token 1 \(id 8\)"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": -0.1}] * 3}}, "has logprobs of 3 tokens, and generated 2"),
+        ({"token_ids": [7, True]}, r"choice\.token_ids\[1\] is True, not a token id"),
     ],
 )
 def test_a_choice_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, choice: Any, words: str) -> None:
@@ -63,7 +64,13 @@ def test_a_choice_that_proves_nothing_is_refused(stubs: Stubs, asked: Asked, cho
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [({"choices": []}, "choices must be a list of 1"), ({}, "choices must be a list of 1"), (b'{"choices": [', "must be JSON")]
+    ("answer", "words"),
+    [
+        ({"choices": []}, "choices must be a list of 1"),
+        ({}, "choices must be a list of 1"),
+        (b'{"choices": [', r"the answer \(13 bytes\) is not JSON"),
+        (b"[" * 9000, "nested too deeply"),
+    ],
 )
 def test_an_answer_that_is_none_is_refused(stubs: Stubs, asked: Asked, answer: Any, words: str) -> None:
     with pytest.raises(MalformedGenerateResponseError, match=words):

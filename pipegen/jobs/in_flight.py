@@ -1,9 +1,9 @@
 """Which rows a process works on, in a small file of the job's folder: what is left there when the process is killed.
 
 A row that kills its process would kill the next one too. So each process notes a row before its engine gets it, and crosses it out when the row has ended.
-The file of a killed process stays. It tells how often a row was under way at a death.
+The file of a killed process stays. It tells how often a row was in flight at a death.
 
-The file has a place of 33 bytes for each row under way, which is written over: it stays as small as the most rows that were under way at a time. The first
+The file has a place of 33 bytes for each row in flight, which is written over: it stays as small as the most rows that were in flight at a time. The first
 place tells whether a row has succeeded. Its owner holds a lock on it. A file whose owner has the name of this process is that of a dead one too, even
 if its lock is still held: by a process that was forked off it.
 
@@ -22,14 +22,14 @@ from pathlib import Path
 from pipegen.jobs.journal import locked
 from pipegen.jobs.new_file import refused
 
-__all__ = ["UnderWay"]
+__all__ = ["InFlight"]
 
 _KEY = re.compile(rb"[0-9a-f]{32}\n")
 _PLACE = 33
 _FREE, _WORKED = b"-" * 32 + b"\n", b"+" * 32 + b"\n"
 
 
-class UnderWay:
+class InFlight:
     """The rows that this process works on. `deaths` has those of processes of the same run that died, each with the number of deaths.
 
     `fruitless` is how many processes with this one's name died in a row, the last ones, without a row that succeeded.
@@ -41,10 +41,10 @@ class UnderWay:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> first = UnderWay(folder, "run", "a")
+    >>> first = InFlight(folder, "run", "a")
     >>> first.begin("0" * 32), first.begin("1" * 32), first.end("0" * 32)
     (None, None, None)
-    >>> UnderWay(folder, "run", "a").deaths  # `first` is taken for dead: there is one process of a name
+    >>> InFlight(folder, "run", "a").deaths  # `first` is taken for dead: there is one process of a name
     Counter({'11111111111111111111111111111111': 1})
     """
 
@@ -80,7 +80,7 @@ class UnderWay:
         self._write(0, _WORKED)
 
     def close(self) -> None:
-        """Remove the file: nothing is under way. May be called again."""
+        """Remove the file: nothing is in flight. May be called again."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)

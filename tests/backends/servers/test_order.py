@@ -1,0 +1,59 @@
+"""In which order the rows of an open call are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from returns.result import Success
+from support.models import encoded
+
+from pipegen.backends.http.loops import LoopThread
+from pipegen.backends.servers.http_engine import ServerCall
+
+
+class Server:
+    """What an open call needs of an engine: each row is answered with its ids; `asked` is the order."""
+
+    def __init__(self, most: int) -> None:
+        transport = SimpleNamespace(call_ends=lambda: None, ends=lambda _: 0.0)
+        self.sender = SimpleNamespace(settings=SimpleNamespace(max_in_flight=most), transport=transport)
+        self.asked: list[tuple[int, ...]] = []
+
+    async def row(self, asked: Any, deadline: float) -> Any:
+        self.asked.append(asked.prompt.token_ids)
+        await asyncio.sleep(0)
+        return Success(asked.prompt.token_ids)
+
+
+def answers(call: ServerCall[Any, Any], awake: threading.Semaphore, count: int) -> dict[int, Any]:
+    """That many answers, by the numbers of their rows."""
+    got: dict[int, Any] = {}
+    while len(got) < count:
+        assert awake.acquire(timeout=30)
+        got |= {number: slot.unwrap() for number, slot in call.step()}
+    return got
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_prompts_that_begin_alike_are_asked_for_one_after_another(most: int) -> None:
+    server, loop, awake = Server(most), LoopThread(), threading.Semaphore(0)
+    prompts = [(group, number) for number in range(10) for group in range(4)]
+    random.Random(0).shuffle(prompts)
+    call: ServerCall[Any, Any] = ServerCall(server, loop, awake.release)  # type: ignore[arg-type]  # what it needs of an engine
+    try:
+        call.add([(number, encoded(ids)) for number, ids in enumerate(prompts)])
+        assert answers(call, awake, 40) == dict(enumerate(prompts))
+        assert server.asked == sorted(prompts)
+        call.add([(40, encoded((9, 9)))])  # alone, it is asked for at once
+        assert answers(call, awake, 1) == {40: (9, 9)}
+        call.add([(41, encoded((2, 1))), (42, encoded((1, 1)))])
+        assert answers(call, awake, 2) == {41: (2, 1), 42: (1, 1)}
+        assert server.asked[40:] == [(9, 9), (1, 1), (2, 1)]
+    finally:
+        call.close()
+        loop.close()
