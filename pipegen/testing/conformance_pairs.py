@@ -60,7 +60,10 @@ def _output(result: GenerationResult) -> tuple[int, ...] | str:
 
 
 def any_seed_is_one(route: Route) -> None:
-    """0 is a seed as any other, and seeds that differ in their high bits only draw apart."""
+    """0 is a seed as any other, and seeds that differ in a high bit only draw apart.
+
+    Up to the 32nd bit: the generator of torch on a CPU makes nothing of those above.
+    """
     if not (honours(route, "seed") and honours(route, "repeatable") and honours(route, "temperature")):
         return
 
@@ -68,8 +71,8 @@ def any_seed_is_one(route: Route) -> None:
         return answers(run(route, [chat(text, greedy(temperature=HOT, seed=seed)) for text in PROMPTS]))
 
     expect(all(map(same, drawn(0), drawn(0))), "seed: a row that is asked twice with the seed 0 gives two answers")
-    near, far = drawn(1), drawn(1 + 2**32)
-    expect(not all(map(same, near, far)), "seed: the seeds 1 and 4294967297 draw the same for every prompt")
+    near, far = drawn(1), drawn(1 + 2**31)
+    expect(not all(map(same, near, far)), "seed: the seeds 1 and 2147483649 draw the same for every prompt")
 
 
 def a_drawn_tokens_logprob_is_its_own(route: Route) -> None:

@@ -72,11 +72,11 @@ def zero_is_no_seed(model: Any) -> Any:
 
 def short_seed(model: Any) -> Any:
     class Short(model):  # type: ignore[misc]
-        """Looks at the lowest 32 bits of a seed."""
+        """Looks at the lowest 31 bits of a seed."""
 
         def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
             seed = encoded.options.seed
-            return int(super().chosen(with_options(encoded, seed=None if seed is None else seed % 2**32), ids, logits))
+            return int(super().chosen(with_options(encoded, seed=None if seed is None else seed % 2**31), ids, logits))
 
     return Short()
 
