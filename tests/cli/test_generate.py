@@ -127,7 +127,7 @@ def test_the_options_of_a_line_sent_again_give_the_same_call(command: Command, e
         (["--temperature", "nan"], ["--temperature", "not nan"]),
         (["--top-p", "0"], ["--top-p", "above 0 and at most 1"]),
         (["--max-new-tokens", "12.9"], ["--max-new-tokens", "integer"]),
-        (["--max-new-tokens", "0"], ["--max-new-tokens", "at least 1"]),
+        (["--max-new-tokens", "-1"], ["--max-new-tokens", "at least 0"]),
         (["--seed", "x"], ["--seed", "integer"]),
         (["--stop", ""], ["--stop", "position 0"]),
         (["--control-tokens", "txt"], ["--control-tokens", "did you mean 'text'"]),
