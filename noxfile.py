@@ -248,7 +248,7 @@ def demo(session: nox.Session) -> None:
     run(session, "pipegen", "demo", *session.posargs)
 
 
-BENCHES = ("text", "images", "stops", "alone", "plugins", "forms", "vllm", "servers", "profile_passes", "compiled")
+BENCHES = ("text", "images", "stops", "alone", "plugins", "forms", "flow", "vllm", "servers", "profile_passes", "compiled")
 # What cannot share an environment with pipegen's own versions, and clients that only a benchmark needs.
 PEERS = {
     "outlines": ("outlines==1.3.3",),

@@ -179,15 +179,17 @@ def test_the_recorded_answers_are_read(answering: dict[str, list[bytes]]) -> Non
     lines=st.lists(st.sampled_from([b"data: {}", b"data:[1]", b"data: a", b": comment", b"", b"", b"event: x", b"\r", b"data: [DONE]"]), max_size=12),
     cuts=st.lists(st.integers(0, 120), max_size=8),
     end=st.sampled_from([b"\n", b"\r\n"]),
+    mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
 )
-def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes) -> None:
+def test_events_do_not_depend_on_how_their_bytes_are_cut(lines: list[bytes], cuts: list[int], end: bytes, mark: bytes) -> None:
     from pipegen.backends.http.client import Events
 
-    stream = b"".join(line + end for line in lines)
+    plain = b"".join(line + end for line in lines)
+    stream = mark + plain
     whole, cut = Events(), Events()
     edges = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
     pieces = [stream[start:stop] for start, stop in itertools.pairwise(edges)]
-    assert [event for piece in pieces for event in cut.feed(piece)] == whole.feed(stream)
+    assert [event for piece in pieces for event in cut.feed(piece)] == whole.feed(stream) == Events().feed(plain)
     assert cut.done == whole.done
 
 

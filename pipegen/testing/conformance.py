@@ -29,7 +29,7 @@ from pipegen.drivers.streaming import Delta, Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.testing import conformance_ends, conformance_prompts, conformance_sampling
+from pipegen.testing import conformance_ends, conformance_pairs, conformance_prompts, conformance_sampling
 from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
 from pipegen.testing.conformance_refusals import what_is_not_honoured_is_refused
 
@@ -268,6 +268,7 @@ CHECKS: tuple[Check, ...] = (
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,
     *conformance_sampling.CHECKS,
+    *conformance_pairs.CHECKS,
     *conformance_prompts.CHECKS,
 )
 """All checks, in the order to run them."""

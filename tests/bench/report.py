@@ -13,7 +13,7 @@ from measure import RESULTS, ROOT
 
 DOCS = ROOT / "docs"
 ORDER = ("text-equal", "text-skewed", "text-real", "images-skewed", "images-large", "stops", "alone-preparing", "alone-answers", "alone-memory")
-ORDER += ("alone-starting", "vllm", "plugins", "forms", "servers")
+ORDER += ("alone-starting", "vllm", "plugins", "forms", "flow", "servers")
 TABLES = ("profile_passes-skewed", "profile_passes-real", "compiled-embedded", "compiled-smollm2", "gpu")
 """Tables of a form of their own, which `profile_passes.py`, `compiled.py` and `tests/gpu/everything.py` write."""
 HEAD, FIGURES = ("<!-- headlines -->", "<!-- end of headlines -->"), ("<!-- figures -->", "<!-- end of figures -->")

@@ -31,7 +31,8 @@ def test_a_prompt_has_its_log_probabilities_beside_the_answer() -> None:
     result = pg.run(own, [{"prompt": "Hi!", "options": {"prompt_logprobs": True}}])[0].unwrap()
     assert result.text == "an answer"
     assert values(result) == [None, -1.105, -1.033]
-    last = (result.prompt_logprobs or ())[2]
+    assert result.prompt_logprobs is not None
+    last = result.prompt_logprobs[2]
     assert last is not None
     assert (last.token_id, last.text, last.top, last.top_texts) == (33, "!", ((32, -0.5),), (" ",))
     assert len(engine.calls) == len(engine.scored) == 1

@@ -27,6 +27,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
+from pipegen.stages.parts.template import ignores_users
 
 if TYPE_CHECKING:
     from pipegen.backends.checkpoint.image_processors import Expansions, ImageInputs
@@ -133,6 +134,8 @@ class Checkpoint:
             tokenizer.raw("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
                 raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
+            if renderer.template is not None and ignores_users(renderer):
+                raise ValueError("its chat template writes nothing of what a user says, so it is none: see its chat_template.jinja")
         return tokenizer, renderer
 
     @property

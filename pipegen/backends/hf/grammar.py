@@ -42,12 +42,19 @@ class RowGrammar:
     def __init__(self, option: str, matcher: Any, vocabulary: int) -> None:
         self.option, self.matcher, self.vocabulary = option, matcher, vocabulary
         self._read = 0
+        words = np.empty((vocabulary + 31) // 32, dtype=np.int32)  # made once: numpy takes longer to make it than to work on it
+        self._packed, self._place, self._size = words.view(np.uint8), words.ctypes.data, words.nbytes
 
     def advance(self, token_ids: Sequence[int]) -> GenerationError | None:
         """Read the row's tokens, which begin with those of the last call. The error where the grammar cannot go on."""
         self.matcher.consume_tokens(list(token_ids[self._read :]))
         self._read = len(token_ids)
         return broken(self.option, self.matcher)
+
+    def packed(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Which ids may come next, a bit for each. The next call writes over it."""
+        self.matcher.unsafe_compute_mask_ptr(self._place, self._size)
+        return self._packed
 
     def stuck(self) -> GenerationError:
         """The error of a row for which no next token is left."""
@@ -116,21 +123,23 @@ def constrain(rows: Mapping[int, HFRow], scores: torch.Tensor) -> None:
     going = [index for index, row in rows.items() if row.error is None]
     if going:
         forbidden = torch.from_numpy(_masks([rows[index].grammar for index in going], scores.shape[-1])).to(scores.device)
-        for index, row in zip(going, forbidden, strict=True):
-            scores[index].masked_fill_(row, -torch.inf)
+        for place, index in enumerate(going):
+            scores[index].masked_fill_(forbidden[place], -torch.inf)
 
 
 def _masks(grammars: Sequence[RowGrammar], width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which ids each grammar forbids next, shape (grammars, width), those among them that the tokenizer does not have."""
     count = min(width, grammars[0].vocabulary)
-    packed = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
-    if len(grammars) < MANY:
-        for grammar, words in zip(grammars, packed, strict=True):
-            grammar.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    if len(grammars) == 1:
+        packed = grammars[0].packed()[None]
+    elif len(grammars) < MANY:
+        packed = np.stack([grammar.packed() for grammar in grammars])
     else:
+        words = np.empty((len(grammars), (grammars[0].vocabulary + 31) // 32), dtype=np.int32)
         matchers = [(grammar.matcher, place) for place, grammar in enumerate(grammars)]
-        _threads(os.getpid()).unsafe_compute_mask_ptr(matchers, packed.ctypes.data, packed.shape[1] * 4, len(grammars))
-    forbidden = np.unpackbits(~packed.view(np.uint8), axis=1, count=count, bitorder="little").view(np.bool_)
+        _threads(os.getpid()).unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.shape[1] * 4, len(grammars))
+        packed = words.view(np.uint8)
+    forbidden = np.unpackbits(~packed, axis=1, count=count, bitorder="little").view(np.bool_)
     return forbidden if count == width else np.pad(forbidden, ((0, 0), (0, width - count)), constant_values=True)
 
 

@@ -42,17 +42,13 @@ from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
-from pipegen.backends.hf.rows import HFRow, group_size, order_key
+from pipegen.backends.hf.rows import HFRow, group_size, order_key, pass_tokens
 from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, StaticBatch, prefill
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.backends.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
 
 __all__ = ["ModelTraits", "Schedule", "Work"]
-
-
-PASS = 8192
-"""Prompt tokens that are read in one pass, of several prompts."""
 
 
 @dataclass(slots=True)
@@ -164,7 +160,7 @@ class Schedule:
         lengths = [near[place][0].length for place in places[: self._size]]
         if self._traits.even:
             lengths = list(takewhile(lambda length: length == lengths[0], lengths))
-        size = group_size([length - begun for length in lengths], len(lengths), PASS)
+        size = group_size([length - begun for length in lengths], len(lengths), pass_tokens(self._model.device))
         while size > 1 and not self._fits(active + size, max(width, *lengths[:size])):
             size -= 1
         if active and not self._fits(active + size, max(width, *lengths[:size])):

@@ -36,7 +36,7 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.rows import group_size
+from pipegen.backends.hf.rows import group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs, prefill
 from pipegen.backends.hf.scored_rows import CachedRows, Context, Tail, columns_of, common_prefixes, fed, note
 from pipegen.core.errors import BackendFailed, CallFailed
@@ -47,8 +47,6 @@ __all__ = ["LOGITS", "Scoring", "Sharing"]
 
 LOGITS = 64 * 2**20
 """Bytes of logits, in float32, that one pass may make."""
-PASS = 8192
-"""Tokens of contexts that are read in one pass."""
 PADDED = 48, 4096
 """So many columns of padding cost about as much as a pass of their own: on a processor, and on other devices."""
 PREFIX = 32
@@ -70,6 +68,7 @@ class Scoring:
     def __init__(self, weights: Weights, checkpoint: Checkpoint, pixels: Pixels, sharing: Sharing, size: int) -> None:
         self._weights, self._checkpoint, self._pixels, self._sharing, self._size = weights, checkpoint, pixels, sharing, size
         self._model = weights.model()
+        self._pass = pass_tokens(self._model.device)
         self._keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._prefix: tuple[tuple[int, ...], CachedRows] | None = None
         """The prefix that was read last."""
@@ -86,7 +85,8 @@ class Scoring:
             if longest is not None and len(asked.token_ids) - 1 > longest:
                 alone.append(tail)
                 continue
-            key = prompt.token_ids, tuple((image.digest, image.grid, image.width, image.height) for image in prompt.images)
+            alone_in_pass = position if len(prompt.token_ids) == 1 else None  # there is nothing to be read once
+            key = alone_in_pass, prompt.token_ids, tuple((image.digest, image.grid, image.width, image.height) for image in prompt.images)
             contexts.setdefault(key, Context(asked.encoded)).tails.append(tail)
         groups = common_prefixes(contexts.values(), PREFIX) if self._sharing.way in (None, "deep") else [(0, [*contexts.values()])]
         flat = [context.tails[0] for prefix, group in groups if not prefix for context in group if self._is_flat(context)]
@@ -121,7 +121,7 @@ class Scoring:
             width, own = len((batch or [tail])[0].asked.token_ids), columns_of(tail)
             together = len(columns.union(own)) if self._keeps else width
             count = len(batch) + 1
-            if batch and (count > self._size or count * width > PASS or 4 * self._vocabulary * count * together > LOGITS):
+            if batch and (count > self._size or count * width > self._pass or 4 * self._vocabulary * count * together > LOGITS):
                 yield batch
                 batch, columns = [], set()
             batch.append(tail)
@@ -148,7 +148,7 @@ class Scoring:
         """The contexts, the longest first, as many together as one pass reads."""
         left = sorted(contexts, key=lambda context: -context.length)
         while left:
-            size = group_size([context.length - prefix for context in left], self._size, PASS)
+            size = group_size([context.length - prefix for context in left], self._size, self._pass)
             while size > 1 and self._max_tokens is not None and size * left[0].length > self._max_tokens // 2:
                 size -= 1
             yield left[:size]

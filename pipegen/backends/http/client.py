@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -198,6 +199,7 @@ class Events:
     def __init__(self, most: int = BASE) -> None:
         self.done = False
         self._most = most
+        self._begun = False
         self._line = bytearray()
         self._data: list[bytes] = []
         self._held = 0
@@ -209,6 +211,8 @@ class Events:
         while not self.done and (end := piece.find(b"\n", start)) >= 0:
             self._line += piece[start:end]
             line, self._line, start = bytes(self._line).rstrip(b"\r"), bytearray(), end + 1
+            if not self._begun:
+                line, self._begun = line.removeprefix(codecs.BOM_UTF8), True
             if line.startswith(b"data:"):
                 self._data.append(line[5:].lstrip(b" "))
                 self._hold(len(line) + LINE)

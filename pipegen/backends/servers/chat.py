@@ -88,6 +88,8 @@ class ChatRow:
     def take(self, piece: Completion) -> ChatDelta:
         """Take a piece; what of it is final."""
         final = ""
+        if self._finish is not None and not self.cut_short and (piece.text or piece.reasoning or piece.tool_calls):
+            self._error = MalformedResponse(f"the stream goes on after finish_reason {self._finish!r:.40}")
         if piece.text and not self.cut_short:
             final = self._read(piece.text)
         if piece.finish is not None:

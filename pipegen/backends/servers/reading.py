@@ -60,7 +60,18 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
         return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
     if _deeper(value, data):
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
+    if b"\\ud" in data.lower() and not _is_text(value):
+        return malformed(f"{what} ({len(data)} bytes) holds half a surrogate pair, which is no character")
     return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all strings of plain data can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _deeper(value: Any, data: bytes) -> bool:

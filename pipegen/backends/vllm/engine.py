@@ -65,6 +65,7 @@ class VLLMEngine(CheckpointEngine):
 
     @cached_property
     def _capabilities(self) -> Capabilities:
+        """Asked for several times for each row."""
         reason, limit = self._no_images_because, image_limit(self._checkpoint)
         honours = ENGINES["vllm"] - {"images"} if reason else ENGINES["vllm"]
         limits: dict[str, Any] = {"context_length": self._context_length, "max_images": limit, "vocab_size": self._checkpoint.vocab_size}
@@ -264,6 +265,7 @@ class VLLMCall:
     def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
         self._engine, self._text = engine, text
         self._call: Call | None = None
+        self._running: Running | None = None
         self.rows: dict[int, VLLMRow] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
@@ -280,11 +282,12 @@ class VLLMCall:
     def _hand_over(self) -> None:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
-            running = self._engine._core.running()
-            self._call = self._call or Call(running)
-            if self._call.in_flight >= running.side_by_side * 5 // 4:
+            if self._call is None or self._running is None:
+                self._running = self._engine._core.running()
+                self._call = Call(self._running)
+            if self._call.in_flight >= self._running.side_by_side * 5 // 4:
                 return
-            self._refused += self._engine._begin(self._waiting.pop(), self._call, running)
+            self._refused += self._engine._begin(self._waiting.pop(), self._call, self._running)
 
     def events(self) -> list[TokensMade | RowDone]:
         """What has come, after a step where nothing has. Raises as `generate` does."""

@@ -23,7 +23,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.fields import thaw
 
-__all__ = ["call_template", "composes", "decoded_by", "honours_thinking", "known_words", "probe_variables", "shape_content", "written_by"]
+__all__ = ["call_template", "composes", "decoded_by", "honours_thinking", "ignores_users", "known_words", "probe_variables", "shape_content", "written_by"]
 
 _PROBE, _BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
@@ -117,6 +117,24 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
 def _content(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> Any:
     strings, parts = _takes(role, renderer, template, more)
     return [{"type": "text", "text": _BESIDE}] if parts and not strings else _BESIDE
+
+
+def ignores_users(renderer: Renderer) -> bool:
+    """Whether the model's own template writes the same whatever a user says, as a page of HTML in its place does. False where it rejects the probes.
+
+    >>> from pipegen.testing.fake import ToyRenderer
+    >>> ignores_users(ToyRenderer())
+    False
+    """
+
+    def written(words: str) -> list[str | None]:
+        variables = {"add_generation_prompt": True, "continue_final_message": False}
+        forms: tuple[Any, Any] = (words, [{"type": "text", "text": words}])
+        slots = (call_template(renderer, [{"role": "user", "content": form}], template=None, variables=variables, probes=True) for form in forms)
+        return [slot.unwrap() if is_ok(slot) else None for slot in slots]
+
+    one = written(_PROBE)
+    return any(text is not None for text in one) and one == written(_BESIDE)
 
 
 def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> dict[str, Any]:

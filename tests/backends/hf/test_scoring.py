@@ -212,6 +212,26 @@ def test_what_contexts_share_is_read_once(engine: Any, monkeypatch: pytest.Monke
     assert sum(shape[0] * shape[1] for shape, _ in seen) == 100 + 10 * 20 + 40 * 4
 
 
+def test_a_pass_over_continuations_has_little_padding(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most as many columns as another pass would cost, whatever the lengths of the choices."""
+    draw = random.Random(7)
+    context = tuple(draw.randrange(10, 150) for _ in range(40))
+    lengths = [2 + draw.randrange(40) for _ in range(30)]
+    seen = watch(engine, monkeypatch)
+    scores(engine, asked([(context, tuple(draw.randrange(10, 150) for _ in range(length))) for length in lengths]))
+    read, passes = sum(shape[0] * shape[1] for shape, _ in seen[1:]), len(seen) - 1
+    assert read <= sum(length - 1 for length in lengths) + scoring.PADDED[0] * passes
+    assert read < 30 * max(lengths) * 0.8
+    assert passes < 15
+
+
+def test_contexts_of_one_token_are_not_read_by_themselves(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole texts after one BOS: each is read with it, in one pass without a cache."""
+    seen = watch(engine, monkeypatch)
+    scores(engine, asked([((70,), tuple(range(20, 60))), ((70,), tuple(range(30, 70)))]))
+    assert [shape for shape, _ in seen] == [(2, 40)]
+
+
 def test_no_pass_makes_more_logits_than_the_bound(engine: Any, monkeypatch: pytest.MonkeyPatch, folder_of: Callable[[str], Path]) -> None:
     vocabulary = engine._weights.model().get_output_embeddings().weight.shape[0]
     monkeypatch.setattr(scoring, "LOGITS", 12 * 4 * vocabulary)

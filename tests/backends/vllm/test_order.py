@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.models import encoded
 
 import pipegen as pg
+from pipegen.core.errors import CallFailed
 
 ROWS = 8
 
@@ -121,3 +123,19 @@ def test_the_number_in_flight_follows_what_vllm_says_once_it_has_started(started
             next(slots)
             assert taken <= number + 10 * 32
         slots.close()
+
+
+def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(started: list[Any]) -> None:
+    with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
+        pg.run(route, interleaved(1, 1))
+        call = route.engine.open(lambda: None)
+        call.add([(number, encoded((300, 20 + number), max_new_tokens=9)) for number in range(30)])
+        started[0].dies = True
+        for _ in range(2):
+            with pytest.raises(CallFailed):
+                call.step()
+        call.close()
+        assert len(started) == 1
+        slots = list(pg.imap(route, interleaved(30, 4)))
+    assert all(map(pg.is_ok, slots))
+    assert len(started) == 2

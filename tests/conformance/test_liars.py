@@ -1,0 +1,135 @@
+"""Engines that are right in the plain case and lie beside it: the suite finds each, and names the option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+import pipegen as pg
+from pipegen.records.results import Encoded
+from pipegen.testing import conformance, conformance_pairs
+
+
+def with_options(encoded: Encoded, **changed: Any) -> Encoded:
+    return dataclasses.replace(encoded, options=dataclasses.replace(encoded.options, **changed))
+
+
+def answered(encoded: Encoded, slot: Any) -> Any:
+    """The slot as that of the request as it was asked."""
+    return slot.map(lambda raw: dataclasses.replace(raw, encoded=encoded))
+
+
+def first_stop_only(model: Any) -> Any:
+    class FirstStop(model):  # type: ignore[misc]
+        """Halts at the first stop token of several."""
+
+        def _made(self, encoded: Encoded) -> Any:
+            stop = encoded.options.stop
+            seen = with_options(encoded, stop=dataclasses.replace(stop, stop_token_ids=stop.stop_token_ids[:1]))
+            return answered(encoded, super()._made(seen))
+
+    return FirstStop()
+
+
+def one_kind_of_stop(model: Any) -> Any:
+    class OneKind(model):  # type: ignore[misc]
+        """Looks for no stop string where stop tokens are asked for too."""
+
+        def _made(self, encoded: Encoded) -> Any:
+            stop = encoded.options.stop
+            seen = with_options(encoded, stop=dataclasses.replace(stop, stop=() if stop.stop_token_ids else stop.stop))
+            return answered(encoded, super()._made(seen))
+
+    return OneKind()
+
+
+def logprobs_of_the_likeliest(model: Any) -> Any:
+    class Likeliest(model):  # type: ignore[misc]
+        """Gives for each drawn token the log probability of the likeliest one."""
+
+        def _made(self, encoded: Encoded) -> Any:
+            def lied(raw: Any) -> Any:
+                best = [dataclasses.replace(entry, logprob=entry.top[0][1] if entry.top else entry.logprob) for entry in raw.logprobs or ()]
+                return dataclasses.replace(raw, logprobs=tuple(best) if raw.logprobs is not None else None)
+
+            return super()._made(encoded).map(lied)
+
+    return Likeliest()
+
+
+def zero_is_no_seed(model: Any) -> Any:
+    class Falsy(model):  # type: ignore[misc]
+        """Takes a seed of 0 for none."""
+
+        def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
+            return int(super().chosen(with_options(encoded, seed=encoded.options.seed or None), ids, logits))
+
+    return Falsy()
+
+
+def short_seed(model: Any) -> Any:
+    class Short(model):  # type: ignore[misc]
+        """Looks at the lowest 31 bits of a seed."""
+
+        def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
+            seed = encoded.options.seed
+            return int(super().chosen(with_options(encoded, seed=None if seed is None else seed % 2**31), ids, logits))
+
+    return Short()
+
+
+def one_filter(model: Any) -> Any:
+    class OneFilter(model):  # type: ignore[misc]
+        """Ignores `top_p` beside `top_k`."""
+
+        def chosen(self, encoded: Encoded, ids: Sequence[int], logits: Mapping[int, float]) -> int:
+            seen = with_options(encoded, top_p=1.0) if encoded.options.top_k else encoded
+            return int(super().chosen(seen, ids, logits))
+
+    return OneFilter()
+
+
+def logprobs_of_the_first_row(model: Any) -> Any:
+    class FirstRow(model):  # type: ignore[misc]
+        """Gives logprobs as the first row of the batch asks for them."""
+
+        def generate(self, inputs: Sequence[Encoded]) -> Any:
+            def like_the_first(encoded: Encoded) -> Encoded:
+                first = inputs[0].options
+                return with_options(encoded, logprobs=first.logprobs, top_logprobs=first.top_logprobs)
+
+            made = super().generate([like_the_first(encoded) for encoded in inputs])
+            return [answered(encoded, slot) for encoded, slot in zip(inputs, made, strict=True)]
+
+    return FirstRow()
+
+
+LIARS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "the first stop token": (first_stop_only, "stop_token_ids"),
+    "one kind of stop": (one_kind_of_stop, "stop"),
+    "logprobs of the likeliest token": (logprobs_of_the_likeliest, "logprobs"),
+    "zero is no seed": (zero_is_no_seed, "seed"),
+    "a short seed": (short_seed, "seed"),
+    "one filter": (one_filter, "top_p"),
+    "logprobs of the first row": (logprobs_of_the_first_row, "logprobs"),
+}
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_an_engine_that_lies_beside_the_plain_case_is_found_out(name: str, model: Any) -> None:
+    make, option = LIARS[name]
+    found = []
+    for check in conformance.CHECKS:
+        try:
+            check(pg.route(make(model)))
+        except (AssertionError, pg.ContractError) as words:
+            found.append(str(words))
+    assert any(words.startswith(f"{option}:") for words in found), found
+
+
+@pytest.mark.parametrize("check", conformance_pairs.CHECKS, ids=lambda check: check.__name__)
+def test_an_honest_engine_passes(check: conformance.Check, model: Any) -> None:
+    check(pg.route(model()))
