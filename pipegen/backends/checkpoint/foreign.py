@@ -167,7 +167,7 @@ def _broken_text(file: Path, head: bytes) -> Broken | None:
     if file.suffix == ".json" and head.startswith(codecs.BOM_UTF8):
         return Broken(f"{file} begins with a byte order mark, which JSON does not have", "save it as UTF-8 without one, or fetch it again")
     try:
-        held = json.loads(file.read_bytes()) if file.suffix == ".json" else file.read_text("utf-8") if file.suffix == ".jinja" else {}
+        held: Any = json.loads(file.read_bytes()) if file.suffix == ".json" else file.read_text("utf-8") if file.suffix == ".jinja" else {}
     except UnicodeDecodeError:
         return Broken(f"{file} is no text in UTF-8", "fetch the file again")
     except (ValueError, RecursionError):
