@@ -219,10 +219,11 @@ def kills(session: nox.Session) -> None:
 
 
 def install_on_shared(session: nox.Session, requirements: str) -> None:
-    """Install frozen packages into the session's own environment, which has those of the shared one too."""
+    """Install frozen packages, and those of the tests, into the session's own environment, which has those of the shared one too."""
     session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements, env=ENVIRONMENT)
     (own,), (shared_packages,) = (list(place.glob("lib/*/site-packages")) for place in (Path(session.virtualenv.location), ENGINE))
     (own / "_shared.pth").write_text(f"{shared_packages}\n", encoding="utf-8")
+    install(session, groups=("tests",))
 
 
 @nox.session(requires=["engine"], default=False)
