@@ -230,6 +230,7 @@ def install_on_shared(session: nox.Session, requirements: str) -> None:
 def evals(session: nox.Session) -> None:
     """Evaluate on the real lm-eval and inspect: the same numbers as by lm-eval's own `hf` model. Some minutes."""
     install_on_shared(session, "tests/evals/evals-requirements.txt")
+    session.run("python", "-c", "import lm_eval.evaluator, inspect_ai", env=ENVIRONMENT)  # without these, tests would be skipped
     session.run("python", "-m", "pytest", "tests/evals", *session.posargs, env=ENVIRONMENT)
 
 
