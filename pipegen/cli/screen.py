@@ -24,18 +24,19 @@ NARROWEST = 32
 
 
 def under(answer: Answer) -> str:
-    """The line below an answer: its tokens, its speed, and how it ended."""
+    """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback, what went wrong before it."""
     if answer.slot is None:
         return "…" if answer.first is None else "writing…"
-    facts = answer.facts()
+    facts, asked = answer.facts(), shown(answer.speaker.agent.backend.type)
     if not is_ok(answer.slot):
-        return f"failed after {facts['seconds']:.1f} s · {shown(answer.speaker.agent.backend.type)}"
+        return f"failed after {facts['seconds']:.1f} s · {asked}"
     result = answer.slot.unwrap()
     count = result.completion_tokens
     facts_shown = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
     facts_shown += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
     facts_shown += [f"first {facts['seconds_to_first']:.1f} s"] if facts["seconds_to_first"] is not None else []
-    return " · ".join([*facts_shown, shown(answer.speaker.agent.backend.type)])
+    facts_shown += [f"{type(result.tried[-1]).__name__} of {asked}", shown(result.route)] if result.tried else [asked]
+    return " · ".join(facts_shown)
 
 
 def name_of(agent: Agent) -> str:

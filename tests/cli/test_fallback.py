@@ -31,5 +31,14 @@ def test_an_error_to_fall_back_for_is_named_rightly_and_goes_with_an_engine(tmp_
         assert "--fallback-when" in done.stderr
 
 
+def test_a_chat_names_the_engine_that_answered(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("torch")
+    backend = '{type: vllm, base_url: "http://127.0.0.1:1/v1", model: embedded, fallback_backend: hf, fallback_when: [BackendFailed], max_tokens: 3}'
+    (tmp_path / "chat.yaml").write_text(f"agents:\n  - id: one\n    backend: {backend}\n")
+    done = CliRunner().invoke(app, ["chat", "-c", str(tmp_path / "chat.yaml"), "Hi"])
+    assert (done.exit_code, "BackendFailed of vLLM · Hugging Face transformers]" in done.stdout) == (0, True)
+
+
 def test_the_summary_counts_fallbacks_where_there_were_any() -> None:
     assert Tally(succeeded=3, fell_back=2).summary(1.0) == "3 requests in 1.0 s: 3 succeeded, 0 failed; 0 prompt tokens, 0 generated; 2 by fallback"
