@@ -109,30 +109,24 @@ class Joined:
         return self._from(0, batch, _Samples())
 
     def one_by_one(self, batch: Batch[Any]) -> list[Steps[Any]]:
-        """The steps of each request alone. The stages before the first call work for all of them together: one stage after another costs less than one
-        request after another, whose templates and tokenizers push each other out of the processor's caches.
+        """The steps of each request alone. The stages that come first and make no calls work for all of them together: one stage after another costs less
+        than one request after another, whose templates and tokenizers push each other out of the processor's caches.
         """
-        first, requests = 0, batch
-        slots = batch
+        first, requests, slots = 0, batch, batch
         for turn in self._turns:
             stage = turn.stage
             if stage.closes:
                 break
             if stage.opens and stage.sampling is not None:
                 if turn.expands and any(stage.sampling.count(slot) != 1 for slot in slots):
-                    return [self((slot,)) for slot in batch]
+                    break
                 requests = slots
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
+            elif stage.callless:
+                slots = stage.apply(slots)
             else:
-                steps = counted(stage, slots)
-                try:
-                    next(steps)
-                except StopIteration as done:
-                    slots = done.value
-                else:  # it asks an engine
-                    steps.close()
-                    break
+                break
             first += 1
         return [self._from(first, (slot,), _Samples((request,))) for slot, request in zip(slots, requests, strict=True)]
 

@@ -70,7 +70,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
 
-    return Pipe("resolve", steps, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine)))
+    return Pipe("resolve", steps, callless=True, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine)))
 
 
 def unreadable_facts(engine: TokenEngine) -> GenerationError | None:

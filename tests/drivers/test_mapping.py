@@ -211,3 +211,37 @@ def test_what_an_asynchronous_input_raises_comes_once_all_before_is_given_out() 
         return [first]
 
     assert [pg.is_ok(slot) for slot in asyncio.run(collect())] == [True]
+
+
+@pytest.mark.parametrize("kind", ["route", "fallback", "by hand"])
+def test_a_stage_before_the_call_sees_each_request_once_whoever_asks_for_samples(kind: str) -> None:
+    """Requests are prepared together, and go on alone: none is prepared twice."""
+    seen: list[str | None] = []
+
+    def note(request: pg.GenerationRequest) -> pg.GenerationRequest:
+        seen.append(request.id)
+        return request
+
+    engine = FakeEngine("a b")
+    own: Any = pg.pure("note", note) >> pg.route(engine)
+    if kind == "fallback":
+        own = pg.fallback(own, pg.route(FakeEngine("c")), when=(pg.BackendFailed,))
+    elif kind == "by hand":
+        own = pg.Pipe("own", own.steps)
+    requests = [{"id": str(n), "prompt": "Hi", "options": {"samples": 2 if n % 5 == 4 else 1, "temperature": 1.0}} for n in range(20)]
+    slots = list(pg.imap(own, requests))
+    assert [len(slot.unwrap().samples) > 1 for slot in slots] == [n % 5 == 4 for n in range(20)]
+    assert seen == [str(n) for n in range(20)]
+
+
+def test_a_stage_of_a_whole_batch_sees_one_request_at_a_time() -> None:
+    sizes: list[int] = []
+
+    def steps(batch: Any) -> Any:
+        sizes.append(len(batch))
+        return batch
+        yield
+
+    own: Any = pg.Pipe("sizes", steps) >> pg.route(FakeEngine("a b"))
+    assert all(map(pg.is_ok, pg.imap(own, [{"prompt": "Hi"}] * 5)))
+    assert sizes == [1] * 5
