@@ -245,3 +245,8 @@ def test_a_stage_of_a_whole_batch_sees_one_request_at_a_time() -> None:
     own: Any = pg.Pipe("sizes", steps) >> pg.route(FakeEngine("a b"))
     assert all(map(pg.is_ok, pg.imap(own, [{"prompt": "Hi"}] * 5)))
     assert sizes == [1] * 5
+
+
+def test_a_pipe_that_calls_no_engine_goes_through_its_stages() -> None:
+    pipe: Any = pg.pure("id", lambda request: request.id) >> pg.pure("twice", lambda name: name * 2)
+    assert [slot.unwrap() for slot in pg.imap(pipe, [{"id": str(n), "prompt": "Hi"} for n in range(3)])] == ["00", "11", "22"]
