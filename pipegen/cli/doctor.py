@@ -143,8 +143,8 @@ def run_doctor(model: str | None, *, as_json: bool) -> int:
     try:
         seen = examine(model)
     except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:  # of the model alone
-        told = error.error if isinstance(error, CallFailed) else error
-        print(f"pipegen doctor: {told}", file=sys.stderr)
+        reason = error.error if isinstance(error, CallFailed) else error
+        print(f"pipegen doctor: {reason}", file=sys.stderr)
         return 1
     if as_json:
         print(strict_json.dump(seen))

@@ -96,9 +96,9 @@ def load_of(
 
 def _with_fallback(backend: BackendConfig, fallback: str | None, when: tuple[str, ...]) -> BackendConfig:
     """The backend with what flags say of the engine that takes over; they win over a chat file."""
-    said: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": when or None}
+    given: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": when or None}
     try:
-        return dataclasses.replace(backend, **without_none(said))
+        return dataclasses.replace(backend, **without_none(given))
     except InvalidField as refusal:
         name, _, words = str(refusal).removeprefix("BackendConfig.").partition(" ")
         refuse(words.replace("fallback_backend", "--fallback"), flag_of(name.removesuffix("_backend")))

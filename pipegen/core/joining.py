@@ -112,15 +112,13 @@ class Joined:
         """The steps of each request alone. The stages that come first and make no calls work for all of them together: one stage after another costs less
         than one request after another, whose templates and tokenizers push each other out of the processor's caches.
         """
-        first, requests, slots = 0, batch, batch
+        first, slots = 0, batch
         for turn in self._turns:
             stage = turn.stage
             if stage.closes:
                 break
-            if stage.opens and stage.sampling is not None:
-                if turn.expands and any(stage.sampling.count(slot) != 1 for slot in slots):
-                    break
-                requests = slots
+            if turn.expands and stage.sampling is not None and any(stage.sampling.count(slot) != 1 for slot in slots):
+                break
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
             elif stage.callless:
@@ -128,7 +126,7 @@ class Joined:
             else:
                 break
             first += 1
-        return [self._from(first, (slot,), _Samples((request,))) for slot, request in zip(slots, requests, strict=True)]
+        return [self._from(first, (slot,), _Samples()) for slot in slots]
 
     def _from(self, first: int, batch: Batch[Any], samples: _Samples) -> Steps[Any]:
         for turn in self._turns[first:]:
@@ -147,10 +145,10 @@ class Joined:
 class _Samples:
     """The place of each slot of the batch, once a request has become several rows."""
 
-    def __init__(self, requests: Sequence[Slot[Any]] = ()) -> None:
+    def __init__(self) -> None:
         self.rows: list[Row] | None = None
         """Of each slot its request and its sample; None while every request has one slot."""
-        self.requests: Sequence[Slot[Any] | None] = requests
+        self.requests: Sequence[Slot[Any] | None] = ()
         """Of each request what the last stage that opens was given; None where that was several rows already."""
         self.before: Batch[Any] | None = None
         """Of each slot the answer that its request was made of, once there is one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.models import FAMILIES
-from support.scored import scored_requests
+from support.scored import compared_prompts, prompts_read, scored_requests
 
 import pipegen as pg
 
@@ -43,23 +43,15 @@ def test_both_engines_give_prompts_the_same_log_probabilities(
     name: str, vllm_of: Callable[..., Any], model_of: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Beside an answer and without one, whatever the options of the answer; what of a prompt is asked as a score is the same asked another way."""
-    asked = [{name: request[name] for name in request if name != "continuation"} for request in scored_requests(images=False) if request.get("prompt") != ""]
-    options = {"prompt_logprobs": True, "temperature": 0.7, "seed": 1, "max_new_tokens": 3}
     with pg.backends.hf(model_of(name), dtype="float32") as safe:
-        wanted = pg.run(safe, asked, {**options, "max_new_tokens": 0})
+        wanted = prompts_read(safe)
     with vllm_of(name) as fast:
-        found, also = pg.run(fast, asked, options), pg.run(fast, asked, {**options, "max_new_tokens": 0})
-    read = [slot.unwrap() for slot in wanted]
-    assert all(one.finish is pg.Finish.LENGTH and one.token_ids == () for one in read)
-    pairs = [(one, slot.unwrap()) for one, slot in zip([*read, *read], [*found, *also], strict=True)]
-    assert all(one.prompt_token_ids == two.prompt_token_ids and (two.prompt_logprobs or ("",))[0] is None for one, two in pairs)
-    values = [(a, b) for one, two in pairs for a, b in zip(one.prompt_logprobs or (), two.prompt_logprobs or (), strict=True) if a and b]
-    worst = max(abs(a.logprob - b.logprob) for a, b in values)
+        found = [*prompts_read(fast, 3), *prompts_read(fast)]
+    count, worst = compared_prompts(wanted, found)
     with capfd.disabled():
-        print(f"\n{name:10} {len(values)} tokens of prompts, largest difference {worst:.1e}")
-    assert len(values) > 1000
+        print(f"\n{name:10} {count} tokens of prompts, largest difference {worst:.1e}")
+    assert count > 1000
     assert worst < 1e-4
-    assert all(a.token_id == b.token_id and (a.top[0][0] == b.top[0][0] or abs(a.top[0][1] - b.top[0][1]) < 1e-4) for a, b in values)
 
 
 def test_vllm_refuses_what_hf_refuses(vllm_of: Callable[..., Any]) -> None:

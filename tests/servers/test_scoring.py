@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.scored import scored_requests
+from support.scored import compared_prompts, prompts_read, scored_requests
 
 import pipegen as pg
 
@@ -38,19 +38,11 @@ def test_servers_score_as_hf_does(served: Any, hf_of: Callable[[str], pg.Route],
 @pytest.mark.parametrize("served", SERVERS, indirect=True)
 def test_servers_give_prompts_the_log_probabilities_that_hf_gives(served: Any, hf_of: Callable[[str], pg.Route], capsys: pytest.CaptureFixture[str]) -> None:
     """Beside an answer and without one, whatever the options of the answer; what of a prompt is asked as a score is the same asked another way."""
-    asked = [{name: request[name] for name in request if name != "continuation"} for request in scored_requests(images=False) if request.get("prompt") != ""]
-    options = {"prompt_logprobs": True, "temperature": 0.7, "seed": 1, "max_new_tokens": 3}
-    wanted = pg.run(hf_of(served.model), asked, {**options, "max_new_tokens": 0})
+    wanted = prompts_read(hf_of(served.model))
     with served.opened() as route:
-        found, also = pg.run(route, asked, options), pg.run(route, asked, {**options, "max_new_tokens": 0})
-    read = [slot.unwrap() for slot in wanted]
-    assert all(one.finish is pg.Finish.LENGTH and one.token_ids == () for one in read)
-    pairs = [(one, slot.unwrap()) for one, slot in zip([*read, *read], [*found, *also], strict=True)]
-    assert all(one.prompt_token_ids == two.prompt_token_ids and (two.prompt_logprobs or ("",))[0] is None for one, two in pairs)
-    values = [(a, b) for one, two in pairs for a, b in zip(one.prompt_logprobs or (), two.prompt_logprobs or (), strict=True) if a and b]
-    worst = max(abs(a.logprob - b.logprob) for a, b in values)
+        found = [*prompts_read(route, 3), *prompts_read(route)]
+    count, worst = compared_prompts(wanted, found)
     with capsys.disabled():
-        print(f"\n| {served.engine} | {served.model} | prompts | {len(values)} | largest difference {worst:.1e} |")
-    assert len(values) > 1000
+        print(f"\n| {served.engine} | {served.model} | prompts | {count} | largest difference {worst:.1e} |")
+    assert count > 1000
     assert worst < 1e-4
-    assert all(a.token_id == b.token_id and (a.top[0][0] == b.top[0][0] or abs(a.top[0][1] - b.top[0][1]) < 1e-4) for a, b in values)
