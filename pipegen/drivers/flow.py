@@ -48,7 +48,7 @@ IN_FLIGHT = 64
 """Requests in flight for an engine that does not tell what keeps it full."""
 REORDER = 8
 """How many times `in_flight` requests may have ended and wait for a slower one before them."""
-TOGETHER = 32
+TOGETHER = 64
 """Requests that are prepared together."""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
