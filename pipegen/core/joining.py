@@ -29,12 +29,12 @@ B = TypeVar("B")
 
 def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
     """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
-    return _matching(pipe, batch, (yield from pipe.steps(batch)))
+    return _matching(pipe, len(batch), (yield from pipe.steps(batch)))
 
 
-def _matching(pipe: Pipe[A, B], batch: Batch[A], slots: Batch[B]) -> Batch[B]:
-    if len(slots) != len(batch):
-        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
+def _matching(pipe: Pipe[Any, B], count: int, slots: Batch[B]) -> Batch[B]:
+    if len(slots) != count:
+        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {count}")
     return slots
 
 
@@ -140,8 +140,7 @@ class Joined:
             if turn.rows:
                 batch = row_by_row(turn.rows, batch)
             else:
-                slots = yield from relayed(stage.steps(batch), functools.partial(samples.placed, turn))
-                batch = _matching(stage, batch, slots)
+                batch = _matching(stage, len(batch), (yield from relayed(stage.steps(batch), functools.partial(samples.placed, turn))))
             if stage.closes and stage.sampling is not None:
                 batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
         return batch
