@@ -50,8 +50,8 @@ REORDER = 8
 """How many times `in_flight` requests may have ended and wait for a slower one before them."""
 TOGETHER = 64
 """Requests that are prepared together."""
-TAKING_SECONDS = 0.05
-"""How long requests are taken before the engines work on, or as long as their last step took if that is longer: an input may be slow."""
+SLOW_INPUT, PATIENCE = 0.002, 0.02
+"""The seconds that an input may take for each request, and for a few at least; the engines work on before more of a slower one are taken."""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
 
@@ -97,8 +97,6 @@ class Flow(Generic[K]):
         self._rows = 0
         self._feeds: dict[int, Feed] = {}
         self._more, self._nothing_now = True, False
-        self._stepped = 0.0
-        """How many seconds the engines' last step took."""
         self._input_error: Exception | None = None
         self._preparing: dict[Future[Started], Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -185,23 +183,23 @@ class Flow(Generic[K]):
 
     def _fill(self) -> None:
         together: list[Unit[K]] = []
-        end = self._clock() + max(TAKING_SECONDS, self._stepped)
-        while self._more and self.room > 0:
+        taken, waited = 0, 0.0
+        while self._more and self.room > 0 and waited < max(PATIENCE, taken * SLOW_INPUT):
+            began = self._clock()
             given = attempt(self._take)
+            taken, waited = taken + 1, waited + self._clock() - began
             if not is_ok(given):
                 self._more, self._input_error = False, given.failure()
                 break
-            taken = given.unwrap()
-            self._nothing_now = taken is NoRequest.NOW
-            if isinstance(taken, NoRequest):
-                self._more = taken is NoRequest.NOW
+            request = given.unwrap()
+            self._nothing_now = request is NoRequest.NOW
+            if isinstance(request, NoRequest):
+                self._more = request is NoRequest.NOW
                 break
-            together += self._taken(*taken)
+            together += self._taken(*request)
             if len(together) == TOGETHER or self._limits == {}:  # the first one tells which engine there is, and so how many may be taken
                 self._begin(together)
                 together = []
-            if self._clock() >= end:
-                break
         self._begin(together)
 
     @property
@@ -245,11 +243,10 @@ class Flow(Generic[K]):
         prepared = [future for future in self._preparing if future.done()]
         for future in prepared:
             self._advance(self._preparing.pop(future), future.result)
-        worked, begun = bool(prepared), self._clock()
+        worked = bool(prepared)
         for backend, feed in list(self._feeds.items()):
             if feed.rows and not self._awaits_more(feed):
                 worked |= self._step(backend, feed) or feed.call.computes
-        self._stepped = self._clock() - begun
         idle = not worked and not self._takes_more and not any(unit.ended for unit in self._turns)
         if idle and (self._units or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
