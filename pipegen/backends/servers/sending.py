@@ -90,14 +90,13 @@ class Sender:
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model
         self.transport = Transport(access, settings)
-        self._extra_body = LastCallCache(revealed)
         self.directory = Directory(self.transport, wire.about)
         self.model = LastCallCache(self._model_by)
 
-    @property
+    @functools.cached_property
     def extra_body(self) -> dict[str, Any]:
         """What is merged into each body, secrets revealed; nobody may change it."""
-        return cast("dict[str, Any]", self._extra_body(self.settings.extra_body))
+        return cast("dict[str, Any]", revealed(self.settings.extra_body))
 
     async def facts(self, deadline: float) -> Facts:
         """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
@@ -140,13 +139,16 @@ class Sender:
     async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
-            facts, ask, request, body, most, leave = await self._ready(row.ask, row.heavy, deadline)
+            known, heavy = self.directory.fresh, row.heavy
+            facts, ask, request, body, most, leave = await self._ready(row.ask, heavy, deadline) if heavy or known is None else self._made(row.ask, known)
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                return Success(_value(self._read(row, ask, reply)))
+                answer = self._read(row, ask, reply)
+                _value(answer)
+                return answer
             finally:
                 leave()
 
@@ -233,14 +235,13 @@ class Sender:
     async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where there is none."""
         facts = self.directory.fresh or await self.facts(deadline)
-        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         if not heavy:
-            return self._made(make, facts, rid)
+            return self._made(make, facts)
         _, _, deadlines, uploads, preparing = await self.transport.here()
         try:
             with deadlines.by(deadline):
                 async with preparing:  # until it has room: so few bodies wait that are made already
-                    made = await asyncio.to_thread(self._made, make, facts, rid)
+                    made = await asyncio.to_thread(self._made, make, facts)
                     upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
                     made = made._replace(body=upload, leave=upload.let_go, ask=dataclasses.replace(made.ask, messages=(), images=()))
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
@@ -249,7 +250,8 @@ class Sender:
             raise AttemptFailed(self.transport.late("for its images to be made ready"), again=False) from late
         return made
 
-    def _made(self, make: Make, facts: Facts, rid: str) -> _Sendable:
+    def _made(self, make: Make, facts: Facts) -> _Sendable:
+        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         request = _value(self.wire.to_wire(ask, facts))
         return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
