@@ -58,7 +58,7 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     except ValueError:  # a whole number of thousands of digits
         return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
-    if _deeper(value, data):
+    if data.count(b"[") + data.count(b"{") > NESTING and _deeper(value):
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     if (b"\\ud" in data or b"\\uD" in data) and not _is_text(value):
         return malformed(f"{what} ({len(data)} bytes) holds half a surrogate pair, which is no character")
@@ -74,10 +74,8 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _deeper(value: Any, data: bytes) -> bool:
+def _deeper(value: Any) -> bool:
     """Whether a value is nested too deeply to be read by recursion."""
-    if data.count(b"[") + data.count(b"{") <= NESTING:
-        return False
     level = [value]
     for _ in range(NESTING + 1):
         level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]

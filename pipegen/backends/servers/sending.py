@@ -80,8 +80,6 @@ class _Sendable(NamedTuple):
     body: bytes | Upload | None
     most: int
     """The bytes that its answer may have."""
-    leave: Callable[[], None]
-    """Gives the room of its body back; to be called once it is sent or given up, and as often as one likes."""
 
 
 class Sender:
@@ -140,7 +138,7 @@ class Sender:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             known, heavy = self.directory.fresh, row.heavy
-            facts, ask, request, body, most, leave = await self._ready(row.ask, heavy, deadline) if heavy or known is None else self._made(row.ask, known)
+            facts, ask, request, body, most = await self._ready(row.ask, heavy, deadline) if heavy or known is None else self._made(row.ask, known)
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
@@ -150,11 +148,14 @@ class Sender:
                 _value(answer)
                 return answer
             finally:
-                leave()
+                if isinstance(body, Upload):
+                    body.let_go()
 
     def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
-        read = guard(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
-        return read.unwrap() if is_ok(read) else Failure(read.failure())
+        try:
+            return json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read)
+        except Exception as raised:  # noqa: BLE001 - a server's answer is foreign data
+            return Failure(self._unreadable(report(raised)))
 
     def _unreadable(self, raised: Raised) -> MalformedResponse:
         return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
@@ -213,7 +214,8 @@ class Sender:
                             return None
                         await self._ended(stopped, ready.facts, ready.ask, ready.request)
                     finally:
-                        ready.leave()
+                        if isinstance(ready.body, Upload):
+                            ready.body.let_go()
             except AttemptFailed as trouble:
                 raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
 
@@ -243,7 +245,7 @@ class Sender:
                 async with preparing:  # until it has room: so few bodies wait that are made already
                     made = await asyncio.to_thread(self._made, make, facts)
                     upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
-                    made = made._replace(body=upload, leave=upload.let_go, ask=dataclasses.replace(made.ask, messages=(), images=()))
+                    made = made._replace(body=upload, ask=dataclasses.replace(made.ask, messages=(), images=()))
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
                     await uploads.enter(upload.size)
         except Late as late:
@@ -254,7 +256,7 @@ class Sender:
         rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         request = _value(self.wire.to_wire(ask, facts))
-        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
+        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))
 
     async def _ended(self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest) -> None:
         """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
@@ -303,10 +305,6 @@ class Sender:
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
             await self.transport.abort(self.wire.abort(rid))
-
-
-def _nothing() -> None:
-    """Nothing is held for a small body."""
 
 
 def _value(slot: Slot[R]) -> R:
