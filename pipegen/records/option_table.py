@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -91,5 +92,10 @@ def wire_fields(options: GenerationOptions, wire: Wire, engine: str = "") -> dic
     >>> wire_fields(GenerationOptions(seed=1), "sglang")["sampling_seed"]
     1
     """
-    values = ((field, getattr(options, name)) for name, field in wire_names(wire, engine).items())
-    return {field: list(value) if isinstance(value, tuple) else value for field, value in values}
+    values = _values_of(wire, engine)(options)
+    return {field: [*value] if type(value) is tuple else value for field, value in zip(wire_names(wire, engine).values(), values, strict=True)}
+
+
+@functools.cache
+def _values_of(wire: Wire, engine: str) -> operator.attrgetter[tuple[Any, ...]]:
+    return operator.attrgetter(*wire_names(wire, engine))

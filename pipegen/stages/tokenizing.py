@@ -141,10 +141,11 @@ def _expanded_text(text: str, images: tuple[PreparedImage, ...], placeholder: st
 
 def _compact_ids(rendered: Rendered, tokenizer: Tokenizer) -> Slot[tuple[int, ...]]:
     if rendered.token_ids is not None:
-        for position, number in enumerate(rendered.token_ids):
-            if number >= tokenizer.vocab_size:
-                return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {number}, and the vocabulary has {tokenizer.vocab_size} ids"))
-        return Success(rendered.token_ids)
+        largest = max(rendered.token_ids, default=0)
+        if largest < tokenizer.vocab_size:
+            return Success(rendered.token_ids)
+        position = rendered.token_ids.index(largest)
+        return Failure(InvalidRequest(f"prompt_token_ids[{position}] is {largest}, and the vocabulary has {tokenizer.vocab_size} ids"))
     hidden, text = rendered.to_tokenize, rendered.text or ""
     try:
         text.encode()
