@@ -92,10 +92,10 @@ class Opened:
     async def body(self, most: int) -> bytes:
         """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has more than `most` bytes."""
         most = most if self.status == 200 else min(most, REFUSAL)
-        content, length = self._response.content, 0
+        content, came, length = self._response.content, self._came, 0
         try:
             while piece := await content.readany():
-                self._came.append(piece)
+                came.append(piece)
                 length += len(piece)
                 if length > most and self.status == 200:
                     raise TooLong(f"an answer of more than {most} bytes")
@@ -103,13 +103,11 @@ class Opened:
                     break
         except _of_connections() as error:
             raise _broken(error) from error
-        return self.came()
+        return b"".join(came)
 
     def came(self) -> bytes:
-        """What has come of the body."""
-        if len(self._came) > 1:
-            self._came = [b"".join(self._came)]
-        return self._came[0] if self._came else b""
+        """What has come of a body that broke off."""
+        return b"".join(self._came)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
