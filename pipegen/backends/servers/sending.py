@@ -36,7 +36,7 @@ from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.facts import Directory
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.border import Raised, guard, report
+from pipegen.core.border import Raised, guard, guard_slot, report
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ServerSettings
@@ -152,10 +152,7 @@ class Sender:
                     body.let_go()
 
     def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
-        try:
-            return json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read)
-        except Exception as raised:  # noqa: BLE001 - a server's answer is foreign data
-            return Failure(self._unreadable(report(raised)))
+        return guard_slot(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
 
     def _unreadable(self, raised: Raised) -> MalformedResponse:
         return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
