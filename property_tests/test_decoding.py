@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import pytest
 from hypothesis import assume, example, given, strategies as st
+from support.served import ToyModel
 
+from pipegen.backends.http.access import access_to
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.settings import ServerSettings
 from pipegen.records.options import DecodeOptions, GenerationOptions, StopOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Ending, Finish, Prompt, Raw, TokenLogprob
@@ -171,6 +175,29 @@ def test_a_row_that_was_followed_is_not_searched_again_and_ends_the_same(row: Ge
     for name in ("text", "raw_text", "text_ends", "raw_ends", "finish", "stop"):
         assert getattr(again, name) == getattr(anew, name), name
     assert again.raw.token_ids == anew.raw.token_ids
+
+
+@given(generations(watched=False), st.sampled_from(["stop", "length", "abort", None]), st.booleans())
+def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(row: Generation, finish: str | None, at_its_length: bool) -> None:
+    pytest.importorskip("aiohttp")
+    from pipegen.backends.servers.server import ServerEngine, ServerRow
+    from pipegen.backends.servers.vllm import VLLM
+    from pipegen.backends.servers.wire import Completion
+
+    model = ToyModel()
+    model.tokenizer, model.vocab_size, model.eos_token_ids = row.tokenizer, row.tokenizer.vocab_size, row.eos_token_ids
+    engine = ServerEngine(VLLM, model, access_to("http://localhost:1", default="", variable="NO_SUCH_KEY"), ServerSettings(), "toy")
+    asked, ids = row.raw().encoded, row.token_ids[: row.options.max_new_tokens if at_its_length else None]
+    completion = Completion(token_ids=ids, finish=finish)
+    followed = ServerRow(asked, row.tokenizer, row.eos_token_ids, (), engine.name)
+    followed.take_piece(completion)
+
+    def ended(raw: Raw) -> tuple[object, ...]:
+        decoded = row.judged(raw).unwrap()
+        encoded = decoded.raw.encoded
+        return decoded.text, decoded.raw_text, decoded.finish, decoded.stop, decoded.raw.token_ids, encoded.options, encoded.clipped_from
+
+    assert engine.answer(asked, completion).map(ended) == followed.slot().map(ended)
 
 
 @given(generations())

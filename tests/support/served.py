@@ -27,7 +27,7 @@ class ToyModel:
         self.identity, self.has_weights = "toy", True
         self.tokenizer, self.renderer = ToyTokenizer(), ToyRenderer()
         self.vocab_size: int | None = self.tokenizer.vocab_size
-        self.eos_token_ids = (self.tokenizer.special_tokens["<|im_end|>"],)
+        self.eos_token_ids: tuple[int, ...] = (self.tokenizer.special_tokens["<|im_end|>"],)
         self.bos_token: str | None = None
         self.image_placeholder: str | None = "<|image_pad|>" if sees else None
         self.image_token_id: int | None = self.tokenizer.special_tokens["<|image_pad|>"] if sees else None

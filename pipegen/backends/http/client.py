@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,33 +28,16 @@ LONGEST = 2**15
 
 def most_bytes(ask: ServerRequest) -> int:
     """The most bytes that an answer, or one event of a stream, may have."""
-    return BASE + _tokens(ask) * _each(ask) + _prompt(ask) + _pixels(ask)
+    options, reported = ask.options, EXPERTS if any("routed_experts" in name for name in ask.extra_body) else 0
+    token = TOKEN + reported + (LIKELIEST * (2 + (options.top_logprobs or 0)) if options.logprobs else 0)
+    prompt = 2**4 + reported + (2 * LIKELIEST if ask.scored else 0)
+    pixels = sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
+    return BASE + (options.max_new_tokens or LONGEST) * ask.n * token + ask.prompt_tokens * prompt + pixels * PIXEL
 
 
 def most_bytes_of_stream(ask: ServerRequest) -> int:
     """The most bytes that the events of a stream may have in all, where each brings only what is new."""
-    return most_bytes(ask) + _tokens(ask) * EVENT
-
-
-def _tokens(ask: ServerRequest) -> int:
-    return (ask.options.max_new_tokens or LONGEST) * ask.n
-
-
-def _each(ask: ServerRequest) -> int:
-    likeliest = LIKELIEST * (2 + (ask.options.top_logprobs or 0)) if ask.options.logprobs else 0
-    return TOKEN + likeliest + (EXPERTS if _asks_for_experts(ask.extra_body) else 0)
-
-
-def _prompt(ask: ServerRequest) -> int:
-    return ask.prompt_tokens * (2**4 + (2 * LIKELIEST if ask.scored else 0) + (EXPERTS if _asks_for_experts(ask.extra_body) else 0))
-
-
-def _pixels(ask: ServerRequest) -> int:
-    return PIXEL * sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
-
-
-def _asks_for_experts(extra_body: Mapping[str, object]) -> bool:
-    return any("routed_experts" in name for name in extra_body)
+    return most_bytes(ask) + (ask.options.max_new_tokens or LONGEST) * ask.n * EVENT
 
 
 LARGE = 2**18
@@ -97,6 +81,8 @@ class Upload:
 class Opened:
     """An answer whose head has come, and whose body is still coming."""
 
+    __slots__ = ("_came", "_response", "headers", "status")
+
     def __init__(self, response: Any) -> None:
         self._response = response
         self.status: int = response.status
@@ -106,28 +92,30 @@ class Opened:
     async def body(self, most: int) -> bytes:
         """The whole body; of a refusal its beginning. Raises `Broken`, and `TooLong` where it has more than `most` bytes."""
         most = most if self.status == 200 else min(most, REFUSAL)
-        content, length = self._response.content, 0
-        with _TRANSLATED:
+        content, came, length = self._response.content, self._came, 0
+        try:
             while piece := await content.readany():
-                self._came.append(piece)
+                came.append(piece)
                 length += len(piece)
                 if length > most and self.status == 200:
                     raise TooLong(f"an answer of more than {most} bytes")
                 if length > most:
                     break
-        return self.came()
+        except _of_connections() as error:
+            raise _broken(error) from error
+        return b"".join(came)
 
     def came(self) -> bytes:
-        """What has come of the body."""
-        if len(self._came) > 1:
-            self._came = [b"".join(self._came)]
-        return self._came[0] if self._came else b""
+        """What has come of a body that broke off."""
+        return b"".join(self._came)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `Broken`."""
-        with _TRANSLATED:
+        try:
             async for piece in self._response.content.iter_any():
                 yield piece
+        except _of_connections() as error:
+            raise _broken(error) from error
 
     def close(self) -> None:
         """Give the connection back, or close it where the body has not ended: it is of no use then."""
@@ -137,22 +125,22 @@ class Opened:
             self._response.close()
 
 
-class _Translated:
-    """aiohttp's errors of a connection, as `Broken`; whatever else it raises is a bug and comes through."""
+@functools.cache
+def _of_connections() -> tuple[type[Exception], ...]:
+    """What aiohttp raises for a connection; whatever else it raises is a bug and comes through."""
+    import aiohttp
+    from aiohttp.http_exceptions import HttpProcessingError
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        import aiohttp
-        from aiohttp.http_exceptions import HttpProcessingError
-
-        if isinstance(error, (aiohttp.ClientError, HttpProcessingError, ConnectionError)) and not isinstance(error, aiohttp.InvalidURL):
-            raise Broken(f"{type(error).__name__}: {error}"[:300]) from error
+    return aiohttp.ClientError, HttpProcessingError, ConnectionError
 
 
-_TRANSLATED = _Translated()
+def _broken(error: Exception) -> Broken:
+    """aiohttp's error as `Broken`. Raises one for an address that is none, which is a bug too."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.InvalidURL):
+        raise error
+    return Broken(f"{type(error).__name__}: {error}"[:300])
 
 
 class Client:
@@ -172,17 +160,18 @@ class Client:
 
     async def open(self, method: str, url: str, body: bytes | Upload | None) -> Opened:
         """Send a request, and wait for the head of its answer, which the caller closes. Raises `Broken`."""
-        data, headers = self._data(body)
-        with _TRANSLATED:
-            return Opened(await self._session.request(method, url, data=data, headers=headers, allow_redirects=False))
-
-    def _data(self, body: bytes | Upload | None) -> tuple[Any, Mapping[str, str] | None]:
-        """The body as aiohttp wants it: a large one by pieces, since one write of it all would hold up every other request."""
+        data: Any
+        headers = None
         if isinstance(body, Upload):
-            return body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body of unknown length
-        if body is None or len(body) > LARGE:
-            return body and io.BytesIO(body), None
-        return self._payload(body), None
+            data, headers = body.pieces(), {"Content-Length": str(body.size)}  # not every server takes a body of unknown length
+        elif body is None or len(body) > LARGE:  # one write of a large one would hold up every other request
+            data = body and io.BytesIO(body)
+        else:
+            data = self._payload(body)
+        try:
+            return Opened(await self._session.request(method, url, data=data, headers=headers, allow_redirects=False))
+        except _of_connections() as error:
+            raise _broken(error) from error
 
     async def close(self) -> None:
         """Close all connections."""

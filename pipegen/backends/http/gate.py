@@ -162,7 +162,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._blocks: set[Block] = set()
+        self.blocks: set[Block] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def by(self, ends: float) -> Block:
@@ -170,12 +170,9 @@ class Deadlines:
         return Block(self, ends)
 
     def enter(self, block: Block) -> None:
-        self._blocks.add(block)
+        self.blocks.add(block)
         if self._timer is None or block.ends < self._timer.when():
             self._set(block.ends)
-
-    def leave(self, block: Block) -> None:
-        self._blocks.discard(block)
 
     def _set(self, when: float) -> None:
         """The timer stays when its block is left, and looks for the next one then."""
@@ -185,11 +182,11 @@ class Deadlines:
     def _sweep(self) -> None:
         now = max(asyncio.get_running_loop().time(), self._timer.when() if self._timer is not None else 0.0)  # a clock may call a little early
         self._timer = None
-        for block in [block for block in self._blocks if block.ends <= now]:
-            self._blocks.discard(block)
+        for block in [block for block in self.blocks if block.ends <= now]:
+            self.blocks.discard(block)
             block.end()
-        if self._blocks:
-            self._set(min(block.ends for block in self._blocks))
+        if self.blocks:
+            self._set(min(block.ends for block in self.blocks))
 
     def close(self) -> None:
         """Put the timer away."""
@@ -219,6 +216,6 @@ class Block:
         self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._deadlines.leave(self)
+        self._deadlines.blocks.discard(self)
         if self._late and self._task.uncancel() <= self._asked and kind is asyncio.CancelledError:
             raise Late from error

@@ -10,7 +10,6 @@ Routes to servers need orjson; the pure functions of the wires work without it, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from typing import Any
@@ -34,10 +33,10 @@ def encoded(value: Any) -> bytes:
 def decoded(data: bytes) -> Any:
     """What the JSON says. Raises as `json.loads` does, which also reads what orjson refuses: NaN, half surrogate pairs, a byte order mark."""
     orjson = _orjson()
-    if orjson is not None:
-        with contextlib.suppress(orjson.JSONDecodeError):
-            return orjson.loads(data)
-    return json.loads(data)
+    try:
+        return json.loads(data) if orjson is None else orjson.loads(data)
+    except json.JSONDecodeError:  # orjson's is one of these
+        return json.loads(data)
 
 
 @functools.cache

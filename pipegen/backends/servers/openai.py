@@ -167,8 +167,11 @@ def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or use sglang_server")
-    own = {"vllm": vllm.unsupported, "sglang": sglang.unsupported}.get(dialect)
-    return unsupported_with_form(ask.options, "openai_chat") if own is None else own(ask)
+    if dialect == "vllm":
+        return vllm.unsupported(ask.options, ask.ending_ids, ask.stops)
+    if dialect == "sglang":
+        return sglang.unsupported(ask.options, ask.ending_ids)
+    return unsupported_with_form(ask.options, "openai_chat")
 
 
 def _lacking(reply: WireReply, request: WireRequest) -> str:

@@ -58,9 +58,9 @@ def json_of(data: bytes, what: str = "the answer") -> Slot[Any]:
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
     except ValueError:  # a whole number of thousands of digits
         return malformed(f"{what} ({len(data)} bytes) holds a number that is too long")
-    if _deeper(value, data):
+    if data.count(b"[") + data.count(b"{") > NESTING and _deeper(value):
         return malformed(f"{what} ({len(data)} bytes) is nested too deeply")
-    if b"\\ud" in data.lower() and not _is_text(value):
+    if (b"\\ud" in data or b"\\uD" in data) and not _is_text(value):
         return malformed(f"{what} ({len(data)} bytes) holds half a surrogate pair, which is no character")
     return Success(value) if isinstance(value, (dict, list)) else malformed(f"{what} is {type(value).__name__}, not an object")
 
@@ -74,10 +74,8 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _deeper(value: Any, data: bytes) -> bool:
+def _deeper(value: Any) -> bool:
     """Whether a value is nested too deeply to be read by recursion."""
-    if data.count(b"[") + data.count(b"{") <= NESTING:
-        return False
     level = [value]
     for _ in range(NESTING + 1):
         level = [part for entry in level for part in (entry.values() if isinstance(entry, dict) else entry) if isinstance(part, (dict, list))]
@@ -150,21 +148,22 @@ def pieces(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
     >>> pieces({"choices": [7]}, 1, lambda choice, place: Success(Completion())).failure().message
     'choices[0] is int, not an object'
     """
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
     if len(choices) > asked:
         return malformed(f"the answer holds {len(choices)} choices, and {asked} {'was' if asked == 1 else 'were'} asked")
     out: list[Completion] = []
     for position, choice in enumerate(choices):
-        if not isinstance(choice, Mapping):
+        if not isinstance(choice, dict):
             return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
         made = read(choice, f"choices[{position}]")
         if not is_ok(made):
             return Failure(made.failure())
-        if not 0 <= made.unwrap().index < asked:
-            return malformed(f"choices[{position}].index is {made.unwrap().index!r:.40}, and {asked} {'was' if asked == 1 else 'were'} asked")
-        out.append(made.unwrap())
+        completion = made.unwrap()
+        if not 0 <= completion.index < asked:
+            return malformed(f"choices[{position}].index is {completion.index!r:.40}, and {asked} {'was' if asked == 1 else 'were'} asked")
+        out.append(completion)
     return Success(tuple(out))
 
 
@@ -173,10 +172,9 @@ def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
     found = pieces(answer, asked, read)
     if not is_ok(found):
         return found
-    ordered = tuple(sorted(found.unwrap(), key=lambda completion: completion.index))
-    indices = [completion.index for completion in ordered]
+    indices = sorted([completion.index for completion in found.unwrap()])
     if indices != list(range(asked)):
         return malformed(f"the answer holds choices {indices}, and {asked} were asked")
-    if None in [completion.finish for completion in ordered]:
+    if None in [completion.finish for completion in found.unwrap()]:
         return malformed("a choice of the answer has no finish_reason")
-    return Success(ordered)
+    return found if asked == 1 else Success(tuple(sorted(found.unwrap(), key=lambda completion: completion.index)))

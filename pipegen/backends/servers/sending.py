@@ -36,7 +36,7 @@ from pipegen.backends.servers.errors import AGAIN
 from pipegen.backends.servers.facts import Directory
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.border import Raised, guard, report
+from pipegen.core.border import Raised, guard, guard_slot, report
 from pipegen.core.errors import BackendFailed, GenerationError, InvalidRequest, MalformedResponse, Timeout
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.settings import ServerSettings
@@ -80,8 +80,6 @@ class _Sendable(NamedTuple):
     body: bytes | Upload | None
     most: int
     """The bytes that its answer may have."""
-    leave: Callable[[], None]
-    """Gives the room of its body back; to be called once it is sent or given up, and as often as one likes."""
 
 
 class Sender:
@@ -90,14 +88,13 @@ class Sender:
     def __init__(self, wire: Wire, access: Access, settings: ServerSettings, model: str) -> None:
         self.wire, self.access, self.settings, self.named = wire, access, settings, model
         self.transport = Transport(access, settings)
-        self._extra_body = LastCallCache(revealed)
         self.directory = Directory(self.transport, wire.about)
         self.model = LastCallCache(self._model_by)
 
-    @property
+    @functools.cached_property
     def extra_body(self) -> dict[str, Any]:
         """What is merged into each body, secrets revealed; nobody may change it."""
-        return cast("dict[str, Any]", self._extra_body(self.settings.extra_body))
+        return cast("dict[str, Any]", revealed(self.settings.extra_body))
 
     async def facts(self, deadline: float) -> Facts:
         """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
@@ -140,19 +137,22 @@ class Sender:
     async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
-            facts, ask, request, body, most, leave = await self._ready(row.ask, row.heavy, deadline)
+            known, heavy = self.directory.fresh, row.heavy
+            facts, ask, request, body, most = await self._ready(row.ask, heavy, deadline) if heavy or known is None else self._made(row.ask, known)
             try:
                 reply = await self.transport.once(request, deadline, body=body, most=most)
             except (asyncio.CancelledError, HttpStatusError, AttemptFailed) as ended:
                 await self._ended(ended, facts, ask, request)
             else:
-                return Success(_value(self._read(row, ask, reply)))
+                answer = self._read(row, ask, reply)
+                _value(answer)
+                return answer
             finally:
-                leave()
+                if isinstance(body, Upload):
+                    body.let_go()
 
     def _read(self, row: Asked[R], ask: ServerRequest, reply: WireReply) -> Slot[R]:
-        read = guard(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
-        return read.unwrap() if is_ok(read) else Failure(read.failure())
+        return guard_slot(lambda: json_of(reply.body).bind(lambda value: self.wire.from_wire(value, ask)).bind(row.read), self._unreadable)
 
     def _unreadable(self, raised: Raised) -> MalformedResponse:
         return MalformedResponse(f"{self.access.root}: its answer cannot be read: {self.access.scrub(raised.words)}", incident=raised.incident)
@@ -211,7 +211,8 @@ class Sender:
                             return None
                         await self._ended(stopped, ready.facts, ready.ask, ready.request)
                     finally:
-                        ready.leave()
+                        if isinstance(ready.body, Upload):
+                            ready.body.let_go()
             except AttemptFailed as trouble:
                 raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
 
@@ -233,26 +234,26 @@ class Sender:
     async def _ready(self, make: Make, heavy: bool, deadline: float) -> _Sendable:
         """What to send, by the way that the server is known to offer. Raises `AttemptFailed` where there is none."""
         facts = self.directory.fresh or await self.facts(deadline)
-        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         if not heavy:
-            return self._made(make, facts, rid)
+            return self._made(make, facts)
         _, _, deadlines, uploads, preparing = await self.transport.here()
         try:
             with deadlines.by(deadline):
                 async with preparing:  # until it has room: so few bodies wait that are made already
-                    made = await asyncio.to_thread(self._made, make, facts, rid)
+                    made = await asyncio.to_thread(self._made, make, facts)
                     upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
-                    made = made._replace(body=upload, leave=upload.let_go, ask=dataclasses.replace(made.ask, messages=(), images=()))
+                    made = made._replace(body=upload, ask=dataclasses.replace(made.ask, messages=(), images=()))
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
                     await uploads.enter(upload.size)
         except Late as late:
             raise AttemptFailed(self.transport.late("for its images to be made ready"), again=False) from late
         return made
 
-    def _made(self, make: Make, facts: Facts, rid: str) -> _Sendable:
+    def _made(self, make: Make, facts: Facts) -> _Sendable:
+        rid = uuid.uuid4().hex if self.wire.abort is not None else ""
         ask = _value(make(facts, _value(self.model(facts)), rid))
         request = _value(self.wire.to_wire(ask, facts))
-        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask), _nothing)
+        return _Sendable(facts, ask, request, body_of(request), most_bytes(ask))
 
     async def _ended(self, ended: BaseException, facts: Facts, ask: ServerRequest, request: WireRequest) -> None:
         """What the end of an attempt means: there is another way to ask, or `ended` goes on, and ends what it gave up on the server too."""
@@ -301,10 +302,6 @@ class Sender:
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
             await self.transport.abort(self.wire.abort(rid))
-
-
-def _nothing() -> None:
-    """Nothing is held for a small body."""
 
 
 def _value(slot: Slot[R]) -> R:

@@ -30,13 +30,15 @@ from pipegen.engines.settings import ServerSettings
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
 
 __all__ = ["ServerEngine", "ServerRow"]
+
+SAME = "see that the server runs the same checkpoint, with the same limits on images"
 
 
 class _Ends(NamedTuple):
@@ -164,7 +166,8 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
 
     def _must_follow(self, options: GenerationOptions) -> bool:
         """Whether only pipegen can end the row where it ends: plugins that watch, and stops that the server does not know as pipegen does."""
-        return any(plugin.feed is not None for plugin in self.plugins) or self._ends(options, self.sender.directory.known).followed
+        watched = bool(self.plugins) and any(plugin.feed is not None for plugin in self.plugins)
+        return watched or self._ends(options, self.sender.directory.known).followed
 
     def _ends_of(self, options: GenerationOptions, facts: Facts) -> _Ends:
         """How rows with these options end."""
@@ -179,16 +182,16 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         return bool(asked.prompt.images)
 
     def ask(self, asked: Encoded, stream: bool, facts: Facts, model: str | None, rid: str, features: Any = None) -> Slot[ServerRequest]:
-        prompt, ends = asked.prompt, self._ends(asked.options, facts)
+        prompt, images, ends = asked.prompt, asked.prompt.images, self._ends(asked.options, facts)
         return Success(
             ServerRequest(
                 token_ids=prompt.compact_token_ids if features is None else prompt.token_ids,
                 options=asked.options,
                 ending_ids=ends.ids,
                 stops=ends.stops,
-                images=prompt.images,
-                places=places(prompt, self._checkpoint.image_token_id),
-                resized=bool(prompt.images) and self._checkpoint.check_server_resize(prompt) is not None,
+                images=images,
+                places=places(prompt, self._checkpoint.image_token_id) if images else (),
+                resized=bool(images) and self._checkpoint.check_server_resize(prompt) is not None,
                 features=features,
                 prompt_tokens=len(prompt.token_ids),
                 model=model,
@@ -199,8 +202,13 @@ class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
         )
 
     def answer(self, asked: Encoded, completion: Completion) -> Slot[Raw]:
-        if completion.token_ids is None:
+        """The row's answer. One that the server ended as it was asked to is not followed: the stages `decode` and `stop` judge its ids once more anyway."""
+        ids, options, finish = completion.token_ids, asked.options, completion.finish
+        if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
+        if len(ids) == options.max_new_tokens if finish == "length" else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0):
+            wrong = unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
+            return Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs)) if wrong is None else Failure(wrong)
         row = self._row(asked)
         row.take_piece(completion)
         return row.slot()
@@ -243,8 +251,7 @@ class _Scored(_Whole):
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         (completion,), engine = completions, self.engine
-        hint = "see that the server runs the same checkpoint, with the same limits on images"
-        wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, hint)
+        wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, SAME)
         if wrong is not None or self.continued is None or completion.scores is None:
             return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
         logprobs, likeliest = zip(*completion.scores, strict=True)
@@ -260,6 +267,16 @@ def touches(stop: str, tokens: tuple[str, ...]) -> bool:
     """
     edges = range(1, len(stop))
     return any(stop in token or token in stop or any(token.startswith(stop[at:]) or token.endswith(stop[:at]) for at in edges) for token in tokens)
+
+
+def unusable(completion: Completion, prompt: Prompt, vocab_size: int, server: str) -> MalformedResponse | None:
+    """What is wrong where a server ran another prompt, or generated an id that is none; None where it did neither."""
+    ran, ids = completion.prompt_token_ids, completion.token_ids
+    if ran is not None and (wrong := other_prompt(ran, prompt, server, SAME)) is not None:
+        return wrong
+    if ids and max(ids) >= vocab_size:
+        return MalformedResponse(f"{server} generated id {max(ids)}, and the vocabulary has {vocab_size} ids")
+    return None
 
 
 class ServerRow(EngineRow):
@@ -287,12 +304,8 @@ class ServerRow(EngineRow):
 
     def take_piece(self, piece: Completion) -> TokensMade | None:
         """Take a piece; the event of the tokens that belong to the row."""
-        hint = "see that the server runs the same checkpoint, with the same limits on images"
-        self.fail(other_prompt(piece.prompt_token_ids, self.encoded.prompt, self._server, hint))
-        ids = piece.token_ids or ()
-        if ids and max(ids) >= self._vocab_size:
-            self.fail(MalformedResponse(f"{self._server} generated id {max(ids)}, and the vocabulary has {self._vocab_size} ids"))
-        event = self.take(ids, piece.logprobs) if self.error is None else None
+        self.fail(unusable(piece, self.encoded.prompt, self._vocab_size, self._server))
+        event = self.take(piece.token_ids or (), piece.logprobs) if self.error is None else None
         self._finish = piece.finish
         return event
 

@@ -32,16 +32,15 @@ MOST_STOPS = 32
 """Stop strings that SGLang takes in one request."""
 
 
-def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
-    """SGLang's `sampling_params` for these options, everything set; `None` is not sent.
+@LastCallCache
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Slot[Mapping[str, Any]]:
+    """SGLang's `sampling_params` for these options, everything set; `None` is not sent. Fails where the server would change an option.
 
     `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `server_side_stops`).
     """
-    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
-
-
-@LastCallCache
-def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
+    refusal = unsupported(options, ending_ids)
+    if refusal is not None:
+        return Failure(refusal)
     params = {
         **wire_fields(options, "sglang"),
         "n": n if n > 1 else None,
@@ -56,7 +55,7 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
         "spaces_between_special_tokens": False,
         **form_of(options),
     }
-    return {name: value for name, value in params.items() if value is not None}
+    return Success({name: value for name, value in params.items() if value is not None})
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
@@ -76,13 +75,12 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
     return stops if _ignores_eos(options) else stops | {"ids"}
 
 
-def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
+def unsupported(options: GenerationOptions, ending_ids: tuple[int, ...]) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
-    options = ask.options
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
         words = f"SGLang does not honour temperature={options.temperature:g}: it decodes greedily below {LEAST_TEMPERATURE:g}"
         return UnsupportedOption(words, option="temperature", hint="use temperature 0 (greedy), or more")
-    if options.min_new_tokens and ask.ending_ids and _ignores_eos(options):
+    if options.min_new_tokens and ending_ids and _ignores_eos(options):
         words = "SGLang holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
     refused = grammar.unsupported_with_form(options, "sglang_server")
@@ -107,10 +105,10 @@ _NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request."""
-    refusal = unsupported(ask)
-    if refusal is not None:
-        return Failure(refusal)
-    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": sampling_params(ask)}
+    params = sampling_params(ask.options, ask.ending_ids, ask.stops, ask.n)
+    if not is_ok(params):
+        return Failure(params.failure())
+    body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": params.unwrap()}
     if ask.rid:
         body["rid"] = ask.rid
     if ask.stream:

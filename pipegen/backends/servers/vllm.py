@@ -30,20 +30,20 @@ GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 LEAST_TEMPERATURE = 0.01
 """vLLM raises a temperature above 0 to at least this, with a warning only."""
 MOST_TEMPERATURE = 2.0
+NONE = Success(None)
 MOST_LOGPROBS = 20
 """What vLLM's `--max-logprobs` is unless a server says otherwise."""
 
 
-def sampling_params(ask: ServerRequest) -> Mapping[str, Any]:
-    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent.
+@LastCallCache
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Slot[Mapping[str, Any]]:
+    """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where the server would change an option.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
     """
-    return _params(ask.options, ask.ending_ids, ask.stops, ask.n)
-
-
-@LastCallCache
-def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Mapping[str, Any]:
+    refusal = unsupported(options, ending_ids, stops)
+    if refusal is not None:
+        return Failure(refusal)
     params = {
         **wire_fields(options, "vllm"),
         "n": n,
@@ -60,7 +60,7 @@ def _params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tupl
         "detokenize": bool(stops),
         "structured_outputs": {"json" if name == "json_schema" else name: value for name, value in form_of(options).items()} or None,
     }
-    return {name: value for name, value in params.items() if value is not None}
+    return Success({name: value for name, value in params.items() if value is not None})
 
 
 def logprobs_asked(options: GenerationOptions) -> int | None:
@@ -72,9 +72,8 @@ def logprobs_asked(options: GenerationOptions) -> int | None:
     return top + 1 if options.temperature else top
 
 
-def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
+def unsupported(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> UnsupportedOption | None:
     """The option that this server would change or cannot carry out, if there is one."""
-    options = ask.options
     ignores_eos = options.stop is not None and options.stop.ignore_eos
     if options.temperature and options.temperature < LEAST_TEMPERATURE:
         words = f"vLLM does not honour temperature={options.temperature:g}: it would take {LEAST_TEMPERATURE:g}, the least above 0"
@@ -84,7 +83,7 @@ def unsupported(ask: ServerRequest) -> UnsupportedOption | None:
     if (logprobs_asked(options) or 0) > MOST_LOGPROBS:
         words = f"vLLM gives the {MOST_LOGPROBS - 1} likeliest tokens besides the drawn one, not {options.top_logprobs}"
         return UnsupportedOption(words, option="top_logprobs", hint=f"ask for at most {MOST_LOGPROBS - 1} where temperature is above 0")
-    if options.min_new_tokens and ignores_eos and (ask.ending_ids or ask.stops):
+    if options.min_new_tokens and ignores_eos and (ending_ids or stops):
         words = "a vLLM server holds the model's own end token back for the first min_new_tokens tokens, even with ignore_eos"
         return UnsupportedOption(words, option="min_new_tokens", hint="leave out min_new_tokens, or ignore_eos")
     return unsupported_with_form(options, "vllm_server")
@@ -98,14 +97,16 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
-    refusal = unsupported(ask)
-    if refusal is not None:
-        return Failure(refusal)
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, ask.n)
+    if not is_ok(sampling):
+        return Failure(sampling.failure())
+    params = sampling.unwrap()
     if "generate" not in facts.lacks:
         if ask.resized and ask.features is None:
             return Failure(unkept("this vLLM server does not keep the sizes of images")) if "render" in facts.lacks else Success(render_request(ask))
-        body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": sampling_params(ask), "stream": ask.stream or None}
-        body["sampling_params"] = {**body["sampling_params"], "prompt_logprobs": 1} if ask.scored else body["sampling_params"]
+        body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": params, "stream": ask.stream or None}
+        if ask.scored:
+            body["sampling_params"] = {**params, "prompt_logprobs": 1}
         if ask.images:
             parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
             body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
@@ -114,7 +115,7 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         words = "this vLLM server takes no images by token ids: its endpoint /inference/v1/generate is switched off"
         return Failure(UnsupportedMultimodal(words, hint="start it with `vllm serve ... --enable-scale-out`, or catch it with fallback(...)"))
     reports: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "add_special_tokens": False}
-    params = {**sampling_params(ask), **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
+    params = {**params, **({"logprobs": max(ask.options.top_logprobs or 0, MARGIN)} if ask.options.logprobs else {})}
     del params["detokenize"]
     reports |= {"prompt_logprobs": 1} if ask.scored else {}
     return Success(_request(COMPLETIONS, {"model": ask.model, "prompt": list(ask.token_ids), "stream": ask.stream or None, **params, **reports}, ask))
@@ -149,25 +150,22 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
         return malformed(f"{place} has index {index!r:.40} and finish_reason {finish!r:.40}")
 
     made = ids_of(ids, f"{place}.token_ids")
-    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else None
-    for read in (made, known):
-        if read is not None and not is_ok(read):
+    if not is_ok(made):
+        return Failure(made.failure())
+    token_ids, options = made.unwrap(), ask.options
+    known = NONE if prompt is None else ids_of(prompt, "prompt_token_ids")
+    scores = scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask) if ask.scored else NONE
+    noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=options.top_logprobs or 0, seen=seen) if options.logprobs else NONE
+    for read in (known, scores, noted):
+        if not is_ok(read):
             return Failure(read.failure())
-    token_ids = made.unwrap()
-    scores = scores_of_tables(choice.get("prompt_logprobs", answer.get("prompt_logprobs")), ask) if ask.scored else Success(None)
-    if not is_ok(scores):
-        return Failure(scores.failure())
-    wanted = ask.options.top_logprobs or 0
-    noted = logprobs_of(entries_in(choice.get("logprobs")), token_ids, wanted=wanted, seen=seen) if ask.options.logprobs else None
-    if noted is not None and not is_ok(noted):
-        return Failure(noted.failure())
     return Success(
         Completion(
             token_ids=token_ids,
-            logprobs=None if noted is None else noted.unwrap(),
+            logprobs=noted.unwrap(),
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
-            prompt_token_ids=None if known is None else known.unwrap(),
+            prompt_token_ids=known.unwrap(),
             index=index,
             routed_experts=choice.get("routed_experts"),
             scores=scores.unwrap(),

@@ -107,8 +107,26 @@ def test_an_answer_to_another_prompt_is_no_answer(ran: tuple[int, ...]) -> None:
     from pipegen.backends.servers.wire import Completion
 
     row = ServerRow(encoded((1, 2)), ToyModel().tokenizer, (), (), "x")
-    assert row.take_piece(Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)) is None
+    answer = Completion(token_ids=(65,), finish="stop", prompt_token_ids=ran)
+    assert row.take_piece(answer) is None
     assert isinstance(row.slot().failure(), pg.MalformedResponse)
+    with FaultyServer() as server, route_to(server) as route:
+        engine: Any = route.engine
+        assert isinstance(engine.answer(encoded((1, 2)), answer).failure(), pg.MalformedResponse)
+
+
+def test_an_id_that_is_none_is_no_answer_and_a_good_one_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole rows are ended by the stages after the engine; following them too would end them twice."""
+    from pipegen.backends.servers import server as module
+    from pipegen.backends.servers.wire import Completion
+
+    monkeypatch.setattr(module, "ServerRow", None)
+    with FaultyServer() as server, route_to(server) as route:
+        engine: Any = route.engine
+        asked = encoded((1, 2), max_new_tokens=2)
+        for finish in ("stop", "length"):
+            assert engine.answer(asked, Completion(token_ids=(65, 66), finish=finish)).unwrap().token_ids == (65, 66)
+            assert "generated id" in engine.answer(asked, Completion(token_ids=(65, 10**6), finish=finish)).failure().message
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])

@@ -65,7 +65,7 @@ def test_images_logprobs_and_streams_are_asked_for(ask: Any) -> None:
     [({"regex": "[ab]"}, "regex", "[ab]"), ({"choice": ("a.b", "no")}, "regex", r"(a\.b|no)"), ({"json_schema": "{}"}, "json_schema", "{}")],
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, name: str, value: str) -> None:
-    assert sglang.sampling_params(ask(structured=form))[name] == value
+    assert sglang.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"][name] == value
 
 
 def test_what_the_server_may_end_a_row_at(ask: Any) -> None:

@@ -62,7 +62,7 @@ def test_the_body_is_said_in_full(ask: Any) -> None:
 
 
 def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
-    params = vllm.sampling_params(ask(top_k=0))
+    params = vllm.to_wire(ask(top_k=0), Facts()).unwrap().body["sampling_params"]
     assert params["top_k"] == 0
     assert "seed" not in params
     assert "logprobs" not in params
@@ -77,7 +77,7 @@ def test_what_is_none_is_not_sent_and_zero_is(ask: Any) -> None:
     ],
 )
 def test_the_form_of_the_answer_is_asked_for(ask: Any, form: Any, said: Any) -> None:
-    params = vllm.sampling_params(ask(structured=form))
+    params = vllm.to_wire(ask(structured=form), Facts()).unwrap().body["sampling_params"]
     assert json.dumps(params["structured_outputs"]).replace(" ", "") == json.dumps(said).replace(" ", "")
 
 
@@ -225,7 +225,7 @@ def test_the_likeliest_tokens_are_the_best_of_those_sent(ask: Any) -> None:
     entry = {"token_id": 5, "logprob": -2.0, "top_logprobs": tops}
     answer = {"choices": [choice(token_ids=[5], logprobs={"content": [entry]})]}
     drawn = ask(logprobs=True, top_logprobs=2, temperature=1.0)
-    assert vllm.sampling_params(drawn)["logprobs"] == 3
+    assert vllm.to_wire(drawn, Facts()).unwrap().body["sampling_params"]["logprobs"] == 3
     (completion,) = vllm.from_wire(answer, drawn).unwrap()
     assert completion.logprobs[0].top == ((8, -0.1), (9, -1.0))
     few = {"choices": [choice(token_ids=[5], logprobs={"content": [{**entry, "top_logprobs": tops[:1]}]})]}
