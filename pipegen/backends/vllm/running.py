@@ -280,13 +280,20 @@ class Call:
         return self._placed(await self._running.astep(self._box))
 
     def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
-        """The outputs with their rows; a row whose last one this is, is forgotten."""
-        return [(self._rows.pop(output.request_id) if output.finished else self._rows[output.request_id], output) for output in outputs]
+        """The outputs with their rows, but for rows that were dropped; a row whose last one this is, is forgotten."""
+        ours = [(self._rows[output.request_id], output) for output in outputs if output.request_id in self._rows]
+        for _, output in ours:
+            if output.finished:
+                del self._rows[output.request_id]
+        return ours
 
     def drop(self, rows: Collection[int]) -> None:
         """End these rows where they still run."""
         if rows:
-            self._end([request_id for request_id, row in self._rows.items() if row in rows])
+            ended = [request_id for request_id, row in self._rows.items() if row in rows]
+            for request_id in ended:
+                del self._rows[request_id]
+            self._end(ended)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
