@@ -21,7 +21,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
-__all__ = ["CheckpointEngine", "ModelMetadata", "OnModel", "in_order"]
+__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order"]
 
 
 class ModelMetadata(Protocol):
@@ -70,8 +70,8 @@ class ModelMetadata(Protocol):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
 
 
-class OnModel:
-    """The part of a `TokenEngine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
+class HasModelMetadata:
+    """The part of a `TokenEngine` that it takes from its `ModelMetadata`: tokenizer, template and end tokens are the model's, whatever computes."""
 
     _checkpoint: ModelMetadata
 
@@ -104,7 +104,7 @@ class OnModel:
         return self._checkpoint.generation_config
 
 
-class CheckpointEngine(OnModel, ABC):
+class CheckpointEngine(HasModelMetadata, ABC):
     """An `Engine` on one checkpoint, but for how it computes: that is `stream`.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.

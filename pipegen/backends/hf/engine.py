@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
-import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ from returns.result import Failure
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
-from pipegen.backends.checkpoint.foreign import load_failed
+from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
@@ -28,7 +26,7 @@ from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.scoring import Scoring, Sharing
 from pipegen.backends.hf.shared import HFCall, SharedSchedule
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -42,7 +40,7 @@ from pipegen.stages.fitting import check_ids
 __all__ = ["HFEngine"]
 
 
-_log = logging.getLogger("pipegen")
+_failed = functools.partial(engine_failed, "hf")
 ROWS = 32
 """Rows that run side by side by default."""
 IMAGES = 256 * 2**20
@@ -189,12 +187,10 @@ class HFEngine(CheckpointEngine):
         try:
             return self._weights.model()
         except BadAdapter as error:
-            raise CallFailed(_failure(str(error), "batch", hint="use the adapter that was made for this model, or the model it was made for")) from error
+            raise CallFailed(_failed(str(error), hint=error.hint)) from error
         except RuntimeError as error:
             if is_out_of_memory(error):
-                raise CallFailed(
-                    _failure(f"the weights do not fit: {error}", "batch", hint="free memory on the device, or load with dtype='bfloat16'")
-                ) from error
+                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
             raise self._load_failed(error) from error
         except CallFailed:
             raise
@@ -212,24 +208,18 @@ class HFEngine(CheckpointEngine):
                 return schedule.step()
         except CompileFailed as error:
             hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
-            raise CallFailed(_failure(str(error), "batch", hint=hint)) from error
+            raise CallFailed(_failed(str(error), hint=hint)) from error
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
             if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failure(str(error), "batch")) from error
+                raise CallFailed(_failed(str(error))) from error
             if not is_out_of_memory(error):
                 raise
             words = str(error)
         rows = schedule.rows
         for row in schedule.requeue_after_oom():
-            row.fail(_failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
+            row.fail(_failed(words, scope="row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
         release()
         return rows
-
-
-def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)
 
 
 class _First:
@@ -247,4 +237,4 @@ def check_process() -> None:
     if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
         words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
         hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
-        raise CallFailed(BackendFailed(words, backend="hf", scope="batch", incident=uuid.uuid4().hex[:12], hint=hint))
+        raise CallFailed(_failed(words, hint=hint))

@@ -21,8 +21,6 @@ generates may run in between.
 from __future__ import annotations
 
 import inspect
-import logging
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -33,13 +31,14 @@ from returns.result import Failure, Success
 from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs, prefill
 from pipegen.backends.hf.scored_rows import CachedRows, Context, Tail, columns_of, common_prefixes, fed, note
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.records.scores import Continued, TokenScores
 
@@ -51,7 +50,6 @@ PADDED = 48, 4096
 """So many columns of padding cost about as much as a pass of their own: on a processor, and on other devices."""
 PREFIX = 32
 """The shortest prefix that is worth a pass of its own."""
-_log = logging.getLogger("pipegen")
 
 
 @dataclass(slots=True)
@@ -171,7 +169,7 @@ class Scoring:
             work(tails)
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
             if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failure(str(error), "batch", "")) from error
+                raise CallFailed(engine_failed("hf", str(error))) from error
             if not is_out_of_memory(error):
                 raise
             words = str(error)
@@ -183,7 +181,7 @@ class Scoring:
         for tail in tails:
             tail.clear()
         if len(tails) == 1:
-            yield tails[0].position, Failure(_failure(words, "row", "free memory on the device, or shorten the context"))
+            yield tails[0].position, Failure(engine_failed("hf", words, scope="row", hint="free memory on the device, or shorten the context"))
             return
         half = len(tails) // 2
         for part in (tails[:half], tails[half:]):
@@ -303,9 +301,3 @@ def _whole(model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **s
         prepared["logits_to_keep"] = torch.arange(columns.start, columns.stop, device=input_ids.device)
     logits: torch.Tensor = model(**prepared, return_dict=True).logits[0]
     return logits if keeps else logits[columns.start : columns.stop]
-
-
-def _failure(words: str, scope: str, hint: str) -> BackendFailed:
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)

@@ -33,7 +33,8 @@ from typing import Any, NoReturn
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.vllm.failures import deaths, failure
+from pipegen.backends.checkpoint.foreign import engine_failed
+from pipegen.backends.vllm.failures import deaths
 from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, engine_arguments, starting
 from pipegen.core.errors import BackendFailed, CallFailed
 
@@ -128,7 +129,7 @@ class Running:
         self._turns.submit(do)
 
     def _died(self, error: Exception) -> NoReturn:
-        because = failure(f"{type(error).__name__}: {error}", "batch")
+        because = engine_failed("vllm", f"{type(error).__name__}: {error}")
         self.stop(because)
         raise CallFailed(because) from error
 
@@ -210,8 +211,7 @@ class Core:
         try:
             room = adapter_arguments(checkpoint)
         except BadAdapter as error:
-            hint = "use the adapter that was made for this model, or the model it was made for"
-            raise CallFailed(failure(str(error), "batch", hint=hint)) from error
+            raise CallFailed(engine_failed("vllm", str(error), hint=error.hint)) from error
         with starting(load, checkpoint.source):
             check_version()
             check_files(load, checkpoint.source)
@@ -245,7 +245,7 @@ class Core:
             if self._running is not None:
                 running, self._running = self._running, None
                 if running.failed is None:
-                    running.stop(BackendFailed("the engine was closed while the call ran", backend="vllm", scope="batch", incident=uuid.uuid4().hex[:12]))
+                    running.stop(engine_failed("vllm", "the engine was closed while the call ran"))
 
 
 class Call:
