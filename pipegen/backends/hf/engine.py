@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
-from pipegen.backends.hf.scoring import Scoring, Sharing
+from pipegen.backends.hf.scoring import Scoring
 from pipegen.backends.hf.shared import HFCall, SharedSchedule
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -71,9 +72,9 @@ class HFEngine(CheckpointEngine):
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
-        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint)
+        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint, self._pixels)
+        self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)  # it holds one at a time, and none between calls
         self._shared = SharedSchedule(self._start, self._step)
-        self._sharing = Sharing()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -149,7 +150,8 @@ class HFEngine(CheckpointEngine):
         if rows:
             check_process()
             self._loaded()
-            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._sharing, self._checkpoint.load.batch_size or ROWS).run(rows)
+            size = self._checkpoint.load.batch_size or ROWS
+            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, size).run(rows)
         return [slots[position] for position in range(len(inputs))]
 
     async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
