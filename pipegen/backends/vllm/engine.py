@@ -146,7 +146,7 @@ class VLLMEngine(CheckpointEngine):
         if not rows:
             return
         running = await asyncio.to_thread(self._core.running)
-        call = Call(running, waits=False)
+        call = Call(running)
         try:
             for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call, running):
                 yield refused
@@ -181,7 +181,7 @@ class VLLMEngine(CheckpointEngine):
         if not inputs:
             return []
         running = await asyncio.to_thread(self._core.running)
-        call = Call(running, waits=False)
+        call = Call(running)
         try:
             slots = await asyncio.to_thread(self._begin_scores, inputs, call, running)
             while len(slots) < len(inputs):
