@@ -19,7 +19,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError
-from pipegen.core.slots import Slot
 
 __all__ = ["EXHAUSTED", "Raised", "TokenizerFailed", "attempt", "guard", "guard_slot", "of_tokenizer", "report"]
 
@@ -76,12 +75,7 @@ def guard(
     >>> guard(lambda: 3, lambda raised: GenerationError(raised.words))
     <Success: 3>
     """
-    try:
-        return Success(work())
-    except BaseException as raised:
-        if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
-            raise
-        return Failure(failed(report(raised, traced=not isinstance(raised, known))))
+    return guard_slot(lambda: Success(work()), failed, known=known, only=only)
 
 
 def attempt(work: Callable[[], T]) -> Result[T, Exception]:
@@ -113,12 +107,16 @@ def of_tokenizer(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
 
 
 def guard_slot(
-    work: Callable[[], Slot[T]],
-    failed: Callable[[Raised], GenerationError],
+    work: Callable[[], Result[T, E]],
+    failed: Callable[[Raised], E],
     *,
     known: tuple[type[Exception], ...] = (),
     only: tuple[type[Exception], ...] = (Exception,),
-) -> Slot[T]:
+) -> Result[T, E]:
     """As `guard`, for work that gives a slot itself."""
-    done = guard(work, failed, known=known, only=only)
-    return done.unwrap() if isinstance(done, Success) else Failure(done.failure())
+    try:
+        return work()
+    except BaseException as raised:
+        if not isinstance(raised, (*known, *only)) and not (type(raised).__name__ == _PANIC and Exception in only):
+            raise
+        return Failure(failed(report(raised, traced=not isinstance(raised, known))))

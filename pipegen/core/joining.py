@@ -7,8 +7,9 @@ put together in its one slot. Where no stage closes, nothing is expanded, and th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from returns.result import Success
@@ -28,7 +29,10 @@ B = TypeVar("B")
 
 def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
     """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
-    slots = yield from pipe.steps(batch)
+    return _matching(pipe, batch, (yield from pipe.steps(batch)))
+
+
+def _matching(pipe: Pipe[A, B], batch: Batch[A], slots: Batch[B]) -> Batch[B]:
     if len(slots) != len(batch):
         raise ContractError(f"{pipe.name} gave {len(slots)} slots for {len(batch)}")
     return slots
@@ -136,7 +140,8 @@ class Joined:
             if turn.rows:
                 batch = row_by_row(turn.rows, batch)
             else:
-                batch = yield from relayed(counted(stage, batch), lambda wanted, turn=turn: samples.placed(wanted, turn))  # type: ignore[misc]
+                slots = yield from relayed(stage.steps(batch), functools.partial(samples.placed, turn))
+                batch = _matching(stage, batch, slots)
             if stage.closes and stage.sampling is not None:
                 batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
         return batch
@@ -145,13 +150,12 @@ class Joined:
 class _Samples:
     """The place of each slot of the batch, once a request has become several rows."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] | None = None
-        """Of each slot its request and its sample; None while every request has one slot."""
-        self.requests: Sequence[Slot[Any] | None] = ()
-        """Of each request what the last stage that opens was given; None where that was several rows already."""
-        self.before: Batch[Any] | None = None
-        """Of each slot the answer that its request was made of, once there is one."""
+    rows: list[Row] | None = None
+    """Of each slot its request and its sample; None while every request has one slot."""
+    requests: Sequence[Slot[Any] | None] = ()
+    """Of each request what the last stage that opens was given; None where that was several rows already."""
+    before: Batch[Any] | None = None
+    """Of each slot the answer that its request was made of, once there is one."""
 
     def begin(self, batch: Batch[Any], rule: Sampling, *, expands: bool) -> Batch[Any]:
         """Before a stage that opens: the batch with each request in as many rows as it asks for."""
@@ -200,11 +204,11 @@ class _Samples:
             groups[request].append(slot)
         return groups
 
-    def placed(self, wanted: Call, turn: _Turn) -> Call:
+    def placed(self, turn: _Turn, wanted: Call) -> Call:
         """A call of the stage as the whole batch sees it."""
         rows, shown = wanted.rows, wanted.shown and turn.shown
         if self.rows is not None:
             here, count = self.rows, len(self.rows)
             rows = tuple((here[row][0], here[row][1] + count * sample) for row, sample in rows)
             shown = shown and not turn.stage.opens
-        return replace(wanted, rows=rows, shown=shown, follow=wanted.follow or turn.follow)
+        return Call(wanted.backend, wanted.inputs, rows, shown, wanted.follow or turn.follow)

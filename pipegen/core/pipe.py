@@ -256,9 +256,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
         rows = live_rows(batch)
-        if not rows:
-            return batch
-        return refill(batch, (yield Call(backend, live(batch), tuple((row, 0) for row in rows))))
+        return refill(batch, (yield Call(backend, live(batch), tuple([(row, 0) for row in rows])))) if rows else batch
 
     return Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
 

@@ -58,8 +58,10 @@ def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[Generati
 def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
     given = Success(request) if isinstance(request, GenerationRequest) else request
     made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
-    own = made.unwrap().options if is_ok(made) else None
-    return made.bind(lambda record: merged_into(record, options)).bind(lambda record: allowed(record, policy, own))
+    if not is_ok(made):
+        return made
+    merged = merged_into(made.unwrap(), options)
+    return allowed(merged.unwrap(), policy, made.unwrap().options) if is_ok(merged) else merged
 
 
 def merged_into(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:

@@ -48,8 +48,10 @@ IN_FLIGHT = 64
 """Requests in flight for an engine that does not tell what keeps it full."""
 REORDER = 8
 """How many times `in_flight` requests may have ended and wait for a slower one before them."""
-TOGETHER = 32
+TOGETHER = 64
 """Requests that are prepared together."""
+TAKING_SECONDS = 0.05
+"""How long requests are taken before the engines work on, or as long as their last step took if that is longer: an input may be slow."""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
 
@@ -78,12 +80,13 @@ class Flow(Generic[K]):
         finished: Callable[[K, Slot[Any]], object] = lambda key, slot: None,
         kept: KeptAnswers[K] | None = None,
         admits: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipe, self._take, self._options = pipe, take, options
         self._reads, self._allows = image_policy or ImagePolicy(), policy or RequestPolicy()
         self._limit, self._limits = in_flight or IN_FLIGHT, None if in_flight else dict[int, int]()
         self._ordered, self._isolates, self._finished = ordered, isolate_bugs, finished
-        self._kept, self._admits = kept, admits
+        self._kept, self._admits, self._clock = kept, admits, clock
         self._turns: deque[Unit[K]] = deque()
         """The units to be given out: all that were taken where they are ordered, else those that have ended."""
         self._units: dict[int, Unit[K]] = {}
@@ -94,6 +97,8 @@ class Flow(Generic[K]):
         self._rows = 0
         self._feeds: dict[int, Feed] = {}
         self._more, self._nothing_now = True, False
+        self._stepped = 0.0
+        """How many seconds the engines' last step took."""
         self._input_error: Exception | None = None
         self._preparing: dict[Future[Started], Unit[K]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -134,7 +139,7 @@ class Flow(Generic[K]):
             self.close()
 
     def round(self) -> Iterator[tuple[K, Slot[Any]]]:
-        """Take the requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
+        """Take requests for which there is room, let the engines work for one step, and give out the slots whose turn has come."""
         self._fill()
         if not (self._turns and self._turns[0].ended):
             self._work()
@@ -145,16 +150,16 @@ class Flow(Generic[K]):
                 raise unit.bug
             yield unit.key, unit.slot  # type: ignore[misc]  # one of the two is there
 
-    def drain(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def drain(self, seconds: float) -> None:
         """Take no more requests, and let those in flight end for so many seconds. Only `finished` is called with them.
 
         A step of an engine is not interrupted. An engine that takes no rows while it works is not called again. Drained again, a flow has no more time than
         it had. A bug of an engine raises: its rows are not run again.
         """
         self._more = False
-        end = clock() + seconds
+        end = self._clock() + seconds
         self._until = end if self._until is None else min(self._until, end)
-        while self._ends and (left := self._until - clock()) > 0:
+        while self._ends and (left := self._until - self._clock()) > 0:
             self._most_wait = min(left, threading.TIMEOUT_MAX)
             for _ in self.round():
                 pass
@@ -180,6 +185,7 @@ class Flow(Generic[K]):
 
     def _fill(self) -> None:
         together: list[Unit[K]] = []
+        end = self._clock() + max(TAKING_SECONDS, self._stepped)
         while self._more and self.room > 0:
             given = attempt(self._take)
             if not is_ok(given):
@@ -194,7 +200,14 @@ class Flow(Generic[K]):
             if len(together) == TOGETHER or self._limits == {}:  # the first one tells which engine there is, and so how many may be taken
                 self._begin(together)
                 together = []
+            if self._clock() >= end:
+                break
         self._begin(together)
+
+    @property
+    def _takes_more(self) -> bool:
+        """Whether there is room for a request, and perhaps one for it."""
+        return self._more and not self._nothing_now and self.room > 0
 
     @property
     def room(self) -> int:
@@ -232,11 +245,12 @@ class Flow(Generic[K]):
         prepared = [future for future in self._preparing if future.done()]
         for future in prepared:
             self._advance(self._preparing.pop(future), future.result)
-        worked = bool(prepared)
+        worked, begun = bool(prepared), self._clock()
         for backend, feed in list(self._feeds.items()):
             if feed.rows and not self._awaits_more(feed):
                 worked |= self._step(backend, feed) or feed.call.computes
-        idle = not worked and not any(unit.ended for unit in self._turns)
+        self._stepped = self._clock() - begun
+        idle = not worked and not self._takes_more and not any(unit.ended for unit in self._turns)
         if idle and (self._units or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
 
@@ -246,8 +260,7 @@ class Flow(Generic[K]):
             return True
         if not feed.call.computes or len(feed.new) < len(feed.rows):
             return False
-        more = self._more and self.room > 0 and not self._nothing_now
-        return bool(self._preparing) or (more and isinstance(feed.call, BatchCall))
+        return bool(self._preparing) or (self._takes_more and isinstance(feed.call, BatchCall))
 
     def _step(self, backend: int, feed: Feed) -> bool:
         """Add what is new, and take what has ended; whether something has."""

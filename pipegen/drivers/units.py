@@ -43,6 +43,8 @@ class KeptAnswers(Protocol[K_contra]):
 class Unit(Generic[K]):
     """One request on its way."""
 
+    __slots__ = ("answers", "asked", "bug", "bytes", "calls", "key", "missing", "slot", "started")
+
     def __init__(self, key: K, asked: Slot[GenerationRequest]) -> None:
         self.key, self.asked = key, asked
         self.started: Started | None = None
@@ -76,5 +78,5 @@ class Feed:
 def image_bytes(asked: Any) -> int:
     """What the images of a call's input take, in bytes: as pixels, or as they came."""
     if isinstance(asked, Encoded):
-        return sum(len(image.rgb) for image in asked.prompt.images)
+        return sum([len(image.rgb) for image in asked.prompt.images])
     return sum(len(source.data or b"") for source in asked.request.sources) if isinstance(asked, ResolvedRequest) else 0

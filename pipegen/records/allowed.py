@@ -64,8 +64,8 @@ def _amounts(request: GenerationRequest) -> Iterator[tuple[str, str, int]]:
     yield "the number of messages", "max_messages", len(messages)
     yield "the number of content parts", "max_parts", len(parts)
     yield "the number of images", "max_images", len(request.sources)
-    texts: list[Any] = [request.prompt, request.tools, *(part.text for part in parts if isinstance(part, TextPart))]
-    texts += [text for message in messages for text in (message.content, message.extras) if not isinstance(text, tuple)]
+    texts: list[Any] = [request.prompt or "", *request.tools, *(part.text for part in parts if isinstance(part, TextPart))]
+    texts += [text for message in messages for text in (message.content, message.extras) if text and not isinstance(text, tuple)]
     yield "the prompt's size in bytes", "max_prompt_bytes", _bytes(texts) + 4 * len(request.prompt_token_ids or ())
     if options is None:
         return

@@ -74,9 +74,9 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
     plain, scorer = pipe.call(backend), Scorer(backend)
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
-        rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
-        if not any(isinstance(asked, Encoded) and (asked.options.prompt_logprobs or asked.options.max_new_tokens == 0) for asked in rows.values()):
+        if not any(_scores(slot.unwrap()) for slot in batch if is_ok(slot)):
             return (yield from plain.steps(batch))
+        rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
         scores = yield from _scored(scorer, {row: encoded for row, encoded in rows.items() if encoded.options.prompt_logprobs})
         failed = {row: slot for row, slot in scores.items() if not is_ok(slot)}
         slots: dict[int, Slot[Raw]] = {row: Success(Raw(encoded=encoded, token_ids=())) for row, encoded in rows.items()}
@@ -95,6 +95,11 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
         return tuple([noted(row) if row in rows else Failure(slot.failure()) for row, slot in enumerate(batch)])
 
     return pipe.Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+
+
+def _scores(asked: Any) -> bool:
+    """Whether the row's prompt is to be scored, or nothing is to be generated after it."""
+    return isinstance(asked, Encoded) and (bool(asked.options.prompt_logprobs) or asked.options.max_new_tokens == 0)
 
 
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))

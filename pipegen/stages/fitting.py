@@ -46,7 +46,8 @@ def check_ids(encoded: Encoded, vocab_size: int | None) -> InvalidRequest | None
     if vocab_size is None:
         return None
     prompt = encoded.prompt
-    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", prompt.compact_token_ids), *_option_ids(encoded.options)):
+    compact = () if prompt.compact_token_ids is prompt.token_ids else prompt.compact_token_ids  # they differ where there are images
+    for place, ids in (("the prompt holds", prompt.token_ids), ("the prompt holds", compact), *_option_ids(encoded.options)):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             position = next(position for position, number in enumerate(ids) if not 0 <= number < vocab_size)
             words = f"{place} id {ids[position]} at position {position}, and the model has ids from 0 to {vocab_size - 1}"

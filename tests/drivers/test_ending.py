@@ -3,74 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stepwise import Stepwise, echo
 
 import pipegen as pg
 from pipegen.drivers.flow import Flow
 from pipegen.drivers.units import NoRequest
-from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
 PROMPTS = ["1 a", "9 b", "3 c", "2 d", "1 e", "1 f"]
 """Each begins with the number of steps that its row takes."""
 
 
-def echo(encoded: Encoded) -> str:
-    return f"re: {encoded.request.prompt}<|im_end|>"
-
-
-class Steps:
-    """An open call whose rows end after as many steps as they say; each step takes one second."""
-
-    def __init__(self, engine: Stepwise, wake: Callable[[], object]) -> None:
-        self.engine, self.wake, self.computes = engine, wake, engine.computes
-        self.rows: dict[int, list[Any]] = {}
-
-    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
-        self.rows.update({number: [int(encoded.request.prompt.split()[0]), encoded] for number, encoded in inputs})
-
-    def step(self) -> list[tuple[int, Any]]:
-        self.engine.now += 1
-        self.engine.before_step()
-        for row in self.rows.values():
-            row[0] -= 1
-        if not self.computes:
-            self.wake()
-        return [(number, self.engine.generate([self.rows.pop(number)[1]])[0]) for number, row in [*self.rows.items()] if row[0] <= 0]
-
-    def close(self) -> None:
-        self.engine.left += len(self.rows)
-
-
-class Stepwise(FakeEngine):
-    """An engine that is fed."""
-
-    in_flight = 3
-
-    def __init__(self, *, computes: bool = True, before_step: Callable[[], object] = lambda: None) -> None:
-        super().__init__(echo)
-        self.computes, self.now, self.left, self.before_step = computes, 0.0, 0, before_step
-
-    def open(self, wake: Callable[[], object]) -> Steps:
-        return Steps(self, wake)
-
-
 def texts(engine: FakeEngine) -> list[str]:
     return [str(encoded.request.prompt) for call in engine.calls for encoded in call]
 
 
-def flow_of(engine: FakeEngine, ended: list[str]) -> Flow[str]:
+def flow_of(engine: Stepwise, ended: list[str]) -> Flow[str]:
     waiting = iter(PROMPTS)
 
     def take() -> tuple[str, Any] | NoRequest:
         prompt = next(waiting, None)
         return NoRequest.MORE if prompt is None else (prompt, {"prompt": prompt})
 
-    return Flow(pg.route(engine), take, ordered=False, finished=lambda key, slot: ended.append(key))
+    return Flow(pg.route(engine), take, ordered=False, finished=lambda key, slot: ended.append(key), clock=lambda: engine.now)
 
 
 @pytest.mark.parametrize("computes", [True, False])
@@ -79,7 +38,7 @@ def test_a_flow_that_is_drained_takes_nothing_more_and_ends_in_time(computes: bo
     engine, ended = Stepwise(computes=computes), list[str]()
     flow = flow_of(engine, ended)
     assert [key for key, _ in flow.round()] == ["1 a"]
-    flow.drain(seconds, lambda: engine.now)
+    flow.drain(seconds)
     assert ended == ["1 a", "3 c", "9 b"][:rows]
     assert engine.now == steps
     flow.close()
@@ -90,15 +49,15 @@ def test_drained_again_a_flow_has_no_more_time_than_it_had() -> None:
     engine, ended = Stepwise(), list[str]()
     flow = flow_of(engine, ended)
     list(flow.round())
-    flow.drain(1, lambda: engine.now)
-    flow.drain(5, lambda: engine.now)
+    flow.drain(1)
+    flow.drain(5)
     assert (ended, engine.now) == (["1 a"], 2)
     flow.close()
 
 
 def test_nothing_in_flight_takes_no_time() -> None:
     flow = flow_of(Stepwise(), [])
-    flow.drain(60, lambda: 0.0)
+    flow.drain(60)
     assert flow.exhausted
 
 
@@ -116,7 +75,7 @@ def test_an_engine_of_whole_calls_is_not_called_again() -> None:
     flow = Flow(twice, take, finished=lambda key, slot: ended.append(key))
     list(flow.round())
     assert flow.busy
-    flow.drain(60, lambda: 0.0)
+    flow.drain(60)
     assert (len(engine.calls), ended) == (1, [])
     flow.close()
 
@@ -131,7 +90,7 @@ def test_a_bug_of_an_engine_raises_while_a_flow_is_drained() -> None:
     flow: Flow[str] = Flow(pg.route(engine), lambda: (prompt := next(waiting), {"prompt": prompt}), isolate_bugs=True)
     list(flow.round())
     with pytest.raises(ZeroDivisionError):
-        flow.drain(60, lambda: engine.now)
+        flow.drain(60)
     assert len(engine.calls) == 1
     flow.close()
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.stepwise import Stepwise
 
 import pipegen as pg
 from pipegen.core.backend import BatchCall
 from pipegen.core.calls import Call
+from pipegen.drivers.flow import Flow
+from pipegen.drivers.units import NoRequest
 from pipegen.engines.extras import MissingExtra
 from pipegen.testing.fake import FakeEngine
 
@@ -250,3 +253,20 @@ def test_a_stage_of_a_whole_batch_sees_one_request_at_a_time() -> None:
 def test_a_pipe_that_calls_no_engine_goes_through_its_stages() -> None:
     pipe: Any = pg.pure("id", lambda request: request.id) >> pg.pure("twice", lambda name: name * 2)
     assert [slot.unwrap() for slot in pg.imap(pipe, [{"id": str(n), "prompt": "Hi"} for n in range(3)])] == ["00", "11", "22"]
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_rows_are_worked_on_while_a_slow_input_has_more(computes: bool) -> None:
+    engine, taken = Stepwise(computes=computes), 0
+    engine.in_flight = 1000
+
+    def take() -> tuple[int, Any] | NoRequest:
+        nonlocal taken
+        taken, engine.now = taken + 1, engine.now + 0.02
+        return (taken, {"prompt": "1 a"}) if taken <= 500 else NoRequest.MORE
+
+    flow = Flow(pg.route(engine), take, clock=lambda: engine.now)
+    given = flow.slots()
+    assert next(given)[0] == 1
+    assert taken <= 3
+    assert [key for key, _ in given] == list(range(2, 501))

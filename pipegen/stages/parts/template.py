@@ -30,6 +30,7 @@ _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
 """How a list of parts is rendered by a template that takes strings only."""
 
 
+@functools.cache
 def _refusals() -> tuple[type[Exception], ...]:
     """The errors with which a template rejects messages."""
     try:

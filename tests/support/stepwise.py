@@ -1,0 +1,51 @@
+"""An engine that is fed: a row takes as many steps as its prompt says, and a step takes one second of the engine's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine
+
+__all__ = ["Stepwise", "echo"]
+
+
+def echo(encoded: Encoded) -> str:
+    return f"re: {encoded.request.prompt}<|im_end|>"
+
+
+class Steps:
+    """An open call whose rows end after as many steps as they say; each step takes one second."""
+
+    def __init__(self, engine: Stepwise, wake: Callable[[], object]) -> None:
+        self.engine, self.wake, self.computes = engine, wake, engine.computes
+        self.rows: dict[int, list[Any]] = {}
+
+    def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
+        self.rows.update({number: [int(encoded.request.prompt.split()[0]), encoded] for number, encoded in inputs})
+
+    def step(self) -> list[tuple[int, Any]]:
+        self.engine.now += 1
+        self.engine.before_step()
+        for row in self.rows.values():
+            row[0] -= 1
+        if not self.computes:
+            self.wake()
+        return [(number, self.engine.generate([self.rows.pop(number)[1]])[0]) for number, row in [*self.rows.items()] if row[0] <= 0]
+
+    def close(self) -> None:
+        self.engine.left += len(self.rows)
+
+
+class Stepwise(FakeEngine):
+    """An engine that is fed."""
+
+    in_flight = 3
+
+    def __init__(self, *, computes: bool = True, before_step: Callable[[], object] = lambda: None) -> None:
+        super().__init__(echo)
+        self.computes, self.now, self.left, self.before_step = computes, 0.0, 0, before_step
+
+    def open(self, wake: Callable[[], object]) -> Steps:
+        return Steps(self, wake)
