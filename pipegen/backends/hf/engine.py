@@ -16,7 +16,7 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
+from pipegen.backends.checkpoint.engine import CheckpointEngine
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
@@ -34,7 +34,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
 
@@ -116,18 +116,11 @@ class HFEngine(CheckpointEngine):
         """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
         return self._call(text=False)
 
-    def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of calls at one time advance together.
-
-        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
-        `generate` does.
-        """
-        return self._run(inputs, text=True)
-
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        return in_order(self._run(inputs, text=False))
-
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        """Rows of calls at one time advance together.
+
+        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails.
+        """
         with contextlib.closing(self._call(text=text)) as call:
             call.add([*enumerate(inputs)])
             while call.open:
@@ -153,15 +146,6 @@ class HFEngine(CheckpointEngine):
             size = self._checkpoint.load.batch_size or ROWS
             slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, size).run(rows)
         return [slots[position] for position in range(len(inputs))]
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, beside the event loop; calls that run at the same time share the model's steps. A cancelled one takes part in no further step."""
-        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
-            return in_order([event async for event in events])
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         with contextlib.closing(self._call(text=text, least=1 if text else len(inputs))) as call:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from returns.result import Failure
 
-from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
+from pipegen.backends.checkpoint.engine import CheckpointEngine
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
@@ -106,14 +106,6 @@ class VLLMEngine(CheckpointEngine):
     def close(self) -> None:
         self._core.close()
 
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As every engine's; rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
-        return in_order(self._run(inputs, text=False))
-
-    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
-        return self._run(inputs, text=True)
-
     @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
@@ -123,20 +115,12 @@ class VLLMEngine(CheckpointEngine):
         """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
         return VLLMCall(self, text=False)
 
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        """Without `text`, rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
         with contextlib.closing(VLLMCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
             while call.rows:
                 yield from call.events()
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
-        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
-            return in_order([event async for event in events])
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
