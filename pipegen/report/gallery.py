@@ -30,7 +30,6 @@ PAGE_ROWS = 2000
 """The most rows of one page."""
 _PAGE = Path(__file__).with_name("gallery.html")
 _SCRIPT = Path(__file__).with_name("gallery.js")
-_TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _LONGEST = 200_000
 """Characters of one text that are shown."""
 _WORDS = 4000

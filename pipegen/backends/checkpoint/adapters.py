@@ -22,6 +22,8 @@ _SUFFIX = re.compile(r"\.(lora_\w+|base_layer)(\.default)?(\.weight|\.bias)?$")
 class BadAdapter(ValueError):
     """An adapter that is not one of the model's, as a whole, or that cannot be read."""
 
+    hint = "use the adapter that was made for this model, or the model it was made for"
+
 
 def refuse_parts(adapter: str, foreign: Collection[str], missing: Collection[str], *, matched: bool) -> None:
     """Raise `BadAdapter` where the model has no place for some weights of the adapter (`foreign`), or modules that it is for get none (`missing`).

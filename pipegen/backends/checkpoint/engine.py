@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any, Protocol, Self
 
 from immutabledict import immutabledict
@@ -21,7 +22,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
-__all__ = ["CheckpointEngine", "ModelMetadata", "OnModel", "in_order"]
+__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order"]
 
 
 class ModelMetadata(Protocol):
@@ -70,8 +71,8 @@ class ModelMetadata(Protocol):
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
 
 
-class OnModel:
-    """The part of a `TokenEngine` that its model tells: tokenizer, template and end tokens are the model's, whatever computes."""
+class HasModelMetadata:
+    """The part of a `TokenEngine` that it takes from its `ModelMetadata`: tokenizer, template and end tokens are the model's, whatever computes."""
 
     _checkpoint: ModelMetadata
 
@@ -104,8 +105,8 @@ class OnModel:
         return self._checkpoint.generation_config
 
 
-class CheckpointEngine(OnModel, ABC):
-    """An `Engine` on one checkpoint, but for how it computes: that is `stream`.
+class CheckpointEngine(HasModelMetadata, ABC):
+    """An `Engine` on one checkpoint, but for how it computes: that is `_run` and `_arun`.
 
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
@@ -144,11 +145,28 @@ class CheckpointEngine(OnModel, ABC):
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
         """One slot for each input, in order. Raises `CallFailed` when the whole call failed; any other exception is a bug and comes through."""
-        return in_order(self.stream(inputs))
+        return in_order(self._run(inputs, text=False))
+
+    def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
+        """Tokens of each row as they are made, and one `RowDone` for each row as soon as it ends. Raises as `generate` does."""
+        return self._run(inputs, text=True)
+
+    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
+        """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one takes part in no further step."""
+        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
+            return in_order([event async for event in events])
+
+    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
+        """As `stream`, for asynchronous code; see `agenerate`."""
+        return self._arun(inputs, text=True)
 
     @abstractmethod
-    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Tokens of each row in order, and one `RowDone` for each row. Raises as `generate` does."""
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        """The rows' events; with `text`, each token with the text that is final."""
+
+    @abstractmethod
+    def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
+        """As `_run`, for asynchronous code."""
 
 
 def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:

@@ -31,6 +31,7 @@ __all__ = [
     "broken_file",
     "broken_in",
     "dtype_of",
+    "engine_failed",
     "header",
     "load_failed",
     "loading",
@@ -84,15 +85,20 @@ def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str
 
     The traceback goes to the log, under the failure's incident.
     """
-    incident = uuid.uuid4().hex[:12]
     folders = [folder for folder in (_folder_of(source, load.revision), _folder_of(str(load.adapter or ""), None)) if folder is not None]
     found = broken_file(file for folder in folders for file in (*weight_files(folder), *(one for one in sorted(folder.iterdir()) if one.suffix in _TEXTS)))
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
     because = short(raised) if found is None or found.words in str(raised) else f"{found.words}; {short(raised)}"
     words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
-    _log.error("incident %s: %s", incident, words, exc_info=raised)
     advice = hint or getattr(raised, "hint", "") or _HINT
-    return CallFailed(BackendFailed(words, backend=load.backend, scope="batch", incident=incident, hint=advice if found is None else found.hint))
+    return CallFailed(engine_failed(load.backend, words, hint=advice if found is None else found.hint, raised=raised))
+
+
+def engine_failed(backend: str, words: str, *, scope: str = "batch", hint: str = "", raised: Exception | None = None) -> BackendFailed:
+    """A failure of an engine, which goes to the log under its incident, with the traceback of what was raised."""
+    incident = uuid.uuid4().hex[:12]
+    _log.error("incident %s: %s", incident, words, exc_info=raised)
+    return BackendFailed(words, backend=backend, scope=scope, incident=incident, hint=hint)
 
 
 def _folder_of(source: str, revision: str | None) -> Path | None:

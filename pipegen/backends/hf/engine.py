@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import logging
+import math
 import os
-import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
-from pipegen.backends.checkpoint.foreign import load_failed
+from pipegen.backends.checkpoint.engine import CheckpointEngine
+from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
 from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
@@ -26,23 +25,23 @@ from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
-from pipegen.backends.hf.scoring import Scoring, Sharing
+from pipegen.backends.hf.scoring import Scoring
 from pipegen.backends.hf.shared import HFCall, SharedSchedule
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_ids
 
 __all__ = ["HFEngine"]
 
 
-_log = logging.getLogger("pipegen")
+_failed = functools.partial(engine_failed, "hf")
 ROWS = 32
 """Rows that run side by side by default."""
 IMAGES = 256 * 2**20
@@ -73,9 +72,9 @@ class HFEngine(CheckpointEngine):
         self._prepared = Prepared(self._checkpoint, limit // 4)  # eight of them take the room of one image's inputs, and cost more to make
         self._pixels = Pixels(self._checkpoint, limit - limit // 4)
         self._traits = ModelTraits()
-        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint)
+        self._prefixes = Prefixes(PREFIXES if load.prefix_memory_bytes is None else load.prefix_memory_bytes, self._checkpoint, self._pixels)
+        self._scored_prefixes = Prefixes(math.inf, self._checkpoint, self._pixels)  # it holds one at a time, and none between calls
         self._shared = SharedSchedule(self._start, self._step)
-        self._sharing = Sharing()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -117,18 +116,11 @@ class HFEngine(CheckpointEngine):
         """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
         return self._call(text=False)
 
-    def stream(self, inputs: Sequence[Encoded]) -> Generator[TokensMade | RowDone, None, None]:
-        """Each token as it is made, and one `RowDone` for each row as soon as it ends; rows of calls at one time advance together.
-
-        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails. Raises as
-        `generate` does.
-        """
-        return self._run(inputs, text=True)
-
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        return in_order(self._run(inputs, text=False))
-
     def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        """Rows of calls at one time advance together.
+
+        Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails.
+        """
         with contextlib.closing(self._call(text=text)) as call:
             call.add([*enumerate(inputs)])
             while call.open:
@@ -151,17 +143,9 @@ class HFEngine(CheckpointEngine):
         if rows:
             check_process()
             self._loaded()
-            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._sharing, self._checkpoint.load.batch_size or ROWS).run(rows)
+            size = self._checkpoint.load.batch_size or ROWS
+            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, size).run(rows)
         return [slots[position] for position in range(len(inputs))]
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, beside the event loop; calls that run at the same time share the model's steps. A cancelled one takes part in no further step."""
-        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
-            return in_order([event async for event in events])
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         with contextlib.closing(self._call(text=text, least=1 if text else len(inputs))) as call:
@@ -189,12 +173,10 @@ class HFEngine(CheckpointEngine):
         try:
             return self._weights.model()
         except BadAdapter as error:
-            raise CallFailed(_failure(str(error), "batch", hint="use the adapter that was made for this model, or the model it was made for")) from error
+            raise CallFailed(_failed(str(error), hint=error.hint)) from error
         except RuntimeError as error:
             if is_out_of_memory(error):
-                raise CallFailed(
-                    _failure(f"the weights do not fit: {error}", "batch", hint="free memory on the device, or load with dtype='bfloat16'")
-                ) from error
+                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
             raise self._load_failed(error) from error
         except CallFailed:
             raise
@@ -212,24 +194,18 @@ class HFEngine(CheckpointEngine):
                 return schedule.step()
         except CompileFailed as error:
             hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
-            raise CallFailed(_failure(str(error), "batch", hint=hint)) from error
+            raise CallFailed(_failed(str(error), hint=hint)) from error
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
             if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failure(str(error), "batch")) from error
+                raise CallFailed(_failed(str(error))) from error
             if not is_out_of_memory(error):
                 raise
             words = str(error)
         rows = schedule.rows
         for row in schedule.requeue_after_oom():
-            row.fail(_failure(words, "row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
+            row.fail(_failed(words, scope="row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
         release()
         return rows
-
-
-def _failure(words: str, scope: str, hint: str = "") -> BackendFailed:
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)
 
 
 class _First:
@@ -247,4 +223,4 @@ def check_process() -> None:
     if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
         words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
         hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
-        raise CallFailed(BackendFailed(words, backend="hf", scope="batch", incident=uuid.uuid4().hex[:12], hint=hint))
+        raise CallFailed(_failed(words, hint=hint))

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.rows import HFRow
-from pipegen.backends.hf.running_batch import RunningBatch
+from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, prefill
 
 __all__ = ["LEAST", "Prefixes", "Share", "common"]
 
@@ -36,7 +37,7 @@ class Share(NamedTuple):
     places: list[int]
 
 
-class PrefixRow(NamedTuple):
+class _PrefixRow(NamedTuple):
     """A prefix, as it is read: what `prefill` asks of a row."""
 
     sequence: tuple[int, ...]
@@ -51,8 +52,8 @@ class PrefixRow(NamedTuple):
 class Prefixes:
     """The last prefixes of a model that were read, within `limit` bytes; 0 shares nothing."""
 
-    def __init__(self, limit: int, checkpoint: Checkpoint) -> None:
-        self._limit, self._checkpoint = limit, checkpoint
+    def __init__(self, limit: float, checkpoint: Checkpoint, pixels: Pixels) -> None:
+        self._limit, self._checkpoint, self._pixels = limit, checkpoint, pixels
         self._kept: OrderedDict[tuple[tuple[int, ...], Hashable], RunningBatch] = OrderedDict()
         self._bytes = 0
         self.off = "prefix_memory_bytes is 0" if not limit else ""
@@ -99,27 +100,44 @@ class Prefixes:
         ids = row.sequence
         return max((len(kept) for kept, images in self._kept if len(kept) <= most and images == row.images and ids[: len(kept)] == kept), default=0)
 
-    def read(
-        self,
-        row: HFRow,
-        lengths: Sequence[int],
-        begin: Callable[[PrefixRow], RunningBatch | None],
-        go_on: Callable[[RunningBatch, tuple[int, ...]], RunningBatch],
-    ) -> RunningBatch | None:
+    def prefill(self, model: Any, rows: Sequence[Any], lengths: Sequence[int], count: Callable[[list[int], int], object] | None = None) -> Prefilled | None:
+        """Read the rows' sequences, or only what comes after the prefix that they share; as `prefill` of a batch otherwise.
+
+        lengths: of the prefix, and of shorter ones that others may share, shortest first; empty where nothing is shared.
+        count: is told of each pass the tokens that it read of each row, and how many of each were there before.
+        """
+        count = count or (lambda read, shared: None)
+        prefix = self._read(model, rows[0], lengths, count) if lengths else None
+        if prefix is not None and not caches.can_shift(prefix.cache, max(row.length for row in rows)):
+            prefix, self.off = None, "a prompt is longer than the model's sliding window"
+        if prefix is None:
+            made = prefill(model, rows, self._checkpoint, self._pixels)
+            if made is not None:
+                count([row.length for row in rows], 0)
+            return made
+        own = [row.sequence[lengths[-1] :] for row in rows]
+        count([*map(len, own)], lengths[-1])
+        return prefix.extended(model, own, self._checkpoint.pad_token_id)
+
+    def _read(self, model: Any, row: Any, lengths: Sequence[int], count: Callable[[list[int], int], object]) -> RunningBatch | None:
         """The cache of the longest of these prefixes of the row; those that are not there are read, each from the one before it.
 
-        begin: reads a prefix from its first token. go_on: reads more tokens behind one. None, from then on, where the cache of the model does not take it.
+        None, from then on, where the cache of the model does not take it.
         """
         there = self._longest(row, lengths[-1])
         batch = self._kept.get((row.sequence[:there], row.images))
         for length in [length for length in lengths if length > there]:
             if batch is None:
-                batch = begin(PrefixRow(row.sequence[:length], row.encoded, row.left))
-                if batch is None or not caches.can_shift(batch.cache, 0):
-                    self.off = "the model's layers keep something else than columns, or place tokens by them"
-                    return None
+                made = prefill(model, [_PrefixRow(row.sequence[:length], row.encoded, row.left)], self._checkpoint, self._pixels)
+                by_mask = getattr(model, "_supports_attention_backend", False)  # others place tokens by their columns, which change
+                read = made[0] if made is not None and by_mask else None
+                batch = read if isinstance(read, RunningBatch) and read.next_inputs[0] is not None and caches.can_shift(read.cache, 0) else None
             else:
-                batch = go_on(batch, row.sequence[there:length])
+                batch, _ = batch.extended(model, [row.sequence[there:length]], self._checkpoint.pad_token_id)
+            count([length - there], 0)
+            if batch is None:
+                self.off = "the model's layers keep something else than columns, or place tokens by them"
+                return None
             there = length
             self._keep((row.sequence[:length], row.images), batch)
         if (row.sequence[:there], row.images) in self._kept:

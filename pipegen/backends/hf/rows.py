@@ -24,7 +24,7 @@ from pipegen.records.results import Encoded, Finish, TokenLogprob
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["SPARE", "Cost", "HFRow", "group_size", "order", "order_key"]
+__all__ = ["SPARE", "Cost", "HFRow", "group_size", "images_of", "order", "order_key"]
 
 T = TypeVar("T")
 
@@ -103,8 +103,7 @@ class HFRow(EngineRow):
 
     @property
     def images(self) -> Hashable:
-        """The prompt's images, by their content and size."""
-        return tuple((image.digest, image.grid, image.width, image.height) for image in self.encoded.prompt.images)
+        return images_of(self.encoded)
 
     @property
     def must_go_on(self) -> bool:
@@ -205,6 +204,11 @@ def _truth(answer: object) -> bool | None:
     except (RuntimeError, TypeError, ValueError):
         return None
     return bool(verdict.all()) if verdict.numel() else None
+
+
+def images_of(encoded: Encoded) -> Hashable:
+    """A prompt's images, by their content and size."""
+    return tuple((image.digest, image.grid, image.width, image.height) for image in encoded.prompt.images)
 
 
 def order(costs: Sequence[Cost]) -> Group:

@@ -37,13 +37,13 @@ from typing import Any, NamedTuple
 import torch
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.hf.cache import can_shift, max_cached_tokens
+from pipegen.backends.hf.cache import max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
 from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
-from pipegen.backends.hf.prefixes import Prefixes, PrefixRow
+from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow, group_size, order_key, pass_tokens
-from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, StaticBatch, prefill
+from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.backends.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
@@ -85,6 +85,8 @@ class ModelTraits:
     """Its cache is not known: rows cannot leave a batch."""
     even: bool = False
     """Its layers take no padding: only prompts of one length are read in one pass."""
+    scored_alone: bool = False
+    """Its cache is not known, or holds states: rows are scored each by itself, in passes without a cache."""
     max_tokens: int | None = None
     """How many tokens, padding included, may be cached at a time without running out of memory; None where it never has."""
     work: Work = dataclasses.field(default_factory=Work)
@@ -169,7 +171,7 @@ class Schedule:
         chosen = [near[place] for place in places]
         self._load = (active + size, max(width, *lengths), [row for source in chosen for row in source])
         self._pixels.ahead(image for source in near for image in source[0].encoded.prompt.images)
-        result = self._read([source[0] for source in chosen], () if share is None else share.lengths)
+        result = self._prefixes.prefill(self._model, [source[0] for source in chosen], () if share is None else share.lengths, self._count)
         if result is None:
             self._traits.even = True
             return True
@@ -185,42 +187,12 @@ class Schedule:
         self._measure(batch)
         return False
 
-    def _read(self, rows: Sequence[HFRow], begun: Sequence[int]) -> Prefilled | None:
-        """Read the rows' sequences, or what comes after the prefix that they share (`begun` has its length for each row). As `prefill`."""
-        prefix = self._prefix(rows[0], begun) if begun else None
-        if prefix is not None and not can_shift(prefix.cache, max(row.length for row in rows)):
-            prefix, self._prefixes.off = None, "a prompt is longer than the model's sliding window"
-        if prefix is None:
-            made = prefill(self._model, rows, self._checkpoint, self._pixels)
-            if made is not None:
-                self._count([row.length for row in rows])
-            return made
-        own = [row.sequence[begun[-1] :] for row in rows]
-        self._traits.work.shared_tokens += begun[-1] * len(rows)
-        self._count([*map(len, own)])
-        return prefix.extended(self._model, own, self._checkpoint.pad_token_id)
-
-    def _prefix(self, row: HFRow, lengths: Sequence[int]) -> RunningBatch | None:
-        """The cache of the longest of these prefixes of the row; None where the model's cache, or the memory for prefixes, does not take it."""
-
-        def begin(prefix: PrefixRow) -> RunningBatch | None:
-            made = prefill(self._model, [prefix], self._checkpoint, self._pixels)
-            self._count([prefix.length])
-            batch = made[0] if made is not None else None
-            by_mask = getattr(self._model, "_supports_attention_backend", False)  # others place tokens by their columns, which change
-            return batch if by_mask and isinstance(batch, RunningBatch) and batch.next_inputs[0] is not None else None
-
-        def go_on(batch: RunningBatch, ids: tuple[int, ...]) -> RunningBatch:
-            self._count([len(ids)])
-            return batch.extended(self._model, [ids], self._checkpoint.pad_token_id)[0]
-
-        return self._prefixes.read(row, lengths, begin, go_on)
-
-    def _count(self, lengths: Sequence[int]) -> None:
+    def _count(self, lengths: Sequence[int], shared: int) -> None:
         work = self._traits.work
         work.passes += 1
         work.prompt_tokens += sum(lengths)
         work.padded_tokens += max(lengths) * len(lengths)
+        work.shared_tokens += shared * len(lengths)
 
     def _fits(self, sequences: int, width: int) -> bool:
         return self._max_tokens is None or sequences * width <= self._max_tokens

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import torch
 
 from pipegen.backends.hf import cache as caches
+from pipegen.backends.hf.prefixes import LEAST, common
+from pipegen.backends.hf.rows import images_of
 from pipegen.backends.hf.running_batch import RunningBatch
 from pipegen.records.fields import altered
 from pipegen.records.results import Encoded
@@ -45,17 +46,19 @@ class Context:
 
     encoded: Encoded
     tails: list[Tail] = field(default_factory=list)
-    cut: int | None = None
-    """Only so many of its first tokens are meant: the prefix that it shares."""
     left = 1
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        return self.encoded.prompt.token_ids[: self.cut]
+        return self.encoded.prompt.token_ids
 
     @property
     def length(self) -> int:
         return len(self.sequence)
+
+    @property
+    def images(self) -> Hashable:
+        return images_of(self.encoded)
 
 
 def columns_of(tail: Tail) -> range:
@@ -119,26 +122,24 @@ class CachedRows:
         positions = None if self.positions is None else self.positions.index_select(-2, index.to(self.positions.device))
         return CachedRows(caches.selected(self.cache, rows, self.width), self.present[index], positions, self.shared)
 
-    def append(self, tokens: Sequence[tuple[int, ...]], pad: int, *, left: bool) -> dict[str, Any]:
-        """What the model takes to read these tokens behind each row, padded to one length; the rows are then those that it will have read."""
+    def append(self, tokens: Sequence[tuple[int, ...]], pad: int) -> dict[str, Any]:
+        """What the model takes to read these tokens behind each row, padded on the right to one length; the rows are then those that it will have read."""
         count, device = max(map(len, tokens)), self.present.device
-        fill = [(pad,) * (count - len(own)) for own in tokens]
-        ids = torch.tensor([(*more, *own) if left else (*own, *more) for own, more in zip(tokens, fill, strict=True)], device=device)
+        ids = torch.tensor([(*own, *(pad,) * (count - len(own))) for own in tokens], device=device)
         lengths = torch.tensor([[len(own)] for own in tokens], device=device)
-        places = torch.arange(count, device=device) - (count - lengths if left else 0)
-        new = (places >= 0) & (places < lengths)
-        self.present = torch.cat([self.present, new], dim=1)
+        places = torch.arange(count, device=device)
+        self.present = torch.cat([self.present, places < lengths], dim=1)
         inputs = {**self.shared, "past_key_values": self.cache, "next_sequence_length": count}
         if self.positions is not None:
-            own_places = places.clamp(min=0).minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
+            own_places = places.minimum((lengths - 1).clamp(min=0)).to(self.positions.device)
             inputs["position_ids"] = self.positions + own_places
             self.positions = self.positions + lengths.to(self.positions.device)
         mask = None if bool(self.present.all()) else self.present.long()
         return {"input_ids": ids, "attention_mask": mask, **inputs}
 
 
-def common_prefixes(contexts: Iterable[Context], least: int) -> list[tuple[int, list[Context]]]:
-    """Contexts in groups that begin with the same tokens, each with how many: at least `least`, and less than any of them has; 0 where nothing is shared.
+def common_prefixes(contexts: Iterable[Context]) -> list[tuple[int, list[Context]]]:
+    """Contexts in groups that begin with the same tokens, each with how many: at least `LEAST`, and less than any of them has; 0 where nothing is shared.
 
     Neighbours in sorted order are joined as long as that does not make fewer tokens shared. Contexts with images share nothing.
     """
@@ -148,16 +149,11 @@ def common_prefixes(contexts: Iterable[Context], least: int) -> list[tuple[int, 
     for context in plain:
         if groups:
             prefix, group = groups[-1]
-            joined = _common(group[-1].sequence, context.sequence, prefix or None)
-            if joined >= least and joined * len(group) >= prefix * (len(group) - 1):
+            one, other = group[-1].sequence, context.sequence
+            joined = min(common(one, other), len(one) - 1, len(other) - 1, prefix or len(one))
+            if joined >= LEAST and joined * len(group) >= prefix * (len(group) - 1):
                 groups[-1] = joined, [*group, context]
                 continue
         groups.append((0, [context]))  # a group of one shares nothing yet
     single = [context for prefix, group in groups if not prefix for context in group] + images
     return [(prefix, group) for prefix, group in groups if prefix] + ([(0, single)] if single else [])
-
-
-def _common(first: Sequence[int], second: Sequence[int], most: int | None) -> int:
-    """With how many equal tokens both begin, one less than either has at most."""
-    limit = min(len(first) - 1, len(second) - 1, *([] if most is None else [most]))
-    return sum(1 for _ in takewhile(lambda index: first[index] == second[index], range(limit)))

@@ -4,14 +4,14 @@
 the last; nowhere else are logits made.
 
 - Rows with equal contexts are one *context* with several *tails*: it is read once, and its cache is copied for each tail.
-- Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*: it is read once, and its cache is copied for each context. This takes a
-  cache whose layers see columns by their mask alone, since the columns between prefix and own part may be padding.
+- Contexts that begin alike (few-shot examples, a system prompt) share that *prefix*: it is read once, and its cache is copied for each context, as that of
+  prompts is (see `pipegen.backends.hf.prefixes`).
 - A text row that shares its context with none is read in one pass, without a cache and without a mask, padded on the right, if its logits are few enough.
 - Tails are read in pieces, so many columns at a time as keep the logits of a pass below `LOGITS` bytes; of each row `logsumexp` is taken alone.
 
-**Ways.** What a model's cache can do is found out from its first pass and remembered in `Sharing`: `deep` (prefixes and contexts), `contexts` (a sliding
-window: nothing may lie between two columns of a row, so prefixes are not shared), `none` (states, or a cache that is not known: each row by itself, in one
-pass without a cache). A row whose rotary factors change with its length (LongRoPE) goes by itself too.
+**Exceptions.** What a model's cache can do is found out from its first passes and remembered: some share no prefixes (`Prefixes.off`), and with states, or a
+cache that is not known, each row goes by itself, in passes without a cache (`ModelTraits.scored_alone`). A row whose rotary factors change with its length
+(LongRoPE) goes by itself too.
 
 **Invariants.** Every row gets its numbers from its own tokens alone: padding is hidden by the mask, and positions count a row's own tokens. A window that does
 not fit the memory is run again in halves; a row that does not fit alone fails alone. The weights' lock is held for a pass at a time, so that a call that
@@ -21,10 +21,7 @@ generates may run in between.
 from __future__ import annotations
 
 import inspect
-import logging
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -33,45 +30,35 @@ from returns.result import Failure, Success
 from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory, release
 from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import group_size, pass_tokens
-from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs, prefill
+from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs
+from pipegen.backends.hf.scheduler import ModelTraits
 from pipegen.backends.hf.scored_rows import CachedRows, Context, Tail, columns_of, common_prefixes, fed, note
-from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.records.scores import Continued, TokenScores
 
-__all__ = ["LOGITS", "Scoring", "Sharing"]
+__all__ = ["LOGITS", "Scoring"]
 
 LOGITS = 64 * 2**20
 """Bytes of logits, in float32, that one pass may make."""
 PADDED = 48, 4096
 """So many columns of padding cost about as much as a pass of their own: on a processor, and on other devices."""
-PREFIX = 32
-"""The shortest prefix that is worth a pass of its own."""
-_log = logging.getLogger("pipegen")
-
-
-@dataclass(slots=True)
-class Sharing:
-    """What was found out about a model's cache, kept from call to call."""
-
-    way: str | None = None
-    """`deep`, `contexts` or `none`; None while it is not known."""
 
 
 class Scoring:
     """The rows of one call."""
 
-    def __init__(self, weights: Weights, checkpoint: Checkpoint, pixels: Pixels, sharing: Sharing, size: int) -> None:
-        self._weights, self._checkpoint, self._pixels, self._sharing, self._size = weights, checkpoint, pixels, sharing, size
+    def __init__(self, weights: Weights, checkpoint: Checkpoint, pixels: Pixels, traits: ModelTraits, prefixes: Prefixes, size: int) -> None:
+        self._weights, self._checkpoint, self._pixels, self._traits, self._prefixes, self._size = weights, checkpoint, pixels, traits, prefixes, size
         self._model = weights.model()
         self._pass = pass_tokens(self._model.device)
         self._keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        self._prefix: tuple[tuple[int, ...], CachedRows] | None = None
-        """The prefix that was read last."""
         self._max_tokens: int | None = None
         """How many tokens may be cached; None where the device does not tell."""
 
@@ -81,22 +68,24 @@ class Scoring:
         alone: list[Tail] = []
         longest = self._checkpoint.positions.long_after
         for position, asked in rows:
-            tail, prompt = Tail(position, asked), asked.encoded.prompt
+            tail, context = Tail(position, asked), Context(asked.encoded)
             if longest is not None and len(asked.token_ids) - 1 > longest:
                 alone.append(tail)
                 continue
-            alone_in_pass = position if len(prompt.token_ids) == 1 else None  # there is nothing to be read once
-            key = alone_in_pass, prompt.token_ids, tuple((image.digest, image.grid, image.width, image.height) for image in prompt.images)
-            contexts.setdefault(key, Context(asked.encoded)).tails.append(tail)
-        groups = common_prefixes(contexts.values(), PREFIX) if self._sharing.way in (None, "deep") else [(0, [*contexts.values()])]
+            alone_in_pass = position if context.length == 1 else None  # there is nothing to be read once
+            contexts.setdefault((alone_in_pass, context.sequence, context.images), context).tails.append(tail)
+        shares = not (self._prefixes.off or self._traits.scored_alone)
+        groups = common_prefixes(contexts.values()) if shares else [(0, [*contexts.values()])]
         flat = [context.tails[0] for prefix, group in groups if not prefix for context in group if self._is_flat(context)]
         for batch in self._flat_batches(flat):
             yield from self._guarded(batch, self._read_flat)
         groups = [(prefix, [context for context in group if prefix or not self._is_flat(context)]) for prefix, group in groups]
         for prefix, group in groups:
-            for window in self._windows(group, prefix):
-                yield from self._window(window, prefix)
-            self._prefix = None
+            try:
+                for window in self._windows(group, prefix):
+                    yield from self._window(window, prefix)
+            finally:
+                self._let_go()
         for tail in alone:
             yield from self._guarded([tail], lambda tails: self._by_itself(tails[0]))
 
@@ -148,7 +137,8 @@ class Scoring:
         """The contexts, the longest first, as many together as one pass reads."""
         left = sorted(contexts, key=lambda context: -context.length)
         while left:
-            size = group_size([context.length - prefix for context in left], self._size, self._pass)
+            begun = 0 if self._prefixes.off else prefix
+            size = group_size([context.length - begun for context in left], self._size, self._pass)
             while size > 1 and self._max_tokens is not None and size * left[0].length > self._max_tokens // 2:
                 size -= 1
             yield left[:size]
@@ -171,67 +161,49 @@ class Scoring:
             work(tails)
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
             if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failure(str(error), "batch", "")) from error
+                raise CallFailed(engine_failed("hf", str(error))) from error
             if not is_out_of_memory(error):
                 raise
             words = str(error)
         if not words:
             yield from ((tail.position, Success(tail.scores)) for tail in tails)
             return
-        self._prefix = None
+        self._let_go()
         release()
         for tail in tails:
             tail.clear()
         if len(tails) == 1:
-            yield tails[0].position, Failure(_failure(words, "row", "free memory on the device, or shorten the context"))
+            yield tails[0].position, Failure(engine_failed("hf", words, scope="row", hint="free memory on the device, or shorten the context"))
             return
         half = len(tails) // 2
         for part in (tails[:half], tails[half:]):
             yield from self._guarded(part, work)
 
+    def _let_go(self) -> None:
+        with self._weights.lock:
+            self._prefixes.clear()
+
     def _read(self, contexts: list[Context], prefix: int) -> None:
         """Read contexts, all of which begin with the same `prefix` tokens, and score their tails."""
-        if self._sharing.way == "none" or (prefix and self._sharing.way == "contexts"):
-            prefix = 0
-        shared = self._shared(contexts[0], prefix) if prefix else None
-        if shared is not None:
-            held = shared.copies([0] * len(contexts))
-            logits = self._extend(held, [context.sequence[prefix:] for context in contexts], left=True, columns=1)[:, -1]
-        else:
-            made = None if self._sharing.way == "none" else self._prefilled(contexts)
-            if made is None:
-                for tail in [tail for context in contexts for tail in context.tails]:
-                    self._by_itself(tail)
-                return
-            held, logits = made
+        made = None if self._traits.scored_alone else self._prefilled(contexts, prefix)
+        if made is None:
+            for tail in [tail for context in contexts for tail in context.tails]:
+                self._by_itself(tail)
+            return
+        held, logits = made
         for index, context in enumerate(contexts):
             note(logits[index : index + 1], [(tail, 0) for tail in context.tails])
-        del logits
+        del logits, made
         self._score_tails(held, contexts)
 
-    def _shared(self, context: Context, prefix: int) -> CachedRows | None:
-        """The context's prefix in a cache, kept until another one is asked for; None where the model's cache is not made to be shared so."""
-        sequence = context.sequence[:prefix]
-        if self._prefix is None or self._prefix[0] != sequence:
-            self._prefix = None
-            made = self._prefilled([Context(context.encoded, cut=prefix)])
-            if made is None or self._sharing.way != "deep":
-                return None
-            self._prefix = sequence, made[0]
-        return self._prefix[1]
-
-    def _prefilled(self, contexts: list[Context]) -> tuple[CachedRows, torch.Tensor] | None:
+    def _prefilled(self, contexts: list[Context], prefix: int) -> tuple[CachedRows, torch.Tensor] | None:
         """The contexts in a cache, with the logits after their last tokens; None where the model's rows have to be read by themselves."""
         with self._weights.lock, torch.no_grad():
-            rows: Any = contexts
-            made = prefill(self._model, rows, self._checkpoint, self._pixels)
+            made = self._prefixes.prefill(self._model, contexts, (prefix,) if prefix and not self._prefixes.off else ())
         batch, logits = (None, torch.empty(0)) if made is None else made
         if not isinstance(batch, RunningBatch) or caches.has_states(batch.cache):
-            self._sharing.way = "none"
+            self._traits.scored_alone = True
             return None
-        if self._sharing.way is None:
-            by_mask = getattr(self._model, "_supports_attention_backend", False) and batch.next_inputs[0] is not None
-            self._sharing.way = "deep" if by_mask and caches.sees_all(batch.cache) else "contexts"
         if self._max_tokens is None:
             self._max_tokens = caches.max_cached_tokens(batch.cache, len(batch) * batch.width, self._model.device)
         return CachedRows.of(batch, logits.device), logits
@@ -259,7 +231,7 @@ class Scoring:
         while tails:
             columns = max(1, LOGITS // (4 * self._vocabulary * len(tails)))
             pieces = [tail.ids[done : min(done + columns, len(tail.ids) - 1)] for tail in tails]
-            logits = self._extend(held, pieces, left=False, columns=None)
+            logits = self._extend(held, pieces)
             for index, (tail, piece) in enumerate(zip(tails, pieces, strict=True)):
                 note(logits[index, : len(piece)], [(tail, done + 1)])
             del logits
@@ -270,12 +242,12 @@ class Scoring:
                 if going:
                     held = held.copies(going)
 
-    def _extend(self, held: CachedRows, tokens: Sequence[tuple[int, ...]], *, left: bool, columns: int | None) -> torch.Tensor:
-        """One pass over new tokens of every row, padded on the right, or on the left: the logits of the last `columns` columns, or of all new ones."""
+    def _extend(self, held: CachedRows, tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """One pass over new tokens of every row, padded on the right: the logits of all new columns."""
         with self._weights.lock, torch.no_grad():
-            inputs = held.append(tokens, self._checkpoint.pad_token_id, left=left)
+            inputs = held.append(tokens, self._checkpoint.pad_token_id)
             if self._keeps:
-                inputs["logits_to_keep"] = columns or 0
+                inputs["logits_to_keep"] = 0
             logits: torch.Tensor = self._model(**self._model.prepare_inputs_for_generation(**inputs), return_dict=True).logits
             return logits
 
@@ -303,9 +275,3 @@ def _whole(model: Any, input_ids: torch.Tensor, columns: range, keeps: bool, **s
         prepared["logits_to_keep"] = torch.arange(columns.start, columns.stop, device=input_ids.device)
     logits: torch.Tensor = model(**prepared, return_dict=True).logits[0]
     return logits if keeps else logits[columns.start : columns.stop]
-
-
-def _failure(words: str, scope: str, hint: str) -> BackendFailed:
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="hf", scope=scope, incident=incident, hint=hint)

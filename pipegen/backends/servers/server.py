@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.engine import ModelMetadata, OnModel
+from pipegen.backends.checkpoint.engine import HasModelMetadata, ModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
@@ -50,7 +50,7 @@ class _Ends(NamedTuple):
     """Whether its stream must be followed all the same."""
 
 
-class ServerEngine(OnModel, HttpEngine[Encoded, Raw]):
+class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
 
     def __init__(self, wire: Wire, checkpoint: ModelMetadata, access: Access, settings: ServerSettings, model: str) -> None:

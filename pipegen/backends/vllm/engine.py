@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from returns.result import Failure
 
-from pipegen.backends.checkpoint.engine import CheckpointEngine, in_order
+from pipegen.backends.checkpoint.engine import CheckpointEngine
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
@@ -21,11 +21,11 @@ from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.failures import refusals
 from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
 from pipegen.backends.vllm.running import Call, Core, Running
-from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, unsupported
-from pipegen.backends.vllm.scoring import queue_scores, scores_of
+from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, scoring_params, unsupported
+from pipegen.backends.vllm.scoring import scores_of
 from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
 from pipegen.backends.waiting import Waiting, beginning
-from pipegen.core.errors import CallFailed, InvalidRequest, UnsupportedOption
+from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.extras import need
@@ -33,7 +33,7 @@ from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Raw
+from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
 
@@ -106,14 +106,6 @@ class VLLMEngine(CheckpointEngine):
     def close(self) -> None:
         self._core.close()
 
-    def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As every engine's; rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
-        return in_order(self._run(inputs, text=False))
-
-    def stream(self, inputs: Sequence[Encoded]) -> Iterator[TokensMade | RowDone]:
-        """Tokens as they are made, and one `RowDone` for each row. A row that vLLM refuses fails alone. Raises as `generate` does."""
-        return self._run(inputs, text=True)
-
     @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
@@ -123,20 +115,12 @@ class VLLMEngine(CheckpointEngine):
         """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
         return VLLMCall(self, text=False)
 
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Iterator[TokensMade | RowDone]:
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+        """Without `text`, rows that no stop string or plugin ends come whole, since an output for each token costs vLLM more."""
         with contextlib.closing(VLLMCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
             while call.rows:
                 yield from call.events()
-
-    async def agenerate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
-        """As `generate`, for asynchronous code: calls that run at the same time share the engine's steps, and a cancelled one ends its rows."""
-        async with contextlib.aclosing(self._arun(inputs, text=False)) as events:
-            return in_order([event async for event in events])
-
-    def astream(self, inputs: Sequence[Encoded]) -> AsyncGenerator[TokensMade | RowDone, None]:
-        """As `stream`, for asynchronous code; see `agenerate`."""
-        return self._arun(inputs, text=True)
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
         made = await asyncio.to_thread(self._rows, [*enumerate(inputs)], text=text)
@@ -146,7 +130,7 @@ class VLLMEngine(CheckpointEngine):
         if not rows:
             return
         running = await asyncio.to_thread(self._core.running)
-        call = Call(running, waits=False)
+        call = Call(running)
         try:
             for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call, running):
                 yield refused
@@ -181,7 +165,7 @@ class VLLMEngine(CheckpointEngine):
         if not inputs:
             return []
         running = await asyncio.to_thread(self._core.running)
-        call = Call(running, waits=False)
+        call = Call(running)
         try:
             slots = await asyncio.to_thread(self._begin_scores, inputs, call, running)
             while len(slots) < len(inputs):
@@ -194,7 +178,8 @@ class VLLMEngine(CheckpointEngine):
         """Hand the rows to vLLM; the slots of those that are refused."""
         capabilities, slots = self.capabilities, dict[int, Slot[TokenScores]]()
         for position, asked in enumerate(inputs):
-            refused = queue_scores(position, asked, call, running, self._checkpoint, capabilities)
+            whole = asked.whole
+            refused = self._check(whole, capabilities) or self._add(position, whole.prompt, scoring_params(), call, running)
             if refused is not None:
                 slots[position] = Failure(refused)
         return slots
@@ -223,27 +208,32 @@ class VLLMEngine(CheckpointEngine):
 
     def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
-        fits = check_fit(row.encoded, capabilities)
-        refused = unsupported(row.encoded.options) or self._checkpoint.check_placeholders(row.encoded.prompt) or (None if is_ok(fits) else fits.failure())
-        refused = refused or other_factors(self._checkpoint.positions, row.encoded, capabilities)
-        if refused is not None:
-            row.fail(refused)
+        row.fail(unsupported(row.encoded.options) or self._check(row.encoded, capabilities))
+        if row.error is not None:
             return
-        prompt = row.encoded.prompt
         try:
             params = sampling_params(row.encoded.options, row.ending_ids, whole=row.whole, most_logprobs=self._most_logprobs, grammar=row.grammar)
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return
+        row.fail(self._add(row.position, row.encoded.prompt, params, call, running))
+
+    def _check(self, encoded: Encoded, capabilities: Capabilities) -> GenerationError | None:
+        """What is wrong with a row that vLLM would change, or that does not fit."""
+        fits = check_fit(encoded, capabilities)
+        refused = self._checkpoint.check_placeholders(encoded.prompt) or (None if is_ok(fits) else fits.failure())
+        return refused or other_factors(self._checkpoint.positions, encoded, capabilities)
+
+    def _add(self, position: int, prompt: Prompt, params: Any, call: Call, running: Running) -> GenerationError | None:
+        """Add a row to the call, or say why vLLM refuses it."""
         try:
             rendered = running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
             wrong = differs(rendered, prompt)
             if wrong is None:
-                call.add(row.position, rendered, params)
-            else:
-                row.fail(wrong)
+                call.add(position, rendered, params)
         except refusals() as error:
-            row.fail(InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}"))
+            return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
+        return wrong
 
 
 def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slots: dict[int, Slot[TokenScores]]) -> None:

@@ -5,21 +5,7 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
-
-from pipegen.core.errors import BackendFailed
-
-__all__ = ["deaths", "failure", "refusals"]
-
-_log = logging.getLogger("pipegen")
-
-
-def failure(words: str, scope: str, hint: str = "") -> BackendFailed:
-    """A failure of the engine, with its incident in the log."""
-    incident = uuid.uuid4().hex[:12]
-    _log.error("incident %s: %s", incident, words)
-    return BackendFailed(words, backend="vllm", scope=scope, incident=incident, hint=hint)
+__all__ = ["deaths", "refusals"]
 
 
 def refusals() -> tuple[type[Exception], ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from returns.result import Failure
 
+from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.grammar import form_of, has_form
 from pipegen.backends.rows import EngineRow, other_prompt
-from pipegen.backends.vllm.failures import failure
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, logprob_of
 from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -114,7 +114,7 @@ class VLLMRow(EngineRow):
         if reason == "abort":
             self.aborted = True
         elif reason == "error":
-            self.fail(failure("vLLM ended the row with an error", "row"))
+            self.fail(engine_failed("vllm", "vLLM ended the row with an error", scope="row"))
         else:
             self.fail(MalformedResponse(f"vLLM ended the row as {reason!r} after {len(self.token_ids)} tokens, where nothing ends it"))
 

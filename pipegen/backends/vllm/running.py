@@ -3,17 +3,15 @@
 **States.** An engine is *not started*, *running*, or *failed* (it died, or was closed); `Core` starts it when it is first needed, and again after that.
 A request is *queued* (`add`), *stepping* with all others that are queued, and *ended* (its output says finished, or `drop` aborts it).
 
-**Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens. Each call has a box, and each request
-knows the box of its call; `_advance` runs one step and puts every output into its box. A synchronous call steps whenever its box is empty. Asynchronous
-calls share a thread (`_turns`): the one that finds its box empty starts a step unless one is running, and all who wait wait for the same step.
+**Who steps.** vLLM has one queue of outputs for all requests, so one call's step can bring another call's tokens: see `pipegen.backends.shared_steps`. Each
+request knows the box of its call.
 
 **Invariants.**
 
-- The engine is used only under `lock`. A step without requests would wait for ever, so there is none then.
-- A request is in `_boxes` from `add` until its last output, `drop` or `stop`; outputs of others are discarded.
+- A step without requests would wait for ever, so there is none then.
+- A request is in `_boxes` from `add` until its last output, the step after `drop`, or `stop`; outputs of others are discarded.
 - After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
-- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none. An asynchronous one ends its rows after the
-  running step instead of waiting for it.
+- A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none.
 """
 
 # vLLM need not be installed where types are checked.
@@ -21,41 +19,40 @@ calls share a thread (`_turns`): the one that finds its box empty starts a step 
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from queue import Queue
-from typing import Any, NoReturn
+from typing import Any
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.vllm.failures import deaths, failure
+from pipegen.backends.checkpoint.foreign import engine_failed
+from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.backends.vllm.failures import deaths
 from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, engine_arguments, starting
+from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, CallFailed
+from pipegen.core.slots import is_ok
 
 __all__ = ["Call", "Core", "Running"]
 
 
-class Running:
+class Running(SharedSteps[Any]):
     """A started engine. Its methods may be called from several threads, and `astep` from several event loops."""
 
     def __init__(self, engine: Any, adapter: str | None) -> None:
+        super().__init__()
         self.engine: Any = engine
         self.model_config = engine.vllm_config.model_config
         self.side_by_side = int(engine.vllm_config.scheduler_config.max_num_seqs)
         """How many requests it runs at a time at most; where memory is short, fewer."""
         self.failed: BackendFailed | None = None
         """Why the engine no longer runs; None while it does."""
-        self.lock = threading.RLock()
-        """Held while the engine is used."""
-        self._boxes: dict[str, deque[Any]] = {}
-        self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipegen-vllm")
-        self._turn: Future[None] | None = None
-        self._turn_lock = threading.Lock()
+        self._boxes: dict[str, Box[Any]] = {}
+        self._dropped = deque[Iterable[str]]()
         self._adapter: dict[str, Any] = {}
         if adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -69,78 +66,67 @@ class Running:
         renderer: Any = getattr(self.engine, "renderer", None)
         if not hasattr(renderer, "render_cmpl"):
             return prompt
-        with self.lock:
+        with self.entered():
             return renderer.render_cmpl([prompt])[0]
 
-    def add(self, request_id: str, prompt: Any, params: Any, box: deque[Any]) -> None:
+    def add(self, request_id: str, prompt: Any, params: Any, box: Box[Any]) -> None:
         """Queue a request; its outputs will go to `box`. Raises one of `refusals()` where vLLM does not take it, and `CallFailed`."""
-        with self.lock:
-            self._check()
+        with self.entered():
+            if self.failed is not None:
+                raise CallFailed(self.failed)
             try:
                 self.engine.add_request(request_id, prompt, params, **self._adapter)
             except deaths() as error:
-                self._died(error)
+                raise self._died(error) from error
             self._boxes[request_id] = box
 
-    def step(self, box: deque[Any]) -> list[Any]:
-        """The outputs that are there for `box`, after a step where there are none (and perhaps none then either). Raises `CallFailed`."""
-        with self.lock:
-            if not box:
-                self._advance()
-            return _emptied(box)
-
-    async def astep(self, box: deque[Any]) -> list[Any]:
-        """As `step`, beside the event loop; all who wait wait for the same step."""
-        if not box:
-            with self._turn_lock:
-                if self._turn is None or self._turn.done():
-                    self._turn = self._turns.submit(self._advance)
-                turn = self._turn
-            await asyncio.shield(asyncio.wrap_future(turn))
-        return _emptied(box)
-
     def _advance(self) -> None:
-        """One step of the engine for every call, its outputs put where they belong. Without a request it would wait for ever, so there is none then."""
-        with self.lock:
-            self._check()
-            if not self._boxes:
-                return
-            try:
-                _wait(self.engine.engine_core)
-                outputs = self.engine.step()
-            except deaths() as error:
-                self._died(error)
-            for output in outputs:
-                if output.request_id in self._boxes:
-                    self._boxes[output.request_id].append(output)
-                if output.finished:
-                    self._boxes.pop(output.request_id, None)
+        if not self._boxes:
+            return
+        stepped = attempt(self._outputs)
+        for output in stepped.value_or(()):
+            if output.request_id in self._boxes:
+                self._boxes[output.request_id].put(output)
+            if output.finished:
+                self._boxes.pop(output.request_id, None)
+        if not is_ok(stepped):
+            for box in {*self._boxes.values()}:
+                box.fail(stepped.failure())
+
+    def _outputs(self) -> Sequence[Any]:
+        try:
+            _wait(self.engine.engine_core)
+            outputs: Sequence[Any] = self.engine.step()
+        except deaths() as error:
+            raise self._died(error) from error
+        return outputs
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """End requests whose outputs nobody wants any more."""
-        with self.lock:
-            left = [request_id for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
-            if left and self.failed is None:
-                self.engine.abort_request(left)
+        """End requests whose outputs nobody wants any more: those that are among `request_ids` before the next step."""
+        self._dropped.append(request_ids)
+        self.leave()
 
-    def soon(self, do: Callable[[], None]) -> None:
-        """Have this done after the running step, which it would otherwise wait for."""
-        self._turns.submit(do)
+    def _drop(self) -> None:
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        live = [request_id for request_ids in dropped for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
+        try:
+            if live:
+                self.engine.abort_request(live)
+        except deaths() as error:
+            self._died(error)
 
-    def _died(self, error: Exception) -> NoReturn:
-        because = failure(f"{type(error).__name__}: {error}", "batch")
+    def _died(self, error: Exception) -> CallFailed:
+        because = engine_failed("vllm", f"{type(error).__name__}: {error}")
         self.stop(because)
-        raise CallFailed(because) from error
-
-    def _check(self) -> None:
-        if self.failed is not None:
-            raise CallFailed(self.failed)
+        return CallFailed(because)
 
     def stop(self, because: BackendFailed) -> None:
         """Shut the engine down and give its memory back; calls that still wait for it fail with `because`."""
         with self.lock:
             if self.failed is None:
                 self.failed = because
+                for box in {*self._boxes.values()}:
+                    box.fail(CallFailed(because))
                 self._boxes.clear()
                 engine, self.engine = self.engine, None
                 engine.engine_core.shutdown()
@@ -160,14 +146,6 @@ def _wait(core: Any) -> None:
                 if resources.engine_dead:
                     raise EngineDeadError
                 outputs.not_empty.wait(0.2)
-
-
-def _emptied(box: deque[Any]) -> list[Any]:
-    """What is in the box; a step may add to it at the same time."""
-    taken = []
-    while box:
-        taken.append(box.popleft())
-    return taken
 
 
 def _release() -> None:
@@ -210,8 +188,7 @@ class Core:
         try:
             room = adapter_arguments(checkpoint)
         except BadAdapter as error:
-            hint = "use the adapter that was made for this model, or the model it was made for"
-            raise CallFailed(failure(str(error), "batch", hint=hint)) from error
+            raise CallFailed(engine_failed("vllm", str(error), hint=error.hint)) from error
         with starting(load, checkpoint.source):
             check_version()
             check_files(load, checkpoint.source)
@@ -245,18 +222,17 @@ class Core:
             if self._running is not None:
                 running, self._running = self._running, None
                 if running.failed is None:
-                    running.stop(BackendFailed("the engine was closed while the call ran", backend="vllm", scope="batch", incident=uuid.uuid4().hex[:12]))
+                    running.stop(engine_failed("vllm", "the engine was closed while the call ran"))
 
 
 class Call:
-    """The requests of one call on a running engine. Who made it leaves it in the end. With `waits=False`, ending rows does not wait for the running step."""
+    """The requests of one call on a running engine. Who made it leaves it in the end."""
 
-    def __init__(self, running: Running, *, waits: bool = True) -> None:
+    def __init__(self, running: Running) -> None:
         self._running = running
-        self._box = deque[Any]()
+        self._box = Box[Any]()
         self._rows: dict[str, int] = {}
         self._left = False
-        self._waits = waits
 
     @property
     def in_flight(self) -> int:
@@ -266,7 +242,7 @@ class Call:
     def add(self, row: int, prompt: Any, params: Any) -> None:
         """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""
         request_id = f"pipegen-{uuid.uuid4().hex}"
-        with self._running.lock:
+        with self._running.entered():
             if not self._left:
                 self._running.add(request_id, prompt, params, self._box)
                 self._rows[request_id] = row
@@ -280,21 +256,22 @@ class Call:
         return self._placed(await self._running.astep(self._box))
 
     def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
-        """The outputs with their rows; a row whose last one this is, is forgotten."""
-        return [(self._rows.pop(output.request_id) if output.finished else self._rows[output.request_id], output) for output in outputs]
+        """The outputs with their rows, but for rows that were dropped; a row whose last one this is, is forgotten."""
+        ours = [(self._rows[output.request_id], output) for output in outputs if output.request_id in self._rows]
+        for _, output in ours:
+            if output.finished:
+                del self._rows[output.request_id]
+        return ours
 
     def drop(self, rows: Collection[int]) -> None:
         """End these rows where they still run."""
         if rows:
-            self._end([request_id for request_id, row in self._rows.items() if row in rows])
+            ended = [request_id for request_id, row in self._rows.items() if row in rows]
+            for request_id in ended:
+                del self._rows[request_id]
+            self._running.drop(ended)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
-        self._end(self._rows)
-
-    def _end(self, request_ids: Iterable[str]) -> None:
-        if self._waits:
-            self._running.drop(request_ids)
-        else:
-            self._running.soon(lambda: self._running.drop(request_ids))
+        self._running.drop(self._rows)  # a request that another thread queues just now is among them, or is not queued

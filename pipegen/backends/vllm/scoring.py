@@ -14,37 +14,11 @@ from typing import Any
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.positions import other_factors
-from pipegen.backends.vllm.failures import refusals
-from pipegen.backends.vllm.rows import differs, vllm_prompt
-from pipegen.backends.vllm.running import Call, Running
-from pipegen.backends.vllm.sampling import scoring_params
-from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse
-from pipegen.core.slots import Slot, is_ok
-from pipegen.engines.capabilities import Capabilities
+from pipegen.core.errors import MalformedResponse
+from pipegen.core.slots import Slot
 from pipegen.records.scores import Continued, TokenScores
-from pipegen.stages.fitting import check_fit
 
-__all__ = ["queue_scores", "scores_of"]
-
-
-def queue_scores(position: int, asked: Continued, call: Call, running: Running, checkpoint: Any, capabilities: Capabilities) -> GenerationError | None:
-    """Hand a row to vLLM, or say why not."""
-    whole = asked.whole
-    fits = check_fit(whole, capabilities)
-    refused = checkpoint.check_placeholders(whole.prompt) or (None if is_ok(fits) else fits.failure())
-    refused = refused or other_factors(checkpoint.positions, whole, capabilities)
-    if refused is not None:
-        return refused
-    prompt = whole.prompt
-    try:
-        rendered = running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and checkpoint.image_spec.kind == "grid"))
-        wrong = differs(rendered, prompt)
-        if wrong is None:
-            call.add(position, rendered, scoring_params())
-    except refusals() as error:
-        return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
-    return wrong
+__all__ = ["scores_of"]
 
 
 def scores_of(asked: Continued, tables: Sequence[Mapping[int, Any] | None] | None) -> Slot[TokenScores]:

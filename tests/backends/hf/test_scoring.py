@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import FAMILIES, HYBRIDS, VARIANTS, encoded
+from support.models import FAMILIES, HYBRIDS, VARIANTS, encoded, write_model
 
 from pipegen.backends.hf import scoring
 from pipegen.backends.hf.engine import HFEngine
@@ -212,6 +213,23 @@ def test_what_contexts_share_is_read_once(engine: Any, monkeypatch: pytest.Monke
     assert sum(shape[0] * shape[1] for shape, _ in seen) == 100 + 10 * 20 + 40 * 4
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_what_contexts_share_within_a_sliding_window_is_read_once(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 questions of 1 to 8 tokens behind 60 that all have; of contexts that are longer than the window, nothing is shared."""
+    config = write_model(tmp_path, family) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "sliding_window": 80}), encoding="utf-8")
+    draw = random.Random(8)
+    ids = lambda count: tuple(draw.randrange(10, 150) for _ in range(count))  # noqa: E731 - short
+    shots, longer = ids(60), ids(90)
+    short = [(context, ids(2)) for context in [shots + ids(number) for number in range(1, 9)] for _ in range(2)]
+    engine = HFEngine(ModelLoadConfig(model=str(tmp_path), dtype="float32"))
+    seen = watch(engine, monkeypatch)
+    agree(scores(engine, asked(short)), full_pass(tmp_path, short))
+    assert sum(shape[0] * shape[1] for shape, _ in seen) == 60 + 8 * 8 + 16
+    long = [*short, *((longer + ids(number), ids(2)) for number in range(1, 4))]
+    agree(scores(engine, asked(long)), full_pass(tmp_path, long))
+
+
 def test_a_pass_over_continuations_has_little_padding(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most as many columns as another pass would cost, whatever the lengths of the choices."""
     draw = random.Random(7)
@@ -300,7 +318,7 @@ def contexts(*sequences: Sequence[int]) -> list[Context]:
 
 def test_prefixes_are_shared_where_that_saves_tokens() -> None:
     shots, other = tuple(range(10, 50)), tuple(range(60, 100))
-    made = common_prefixes(contexts((*shots, 1), (*other, 1, 2), (*shots, 2, 3), (7,), (*other, 3), (8, 9)), 32)
+    made = common_prefixes(contexts((*shots, 1), (*other, 1, 2), (*shots, 2, 3), (7,), (*other, 3), (8, 9)))
     assert [(prefix, sorted(context.sequence[prefix:] for context in group)) for prefix, group in made] == [
         (40, [(1,), (2, 3)]),
         (40, [(1, 2), (3,)]),
@@ -311,4 +329,4 @@ def test_prefixes_are_shared_where_that_saves_tokens() -> None:
 def test_no_context_is_all_prefix() -> None:
     """Its last token has to be read after the prefix: its logits are needed."""
     shots = tuple(range(10, 50))
-    assert [prefix for prefix, _ in common_prefixes(contexts(shots, (*shots, 1)), 32)] == [39]
+    assert [prefix for prefix, _ in common_prefixes(contexts(shots, (*shots, 1)))] == [39]

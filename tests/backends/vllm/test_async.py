@@ -107,5 +107,29 @@ def test_an_engine_that_died_is_one_incident_for_all_who_wait(started: list[Any]
     assert made(asyncio.run(running.agenerate([encoded([10], max_new_tokens=1)]))) == [(11,)]
 
 
+@pytest.mark.parametrize(("raised", "seen"), [(None, CallFailed), (ZeroDivisionError("a bug"), ZeroDivisionError)])
+def test_who_waits_hears_of_an_engine_that_dies_or_fails_as_a_row_is_dropped(raised: Any, seen: Any, started: list[Any]) -> None:
+    """In a process of its own vLLM notices there, too, that it is dead; it happens on the thread that steps for all."""
+    from vllm.v1.engine.exceptions import EngineDeadError  # the stand-in's
+
+    running = engine()
+    core = running._core.running()
+
+    def fails(request_ids: list[str]) -> None:
+        raise raised or EngineDeadError
+
+    async def together() -> None:
+        first, second = (running.astream([encoded([10 + call], max_new_tokens=9)]) for call in range(2))
+        await anext(first)
+        await anext(second)
+        started[0].abort_request = fails
+        with core.lock:
+            await asyncio.to_thread(core.drop, [next(iter(core._boxes))])
+        with pytest.raises(seen):
+            await _last(second)
+
+    asyncio.run(together())
+
+
 async def _last(events: Any) -> Any:
     return [event async for event in events][-1]

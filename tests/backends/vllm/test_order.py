@@ -13,6 +13,7 @@ import pytest
 from support.models import encoded
 
 import pipegen as pg
+from pipegen.backends.vllm.running import Running
 from pipegen.core.errors import CallFailed
 
 ROWS = 8
@@ -139,3 +140,21 @@ def test_rows_that_wait_fail_with_the_engine_that_died_and_start_no_other(starte
         slots = list(pg.imap(route, interleaved(30, 4)))
     assert all(map(pg.is_ok, slots))
     assert len(started) == 2
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_rows_that_end_by_stop_strings_make_room_for_those_that_wait(way: str, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not know of their end, and brings no last output of them."""
+    plain, steps = Running._advance, itertools.count()
+
+    def bounded(running: Running) -> None:
+        assert next(steps) < 1000, "nothing goes on"
+        plain(running)
+
+    monkeypatch.setattr(Running, "_advance", bounded)
+    with pg.backends.vllm("embedded", max_num_seqs=ROWS) as route:
+        stop = route.engine.tokenizer.decode((23,))  # type: ignore[attr-defined]
+        slots = WAYS[way](route, [{"prompt_token_ids": [20], "options": {"max_new_tokens": 9, "stop": [stop]}}] * 60)
+    assert [slot.unwrap().token_ids for slot in slots] == [(21, 22, 23)] * 60
+    assert len(started[0].aborted) == 60
+    assert started[0].most == ROWS * 5 // 4
