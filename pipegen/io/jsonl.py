@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
@@ -27,7 +28,7 @@ from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, freeze, names_of, nearest, thaw
-from pipegen.records.options import flat_values, options_from
+from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Finish, GenerationResult, TokenLogprob
@@ -146,7 +147,7 @@ def error_from(values: Any) -> GenerationError:
 def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
     fields = {name: getattr(result, name) for name in names_of(result) if not (brief and name in BRIEF)}
     fields["finish"] = result.finish.value
-    fields["options"] = without_none(flat_values(result.options))
+    fields["options"] = _options(result.options)
     fields["tried"] = [error_to_plain(error) for error in result.tried]
     fields["previous"] = None if result.previous is None else _result(result.previous, brief)
     fields["samples"] = [_result(sample, brief) for sample in result.samples]
@@ -156,6 +157,11 @@ def _result(result: GenerationResult, brief: bool) -> dict[str, Any]:
             fields[name] = [one and {name: getattr(one, name) for name in names_of(one)} for one in fields[name]]
     values: dict[str, Any] = strict_json.plain(fields)
     return values
+
+
+@functools.lru_cache(maxsize=1024)  # the rows of a job have few distinct options
+def _options(options: GenerationOptions) -> dict[str, Any]:
+    return without_none(flat_values(options))
 
 
 def _scored(scored: Scored, brief: bool) -> dict[str, Any]:
