@@ -22,6 +22,7 @@ class Opened:
 
     def __init__(self, engine: Fed, wake: Callable[[], object]) -> None:
         self.engine, self.wake, self.computes = engine, wake, engine.computes
+        self.side_by_side = 3 if self.computes else 0
         self.rows: dict[int, Any] = {}
         self.ended: list[tuple[int, Any]] = []
         self.thread: threading.Thread | None = None

@@ -6,6 +6,7 @@ A driver asks `isinstance(backend, StreamBackend)` and takes the plain way where
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -64,8 +65,8 @@ class OpenCall(Protocol[Asked_contra, Answer_co]):
     """A call to which rows may be added while it runs. Who opened it closes it; one thread at a time uses it."""
 
     @property
-    def computes(self) -> bool:
-        """Whether its rows advance when it steps; otherwise they end by themselves, and `wake` is called when one has."""
+    def side_by_side(self) -> int:
+        """How many rows a step advances at most; 0 where rows end by themselves, and `wake` is called when one has."""
         ...
 
     def add(self, inputs: Sequence[tuple[int, Asked_contra]]) -> None:
@@ -73,7 +74,7 @@ class OpenCall(Protocol[Asked_contra, Answer_co]):
         ...
 
     def step(self) -> Sequence[tuple[int, Slot[Answer_co]]]:
-        """The rows that have ended. Where none has, a call that computes does some work first; others never wait. Raises as `generate` does."""
+        """The rows that have ended. Where none has, some work is done first; a call whose rows end by themselves never waits. Raises as `generate` does."""
         ...
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class FedBackend(Protocol[Asked_contra, Answer_co]):
 class BatchCall(Generic[A, B]):
     """An open call of a backend that takes no rows while it works: each step is one call of it, with all rows that wait."""
 
-    computes = True
+    side_by_side = sys.maxsize
 
     def __init__(self, backend: Backend[A, B]) -> None:
         self._backend = backend

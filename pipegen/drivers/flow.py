@@ -51,7 +51,7 @@ REORDER = 8
 TOGETHER = 64
 """Requests that are prepared together."""
 SLOW_INPUT, PATIENCE = 0.002, 0.02
-"""The seconds that an input may take for each request, and for a few at least; the engines work on before more of a slower one are taken."""
+"""The seconds that an input may take for each request, and for a few at least. Of a slower one no more are taken at once than the engines work on."""
 HELD_BYTES = 512 * 2**20
 """Bytes of the images of requests in flight, beyond which no more are prepared."""
 
@@ -184,7 +184,7 @@ class Flow(Generic[K]):
     def _fill(self) -> None:
         together: list[Unit[K]] = []
         taken, waited = 0, 0.0
-        while self._more and self.room > 0 and waited < max(PATIENCE, taken * SLOW_INPUT):
+        while self._more and self.room > 0 and not (waited >= max(PATIENCE, taken * SLOW_INPUT) and self._enough):
             began = self._clock()
             given = attempt(self._take)
             taken, waited = taken + 1, waited + self._clock() - began
@@ -201,6 +201,11 @@ class Flow(Generic[K]):
                 self._begin(together)
                 together = []
         self._begin(together)
+
+    @property
+    def _enough(self) -> bool:
+        """Whether there are as many requests as the engines work on at a time."""
+        return len(self._units) >= max((feed.call.side_by_side for feed in self._feeds.values()), default=0)
 
     @property
     def _takes_more(self) -> bool:
@@ -246,7 +251,7 @@ class Flow(Generic[K]):
         worked = bool(prepared)
         for backend, feed in list(self._feeds.items()):
             if feed.rows and not self._awaits_more(feed):
-                worked |= self._step(backend, feed) or feed.call.computes
+                worked |= self._step(backend, feed) or feed.call.side_by_side > 0
         idle = not worked and not self._takes_more and not any(unit.ended for unit in self._turns)
         if idle and (self._units or self._more) and not self.closed:
             self._asleep.acquire(timeout=self._most_wait)
@@ -255,7 +260,7 @@ class Flow(Generic[K]):
         """Whether an engine with nothing to work on begins with more rows: those that are being prepared, or, where it takes none later, all others."""
         if self._until is not None and isinstance(feed.call, BatchCall):
             return True
-        if not feed.call.computes or len(feed.new) < len(feed.rows):
+        if not feed.call.side_by_side or len(feed.new) < len(feed.rows):
             return False
         return bool(self._preparing) or (self._takes_more and isinstance(feed.call, BatchCall))
 

@@ -173,8 +173,8 @@ class _WatchedCall:
         self._call, self._count, self._open = call, count, 0
 
     @property
-    def computes(self) -> bool:
-        return self._call.computes
+    def side_by_side(self) -> int:
+        return self._call.side_by_side
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
         self._open += len(inputs)

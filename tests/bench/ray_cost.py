@@ -39,7 +39,7 @@ class Waiting(FakeEngine):
 
 
 class _Call:
-    computes = True
+    side_by_side = 1
 
     def __init__(self, engine: Waiting) -> None:
         self._engine, self._rows = engine, list[tuple[int, Encoded]]()

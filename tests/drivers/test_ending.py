@@ -32,10 +32,10 @@ def flow_of(engine: Stepwise, ended: list[str]) -> Flow[str]:
     return Flow(pg.route(engine), take, ordered=False, finished=lambda key, slot: ended.append(key), clock=lambda: engine.now)
 
 
-@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("side_by_side", [3, 0])
 @pytest.mark.parametrize(("seconds", "rows", "steps"), [(0, 1, 1), (2, 2, 3), (30, 3, 9)])
-def test_a_flow_that_is_drained_takes_nothing_more_and_ends_in_time(computes: bool, seconds: float, rows: int, steps: int) -> None:
-    engine, ended = Stepwise(computes=computes), list[str]()
+def test_a_flow_that_is_drained_takes_nothing_more_and_ends_in_time(side_by_side: int, seconds: float, rows: int, steps: int) -> None:
+    engine, ended = Stepwise(side_by_side=side_by_side), list[str]()
     flow = flow_of(engine, ended)
     assert [key for key, _ in flow.round()] == ["1 a"]
     flow.drain(seconds)
@@ -111,9 +111,9 @@ def test_a_job_that_is_closed_keeps_what_ends_in_its_grace(tmp_path: Path, grace
     assert (running.before, running.reused) == (len(kept), len(kept))
 
 
-@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("side_by_side", [3, 0])
 @pytest.mark.parametrize("thread", [True, False])
-def test_a_job_stops_from_anywhere(tmp_path: Path, computes: bool, thread: bool) -> None:
+def test_a_job_stops_from_anywhere(tmp_path: Path, side_by_side: int, thread: bool) -> None:
     begun: list[float] = []
 
     def stop() -> None:
@@ -128,7 +128,7 @@ def test_a_job_stops_from_anywhere(tmp_path: Path, computes: bool, thread: bool)
         else:
             stop()
 
-    engine = Stepwise(computes=computes, before_step=before_step)
+    engine = Stepwise(side_by_side=side_by_side, before_step=before_step)
     with job(engine, tmp_path, grace=60) as running:
         assert [slot.unwrap().text for slot in running] == ["re: 1 a", "re: 9 b", "re: 3 c"]
     assert running.stopped

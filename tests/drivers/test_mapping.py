@@ -255,18 +255,19 @@ def test_a_pipe_that_calls_no_engine_goes_through_its_stages() -> None:
     assert [slot.unwrap() for slot in pg.imap(pipe, [{"id": str(n), "prompt": "Hi"} for n in range(3)])] == ["00", "11", "22"]
 
 
-@pytest.mark.parametrize("computes", [True, False])
-def test_rows_are_worked_on_while_a_slow_input_has_more(computes: bool) -> None:
-    engine, taken = Stepwise(computes=computes), 0
-    engine.in_flight = 1000
+@pytest.mark.parametrize(("side_by_side", "least"), [(0, 1), (1, 1), (10, 10)])
+def test_a_slow_input_keeps_an_engine_full_and_no_answer_back(side_by_side: int, least: int) -> None:
+    engine, taken, running = Stepwise(side_by_side=side_by_side, before_step=lambda: running.append(taken - given)), 0, list[int]()
+    engine.in_flight, given = 1000, 0
 
     def take() -> tuple[int, Any] | NoRequest:
         nonlocal taken
         taken, engine.now = taken + 1, engine.now + 0.02
         return (taken, {"prompt": "1 a"}) if taken <= 500 else NoRequest.MORE
 
-    flow = Flow(pg.route(engine), take, clock=lambda: engine.now)
-    given = flow.slots()
-    assert next(given)[0] == 1
-    assert taken <= 3
-    assert [key for key, _ in given] == list(range(2, 501))
+    for key, _ in Flow(pg.route(engine), take, clock=lambda: engine.now).slots():
+        given += 1
+        assert key == given
+        assert taken <= given + least + 2
+    assert given == 500
+    assert all(rows >= least for rows in running[1:-1])

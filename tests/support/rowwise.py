@@ -26,7 +26,7 @@ class Fuse:
 class Rowwise(FakeEngine):
     def __init__(self, script: Any, fuse: Fuse, *, name: str = "fake") -> None:
         super().__init__(script, name=name)
-        self.fuse, self.in_flight, self.computes = fuse, 4, True
+        self.fuse, self.in_flight, self.side_by_side = fuse, 4, 1
 
     def open(self, wake: Callable[[], object]) -> Rowwise:
         self.rows: list[tuple[int, Any]] = []

@@ -19,7 +19,7 @@ class Steps:
     """An open call whose rows end after as many steps as they say; each step takes one second."""
 
     def __init__(self, engine: Stepwise, wake: Callable[[], object]) -> None:
-        self.engine, self.wake, self.computes = engine, wake, engine.computes
+        self.engine, self.wake, self.side_by_side = engine, wake, engine.side_by_side
         self.rows: dict[int, list[Any]] = {}
 
     def add(self, inputs: Sequence[tuple[int, Any]]) -> None:
@@ -30,7 +30,7 @@ class Steps:
         self.engine.before_step()
         for row in self.rows.values():
             row[0] -= 1
-        if not self.computes:
+        if not self.side_by_side:
             self.wake()
         return [(number, self.engine.generate([self.rows.pop(number)[1]])[0]) for number, row in [*self.rows.items()] if row[0] <= 0]
 
@@ -43,9 +43,9 @@ class Stepwise(FakeEngine):
 
     in_flight = 3
 
-    def __init__(self, *, computes: bool = True, before_step: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, *, side_by_side: int = 3, before_step: Callable[[], object] = lambda: None) -> None:
         super().__init__(echo)
-        self.computes, self.now, self.left, self.before_step = computes, 0.0, 0, before_step
+        self.side_by_side, self.now, self.left, self.before_step = side_by_side, 0.0, 0, before_step
 
     def open(self, wake: Callable[[], object]) -> Steps:
         return Steps(self, wake)

@@ -108,9 +108,13 @@ class HFEngine(CheckpointEngine):
         return self._prepared(source, options, index)
 
     @property
+    def _size(self) -> int:
+        return self._checkpoint.load.batch_size or ROWS
+
+    @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
-        return 64 * (self._checkpoint.load.batch_size or ROWS)
+        return 64 * self._size
 
     def open(self, wake: Callable[[], object]) -> HFCall:
         """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
@@ -143,8 +147,7 @@ class HFEngine(CheckpointEngine):
         if rows:
             check_process()
             self._loaded()
-            size = self._checkpoint.load.batch_size or ROWS
-            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, size).run(rows)
+            slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, self._size).run(rows)
         return [slots[position] for position in range(len(inputs))]
 
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
@@ -161,12 +164,12 @@ class HFEngine(CheckpointEngine):
             row.follow(self._grammars.of(row.options))
             return row
 
-        return HFCall(self._shared, made, least=least)
+        return HFCall(self._shared, made, self._size, least=least)
 
     def _start(self) -> Schedule:
         """A schedule on the model, which loads where needed."""
         check_process()
-        model, size = self._loaded(), self._checkpoint.load.batch_size or ROWS
+        model, size = self._loaded(), self._size
         return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:

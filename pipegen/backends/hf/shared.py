@@ -89,13 +89,11 @@ class HFCall:
     """The rows of one call, to which more may be added. Who made it leaves it in the end.
 
     make: makes the row at a position of the call, failed where it cannot be run.
+    size: how many rows run side by side.
     """
 
-    computes = True
-    """Its rows advance when it steps."""
-
-    def __init__(self, shared: SharedSchedule, make: Callable[[int, Encoded], HFRow], *, least: int = 1) -> None:
-        self._shared, self._make, self._box = shared, make, Box[Event](least)
+    def __init__(self, shared: SharedSchedule, make: Callable[[int, Encoded], HFRow], size: int, *, least: int = 1) -> None:
+        self._shared, self._make, self._box, self.side_by_side = shared, make, Box[Event](least), size
         self._rows: dict[int, HFRow] = {}
 
     @property

@@ -150,7 +150,7 @@ class ServerCall(Generic[A, R]):
     Rows that wait are put in order in rounds, so that prompts that begin alike are asked for one after another: the server's prefix cache serves them.
     """
 
-    computes = False
+    side_by_side = 0
 
     def __init__(self, engine: HttpEngine[A, R], loop: LoopThread, wake: Callable[[], object]) -> None:
         self._engine, self._wake = engine, wake

@@ -109,7 +109,12 @@ class VLLMEngine(CheckpointEngine):
     @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: twice as many as vLLM runs side by side, so that there are some to put in order."""
-        return 2 * (self._core.side_by_side or int(self._checkpoint.load.batch_size or self._checkpoint.load.engine_kwargs.get("max_num_seqs") or _SEQUENCES))
+        return 2 * self._side_by_side
+
+    @property
+    def _side_by_side(self) -> int:
+        load = self._checkpoint.load
+        return self._core.side_by_side or int(load.batch_size or load.engine_kwargs.get("max_num_seqs") or _SEQUENCES)
 
     def open(self, wake: Callable[[], object]) -> VLLMCall:
         """A call to which rows may be added between the steps of vLLM. Its rows advance when it steps, so nobody has to be woken."""
@@ -250,8 +255,6 @@ class VLLMCall:
     begin alike are handed over one after another: vLLM's prefix cache serves them.
     """
 
-    computes = True
-
     def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
         self._engine, self._text = engine, text
         self._call: Call | None = None
@@ -260,6 +263,11 @@ class VLLMCall:
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
         self._waiting = Waiting[VLLMRow](1, 1, key=_beginning)
+
+    @property
+    def side_by_side(self) -> int:
+        """How many rows vLLM runs side by side."""
+        return self._engine._side_by_side
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
         """Add rows, each with its number. Raises `CallFailed` where vLLM cannot start, or has died."""
