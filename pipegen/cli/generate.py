@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -230,6 +231,8 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = stack.enter_context(new_file(Path(files.out or ""))) if files.shard is None else None
             to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
+            stack.callback(gc.unfreeze)
+            gc.freeze()  # what has been loaded stays to the end: the collector need not go through it again and again
             for origin, slot, reused in slots:
                 kept, made = _finished(slot, origin, to, files, reused=reused)
                 tally.count(kept, origin.id, reused=reused)

@@ -112,7 +112,10 @@ def _finite(value: Any) -> Any:
 def dump(value: Any) -> str:
     """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not plain data."""
     try:
-        line = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain_mapping).translate(_LINE_ENDS)
+        line = _encode(value)
+        if line.isascii():
+            return line
+        line = line.translate(_LINE_ENDS)
     except ValueError:  # numbers that are not finite
         line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     try:
@@ -126,3 +129,6 @@ def _plain_mapping(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"JSON has no form for a {type(value).__name__}")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain_mapping).encode
