@@ -152,7 +152,7 @@ def server() -> Rows:
 
     def run_loop() -> None:
         asyncio.set_event_loop(loop)
-        started.append(loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0)))
+        started.append(loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)))  # all connect at once
         listening.set()
         loop.run_forever()
         for task in asyncio.all_tasks(loop):  # connections that the client keeps
