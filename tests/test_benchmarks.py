@@ -39,7 +39,9 @@ def test_a_row_has_the_verdict_of_its_ratio_or_a_note_why_there_is_none() -> Non
 
 
 def test_a_row_that_was_measured_has_the_peak_memory_of_each_side() -> None:
-    assert [(row["work"], row["peer"]) for row in ROWS if row["ratio"] is not None and not has_memory(row)] == []
+    one_process = {"Continuous feeding", "The form of answers"}  # both ways are measured in it
+    rows = [row for row in ROWS if row["ratio"] is not None and row["group"] not in one_process]
+    assert [(row["work"], row["peer"]) for row in rows if not has_memory(row)] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program's own peak")

@@ -14,18 +14,24 @@ from measure import RESULTS, ROOT
 DOCS = ROOT / "docs"
 ORDER = ("text-equal", "text-skewed", "text-real", "images-skewed", "images-large", "stops", "alone-preparing", "alone-answers", "alone-memory")
 ORDER += ("alone-starting", "vllm", "plugins", "forms", "flow", "servers")
+GROUPS = ("Hugging Face, text", "Hugging Face, images", "Stop strings", "pipegen alone", "vLLM, in process", "Plugins", "The form of answers")
+GROUPS += ("Continuous feeding", "Servers")
 TABLES = ("profile_passes-skewed", "profile_passes-real", "compiled-embedded", "compiled-smollm2", "gpu")
 """Tables of a form of their own, which `profile_passes.py`, `compiled.py` and `tests/gpu/everything.py` write."""
 HEAD, FIGURES = ("<!-- headlines -->", "<!-- end of headlines -->"), ("<!-- figures -->", "<!-- end of figures -->")
+FOLDED = re.compile(r'<details markdown id="([^"]+)">\n.*?</details>\n', re.DOTALL)
 
 
 def gathered() -> list[dict[str, Any]]:
-    """All rows that were measured, in the order of the page."""
+    """All rows in the order of the page; of groups that were not measured now, those that were measured before."""
     rows: list[dict[str, Any]] = []
     for name in ORDER:
         path = RESULTS / f"{name}.json"
         rows += json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return [{**row, "note": without_paths(row["note"])} for row in rows]
+    measured = {row["group"] for row in rows}
+    before = [row for row in json.loads((DOCS / "benchmarks.json").read_text(encoding="utf-8")) if row["group"] not in measured]
+    rows = [*before, *({**row, "note": without_paths(row["note"])} for row in rows)]
+    return sorted(rows, key=lambda row: GROUPS.index(row["group"]))
 
 
 def without_paths(note: str) -> str:
@@ -93,8 +99,11 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     more = [(RESULTS / f"{name}.md").read_text(encoding="utf-8") for name in TABLES if (RESULTS / f"{name}.md").exists()]
     more = [folded(title.removeprefix("### "), body) for title, _, body in (one.partition("\n") for one in more)]
+    groups = table(rows)
+    others = {match[1]: match[0] for part in (text, levels_table(), *more) for match in FOLDED.finditer(part)}  # those not measured now stay
+    kept = [body for name, body in others.items() if f'id="{name}"' not in groups]
     text = between(text, *HEAD, headline_table(shown))
-    page.write_text(between(text, *FIGURES, "\n".join([said, machine, "", table(rows), levels_table(), *more])), encoding="utf-8")
+    page.write_text(between(text, *FIGURES, "\n".join([said, machine, "", groups, *kept])), encoding="utf-8")
     print(said)
 
 
