@@ -104,7 +104,7 @@ class Prefixes:
         """Read the rows' sequences, or only what comes after the prefix that they share; as `prefill` of a batch otherwise.
 
         lengths: of the prefix, and of shorter ones that others may share, shortest first; empty where nothing is shared.
-        count: is told of each pass the tokens that it read of each row, and how many of each were there before.
+        count: is called for each pass with how many tokens it read of each row, and how many of each were there before.
         """
         count = count or (lambda read, shared: None)
         prefix = self._read(model, rows[0], lengths, count) if lengths else None
