@@ -112,10 +112,9 @@ def _finite(value: Any) -> Any:
 def dump(value: Any) -> str:
     """The value as one line of strict JSON; text stays readable. Raises `TypeError` for what is not plain data."""
     try:
-        line = _encode(value)
+        line = _encode(value).translate(_LINE_ENDS)
         if line.isascii():
             return line
-        line = line.translate(_LINE_ENDS)
     except ValueError:  # numbers that are not finite
         line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     try:
