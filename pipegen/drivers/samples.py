@@ -29,8 +29,11 @@ def samples(pipe: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationR
     """Let a pipe without `pg.stages.trim` honour `samples`: each request is expanded into as many rows, and their results are put together in its one slot.
 
     The slot holds the first completion, with all of them, in order, in `.samples`. Those that failed are in `.failed_samples`, with their numbers; the
-    slot itself fails, with the error of the first, only where no sample came through. Routes honour samples by themselves.
+    slot itself fails, with the error of the first, only where no sample came through. Routes honour samples by themselves. Raises `TypeError` for what is
+    no pipe.
     """
+    if not isinstance(pipe, Pipe):
+        raise TypeError(f"samples takes a pipe, not {type(pipe).__name__}: pg.route(engine) makes a route of an engine")
     first, last = _stage(opens=True), _stage(closes=True)
     return pipe.with_parts((first, *pipe.parts, last))
 

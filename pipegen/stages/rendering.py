@@ -34,7 +34,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok, live
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.fields import InvalidField, altered, record, thaw
 from pipegen.records.messages import plain_messages
@@ -101,6 +101,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     rendered before any of it is tokenised: in turn, templates and tokenizers would push each other out of the processor's caches. Fails as `render_row`
     does, and with `BadImage`.
     """
+    require_token_engine("render", engine)
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
         images = prepare_images(live(batch), engine)
@@ -117,7 +118,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         return tuple([rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("render", steps, callless=True, rebind=lambda new: render(new.engine(engine)))
+    return Pipe("render", steps, callless=True, takes=ResolvedRequest, rebind=lambda new: render(new.engine(engine)))
 
 
 def _key(job: ResolvedRequest) -> Hashable:

@@ -26,7 +26,7 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.options import GenerationOptions, merge, resolve
 from pipegen.records.requests import GenerationRequest
@@ -48,6 +48,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
 
     Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as `tokenize_row` does.
     """
+    require_token_engine("tokenize", engine)
 
     def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
         made: dict[Hashable, Slot[Prompt]] = {}
@@ -63,7 +64,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("tokenize", steps, callless=True, rebind=lambda new: tokenize(new.engine(engine)))
+    return Pipe("tokenize", steps, callless=True, takes=Rendered, rebind=lambda new: tokenize(new.engine(engine)))
 
 
 def _key(rendered: Rendered) -> Hashable:
