@@ -33,7 +33,8 @@ from pipegen.engines.settings import (
     settings_of,
 )
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of, nearest, printed
+from pipegen.records.fields import InvalidField, help_of, nearest
+from pipegen.records.frozen import printed
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe

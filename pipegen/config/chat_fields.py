@@ -12,7 +12,8 @@ from typing import Any
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import freeze
 
 __all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]
 

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import InvalidField, UnknownField, printed
+from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.frozen import printed
 from pipegen.records.option_records import (
     GROUPS,
     ChatTemplateOptions,

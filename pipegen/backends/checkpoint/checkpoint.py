@@ -22,7 +22,8 @@ from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, 
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField, mapping, printed
+from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
