@@ -33,7 +33,8 @@ from pipegen.engines.settings import (
     settings_of,
 )
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of, nearest, printed
+from pipegen.records.fields import InvalidField, help_of, nearest
+from pipegen.records.frozen import printed
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
@@ -156,7 +157,7 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
 
 def _route_of(config: ModelLoadConfig) -> Route:
     if not isinstance(config, ModelLoadConfig):
-        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: hf(model) and its siblings take a name")
+        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as hf(model) take a name")
     return route_with(config.backend, settings_of(config))
 
 

@@ -63,7 +63,7 @@ def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: 
     options = options_from(values, str(place))
     options = _with(options, "enable_thinking", _thinking(variables, place.at("chat_template_kwargs")), place.at("chat_template_kwargs"))
     if dialect == "plain" and options.chat is not None and options.chat.enable_thinking is False:  # what it would do is not known: silence is no answer
-        words = "a plain server has no switch for thinking: say its dialect (vllm or sglang), or put into extra_body what it takes"
+        words = "a plain server has no switch for thinking: set its dialect (vllm or sglang), or put into extra_body what it takes"
         raise InvalidField(f"{place.at('enable_thinking')}: {words}")
     if dialect is not None:
         return _lifted(options, extra, place.at("extra_body"), dialect)
@@ -90,7 +90,7 @@ def _lifted(options: GenerationOptions, extra: Mapping[str, Any], place: Place, 
     left = dict(extra)
     for field in extra:
         if field in not_in_extra_body(chat=True):
-            raise InvalidField(f"{place.at(field)}: pipegen says this field itself; leave it out")
+            raise InvalidField(f"{place.at(field)}: pipegen sets this field itself; leave it out")
         name, value = SERVER_NAMES.get(field, field), extra[field]
         if value is None or field not in _chat_fields(dialect):
             continue

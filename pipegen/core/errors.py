@@ -205,7 +205,7 @@ class Timeout(GenerationError):
 
 @_error
 class RateLimited(GenerationError):
-    """The server asked for patience; `retry_after` is in seconds, None when it did not say."""
+    """The server gets more requests than it takes; `retry_after` is in seconds, None when it did not say."""
 
     retry_after: float | None = field(default=None, kw_only=True)
     retryable: ClassVar[bool] = True
@@ -224,7 +224,7 @@ class PluginFailed(GenerationError):
     """A plugin raised, or returned something that it may not."""
 
     plugin: str = field(default="", kw_only=True)
-    default_hint: ClassVar[str] = "mend the plugin, or detach it"
+    default_hint: ClassVar[str] = "correct the plugin, or do not attach it"
 
 
 @_error

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias, TypeVar, overload
 from returns.result import Success
 
 from pipegen.core.pipe import Pipe, each
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult

@@ -27,7 +27,8 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, freeze, names_of, nearest, thaw
+from pipegen.records.fields import InvalidField, names_of, nearest
+from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest

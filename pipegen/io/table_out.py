@@ -31,7 +31,8 @@ from pipegen.engines.extras import need
 from pipegen.io.jsonl import LineId, readable
 from pipegen.io.tables import Block, Columns, Row, TableError
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, thaw
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import thaw
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.results import GenerationResult

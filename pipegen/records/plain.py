@@ -11,7 +11,8 @@ from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 from pipegen.records.options import options_from
 from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
 

@@ -128,7 +128,7 @@ def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tup
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
         if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
-            hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
+            hint = "set the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
         asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 
 __all__ = ["EMBEDDED", "NoSuchModel", "check_adapter_folder", "instead_of", "locate"]
 
