@@ -203,10 +203,10 @@ def identity() -> Pipe[A, A]:
 def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[Taken, B]:
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot, and so does one row that is too large or nested too deep for the stage (a
-    `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage after the call that it leaves the text
-    of the result as it is, so that the text can still be streamed. Raises `ContractError` when the
-    stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
+    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays as it is), and so does one row that is too
+    large or nested too deep for the stage (a `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage
+    after the call that it leaves the text of the result as it is, so that the text can still be streamed. Raises `ContractError` when the stage returns
+    something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
     'root'
@@ -221,6 +221,8 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
         try:
             slot = stage(value)
         except caught as raised:
+            if isinstance(raised, GenerationError):
+                return Failure(raised.with_traceback(None))
             seen = report(raised, traced=not isinstance(raised, catch))
             return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
         if not isinstance(slot, (Success, Failure)):

@@ -98,6 +98,20 @@ def test_an_error_of_your_own_travels_as_those_of_pipegen_do() -> None:
     assert (last.message, last.earlier) == ("3 are too few", (error, error))
 
 
+def test_an_error_that_a_stage_raises_is_its_rows_own_where_it_is_listed() -> None:
+    def picky(number: int) -> pg.Slot[int]:
+        if number < 3:
+            raise TooFew(number)
+        return Success(number)
+
+    with pytest.raises(TooFew):
+        pg.each("picky", picky).apply((Success(1),))
+    for listed in (pg.GenerationError, RuntimeError):
+        slots = pg.each("picky", picky, catch=(listed,)).apply((Success(1), Success(3)))
+        assert slots == (Failure(TooFew(1)), Success(3))
+        assert slots[0].failure().__traceback__ is None
+
+
 def test_refill_puts_answers_where_live_slots_were() -> None:
     gone = Failure(pg.Timeout("slow"))
     batch = (Success(1), gone, Success(2))
