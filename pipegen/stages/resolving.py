@@ -13,6 +13,7 @@ from pipegen.core.backend import require_backend
 from pipegen.core.calls import Steps
 from pipegen.core.errors import (
     BackendFailed,
+    BadImage,
     CallFailed,
     GenerationError,
     InvalidRequest,
@@ -107,9 +108,9 @@ _NEUTRAL = flat_values(resolve_options(GenerationOptions()))
 def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
-    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
-    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
-    it raises or gives no reason in words).
+    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`), and read (`BadImage`); every option whose value
+    differs from the neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`;
+    `PluginFailed` where it raises or gives no reason in words).
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
@@ -124,6 +125,10 @@ def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tup
     if images and capabilities.max_images is not None and images > capabilities.max_images:
         words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
         return Failure(UnsupportedMultimodal(words))
+    unread = next((index for index, source in enumerate(job.request.sources) if source.data is None), None)
+    if unread is not None:
+        words = f"image {unread}: {job.request.sources[unread]!r} was not read: only images of the requests handed to a run are, before the first stage"
+        return Failure(BadImage(unread, message=words, hint="give the bytes of the image to a request that a stage makes: Path(name).read_bytes()"))
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
