@@ -73,7 +73,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
         return (yield from rows.steps(batch))
 
     return Pipe(
-        "resolve", steps, callless=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine))
+        "resolve", steps, makes_no_calls=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine))
     )
 
 
