@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from returns.result import Failure, Result, Success
 
@@ -22,7 +22,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, Rebinding, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.plugin import Plugin
@@ -72,9 +72,10 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
 
-    return Pipe(
-        "resolve", steps, makes_no_calls=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine))
-    )
+    def rebind(new: Rebinding) -> Pipe[Any, Any]:
+        return resolve(new.engine(engine))
+
+    return Pipe("resolve", steps, makes_no_calls=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=rebind)
 
 
 def unreadable_facts(engine: TokenEngine) -> GenerationError | None:
