@@ -168,10 +168,7 @@ class ServerCall(Generic[A, R]):
         """The rows that have ended; it never waits. A bug raises."""
         if self._bug is not None:
             raise self._bug
-        ended: list[tuple[int, Slot[R]]] = []
-        while self._ended:
-            ended.append(self._ended.popleft())
-        return ended
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""

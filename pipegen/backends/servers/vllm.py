@@ -200,9 +200,10 @@ def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
 def lacking(reply: WireReply, request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
     message, holder = error_message(reply)
-    if request.lacks == "render":
-        return "render" if renders_none(reply) else ""
-    if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
+    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
+    if request.lacks == "render":  # or the server takes nobody's word for sizes
+        return "render" if missing or (reply.status == 400 and "mm_processor_kwargs" in message) else ""
+    if request.lacks == "generate" and missing and reply.status != 501:
         return "generate"
     return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
 
@@ -268,10 +269,3 @@ def _images(made: Any, name: str) -> list[Any]:
 def unkept(words: str) -> UnsupportedOption:
     """The error where a server does not keep the sizes."""
     return UnsupportedOption(words, option="max_pixels", hint="keep within the checkpoint's own pixel budget")
-
-
-def renders_none(reply: WireReply) -> bool:
-    """Whether a refusal says that the endpoint is not there or is switched off, or that the server takes nobody's word for sizes."""
-    message, _ = error_message(reply)
-    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
-    return missing or (reply.status == 400 and "mm_processor_kwargs" in message)
