@@ -31,12 +31,7 @@ def data_url(image: PreparedImage) -> str:
     >>> data_url(PreparedImage(width=1, height=1, rgb=bytes(3), digest="0"))[:22]
     'data:image/png;base64,'
     """
-    return _kept(image) if image.width * image.height <= KEPT_PIXELS else _made(image)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept(image: PreparedImage) -> str:
-    return _made(image)
+    return (_kept if image.width * image.height <= KEPT_PIXELS else _made)(image)
 
 
 def _made(image: PreparedImage) -> str:
@@ -45,6 +40,9 @@ def _made(image: PreparedImage) -> str:
     buffer = io.BytesIO()
     Image.frombytes("RGB", (image.width, image.height), image.rgb).save(buffer, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+_kept = functools.lru_cache(maxsize=64)(_made)
 
 
 def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int], ...]:

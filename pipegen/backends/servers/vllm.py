@@ -18,7 +18,7 @@ from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -192,11 +192,6 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
-    """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
-    return classified("vLLM", reply, ask, too_long)
-
-
 def lacking(reply: WireReply, request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
     message, holder = error_message(reply)
@@ -215,7 +210,7 @@ VLLM = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=classify,
+    classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
     lacking=lacking,
     server_side_stops=server_side_stops,
     keeps_sizes=True,
