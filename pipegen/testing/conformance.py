@@ -200,7 +200,7 @@ def images_are_taken_or_refused(route: Route) -> None:
     requests = [
         VlmGenerationRequest(prompt="What do you see?", images=[image]),
         chat("Hi"),
-        VlmGenerationRequest(prompt="What do you see?", images=[b"broken"]),
+        VlmGenerationRequest(prompt="What do you see?", images=[image, b"broken"]),
         VlmGenerationRequest(prompt="Compare.", images=[image, image]),
     ]
     slots = run(route, requests, greedy(max_new_tokens=4))
@@ -209,7 +209,8 @@ def images_are_taken_or_refused(route: Route) -> None:
         expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "images are UnsupportedMultimodal")
         expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken image fails in any case")
         return
-    expect(isinstance(error_of(slots[2]), BadImage), f"a broken image is BadImage, not {slots[2]}")
+    error = error_of(slots[2])
+    expect(isinstance(error, BadImage) and error.index == 1, f"a broken image is BadImage with its index, not {slots[2]}")
     one, two = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
         expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "images: each one's grid is reported")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,19 +76,20 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
         encoded([plain, request.tools])
     except UnicodeEncodeError:
         return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    index = itertools.count()
     for message, written in zip(messages, plain, strict=True):
         for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
             if isinstance(part, ImagePart):
-                url = _file_url(part)
+                url = _file_url(part, next(index))
                 if not is_ok(url):
                     return Failure(url.failure())
                 written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
     return Success(tuple(plain))
 
 
-def _file_url(part: ImagePart) -> Slot[str]:
+def _file_url(part: ImagePart, index: int) -> Slot[str]:
     source = part.source
     if source is None or source.data is None:
         return Failure(InvalidRequest("an image of the messages was not loaded"))
     policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-    return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
+    return file_to_send(source.data, policy, index).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
