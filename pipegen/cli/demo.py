@@ -12,13 +12,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pipegen.cli.outputs import printable, say
+from pipegen.cli.outputs import say
 from pipegen.cli.progress import progress
 from pipegen.core.errors import BadImage, GenerationError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.streaming import Delta, stream
 from pipegen.records.fields import mapping, record
 from pipegen.records.results import Finish, GenerationResult
+from pipegen.report.gallery import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

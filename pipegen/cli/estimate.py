@@ -6,7 +6,6 @@ import contextlib
 from itertools import islice
 from typing import Any
 
-from pipegen.cli.outputs import printable
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import shown_time
 from pipegen.cli.sources import Question, open_source
@@ -19,6 +18,7 @@ from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.report.estimate import Estimate, prepared
+from pipegen.report.gallery import printable
 
 __all__ = ["price_of", "run_estimate"]
 

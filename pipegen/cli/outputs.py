@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
-from unicodedata import category
 
 from returns.result import Failure
 
@@ -25,20 +24,9 @@ from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
+from pipegen.report.gallery import printable
 
-__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "words_of", "write_sidecar"]
-
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text after them."""
-
-
-def printable(text: str) -> str:
-    r"""The text for a terminal or a page: control characters, except line feed and tab, become visible.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(c.encode("unicode_escape").decode() if c not in "\n\t" and (category(c) in ("Cc", "Cs") or c in TURNING) else c for c in text)
+__all__ = ["Lines", "Rows", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar"]
 
 
 def say(text: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipegen.cli.answers import Answer
-from pipegen.cli.outputs import printable
 from pipegen.config import Agent
 from pipegen.core.slots import is_ok
 from pipegen.records.engine_list import shown
+from pipegen.report.gallery import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

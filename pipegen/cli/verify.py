@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.locate import NoSuchModel
-from pipegen.cli.outputs import printable, say
+from pipegen.cli.outputs import say
 from pipegen.cli.progress import progress
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import refuse
@@ -20,9 +20,9 @@ from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.report.gallery import printable
 from pipegen.report.verdict import Verdict
-from pipegen.report.verify import verify
-from pipegen.report.verify_prompts import prompts
+from pipegen.report.verify import prompts, verify
 
 __all__ = ["run_verify"]
 
