@@ -19,7 +19,7 @@ from returns.result import Failure
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
+from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
@@ -38,7 +38,6 @@ from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
 from pipegen.jobs.shards import shard_keyed
 from pipegen.plugins import Plugin
-from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, nearest, record
 from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -135,25 +134,13 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
         say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
-        left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
+        left = 0 if meter.total is None else meter.total - meter.tally.done
         say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
         if finished and files.shard is not None:
             say(f"shard {files.shard[0]}/{files.shard[1]} is done; once the others are, `pipegen export {files.job} -o {files.out}` writes all rows")
     if finished and child is not None:
         child.tell(meter, ended=True)
-    if files.summary is not None:
-        code = _write_summary(files.summary, meter, code)
-    return code
-
-
-def _write_summary(file: Path, meter: Meter, code: int) -> int:
-    try:
-        with new_file(file) as stream:
-            stream.write(strict_json.dump({**meter.plain(), "exit_code": code}).encode() + b"\n")
-    except JournalError as refusal:
-        say(f"--summary: {refusal}")
-        return code or 1
-    return code
+    return write_summary(files.summary, meter.plain(), code)
 
 
 class _Ending:
@@ -208,12 +195,12 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
             moved = files.child.moved(meter)
         if route is not None and (not files.quiet or files.summary is not None or files.child is not None):
             route = watched(route, tells(moved, meter))
-        asked = ((origin, slot) for slot, origin in source.items)
+        asked: Iterator[tuple[Origin, Slot[GenerationRequest]]] = source.items
         if files.shard is not None:
             asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.shard, image_policy=images))
 
         def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-            return ((origin, slot) for slot, origin in open_source(files.source, asked_of, images, files.columns, stack).items)
+            return open_source(files.source, asked_of, images, files.columns, stack).items
 
         settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
         try:

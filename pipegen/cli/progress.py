@@ -83,7 +83,7 @@ class Meter:
     def words(self, more_tokens: int = 0) -> str:
         """How far the run is, in words that fit beside a bar of 80 columns. `more_tokens` are those of unfinished requests."""
         tally = self.tally
-        done = tally.succeeded + tally.failed
+        done = tally.done
         parts = [f"{short(done)}/{short(self.total)} done" if self.total is not None else f"{short(done)} done", f"{short(tally.failed)} failed"]
         if self.working is None:
             return ", ".join([*parts, "loading"] if self.called is not None else parts)
@@ -108,7 +108,7 @@ class Meter:
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
         tally, seconds, loading = self.tally, self.seconds, self.loading
-        done, worked = tally.succeeded + tally.failed, max(seconds - loading, 1e-9)
+        done, worked = tally.done, max(seconds - loading, 1e-9)
         return {
             "requests": self.total if self.total is not None else done,
             "succeeded": tally.succeeded,

@@ -175,7 +175,7 @@ class _Replica:
         self.now = json.loads(line)
         counts = self.now["tally"]
         self.tally = Tally(**{**counts, "errors": Counter(counts["errors"])})
-        self.shown = max(self.shown, self.tally, key=done)
+        self.shown = max(self.shown, self.tally, key=lambda tally: tally.done)
         self.ended = bool(self.now["ended"])
 
     def _printed(self, line: str) -> None:
@@ -186,7 +186,7 @@ class _Replica:
     def made(self) -> Counter[str]:
         """What was made in this run."""
         tally = self.tally
-        return self.before + Counter(rows=done(tally) - tally.reused, tokens=tally.made_tokens, prompt_tokens=tally.made_prompt_tokens)
+        return self.before + Counter(rows=tally.done - tally.reused, tokens=tally.made_tokens, prompt_tokens=tally.made_prompt_tokens)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -282,11 +282,11 @@ class Replicas:
         meter, made, total = self._meter, self.made(), Tally()
         for replica in self.all:
             total.add(replica.shown)
-        total.made_tokens, total.made_prompt_tokens, total.reused = made["tokens"], made["prompt_tokens"], done(total) - made["rows"]
+        total.made_tokens, total.made_prompt_tokens, total.reused = made["tokens"], made["prompt_tokens"], total.done - made["rows"]
         meter.tally = total
         if any(replica.now.get("called") for replica in self.all):
             meter.see(Progress("replicas", 0, int(any(replica.now.get("working") for replica in self.all)), 0))
-        return done(total)
+        return total.done
 
     def made(self) -> Counter[str]:
         """What all children made in this run."""
@@ -300,10 +300,6 @@ class Replicas:
                 replica.stop()
         for replica in started:
             replica.end()
-
-
-def done(tally: Tally) -> int:
-    return tally.succeeded + tally.failed
 
 
 def replica_slots(

@@ -121,7 +121,7 @@ def test_a_summary_that_cannot_be_written_is_told(command: Any, jsonl: Any, tmp_
     def full(path: Path) -> Any:
         raise JournalError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr("pipegen.cli.generate.new_file", full)
+    monkeypatch.setattr("pipegen.cli.outputs.new_file", full)
     ran = command("generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json")
     assert ran.code == 1
     assert "No space left on device" in ran.err
