@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegen.cli.outputs import Tally, say
 from pipegen.cli.progress import Meter, Moved
-from pipegen.cli.usage import Load, refuse, runs_here
+from pipegen.cli.usage import refuse, runs_here
 from pipegen.core.slots import Slot
 from pipegen.drivers.progress import Progress
 from pipegen.jobs.export import finished_rows
 from pipegen.jobs.journal import JournalError
 from pipegen.jobs.runner import Job, begin_anew
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest
 
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
@@ -305,18 +305,15 @@ class Replicas:
 def replica_slots(
     asked: Iterable[tuple[K, Slot[GenerationRequest]]],
     files: Files,
-    load: Load,
-    images: ImagePolicy,
-    policy: RequestPolicy,
     meter: Meter,
     moved: Moved,
-    stops: Callable[[Replicas | None, Files], object],
+    stops: Callable[[Replicas | None], object],
 ) -> Generator[tuple[K, Slot[Any], bool], None, None]:
     """Run the children, then give the rows of the job in order, as one process gives them. `stops` is called with what a signal is to stop.
 
     Raises `KeyboardInterrupt` where the run was stopped, and `JournalError` at the end where rows are missing.
     """
-    folder, n = files.job or Path(), files.replicas or 1
+    folder, n, load = files.job or Path(), files.replicas or 1, files.asked.load
     device = str(getattr(load.backend.settings, "device", None) or "")
     if ":" in device:
         refuse(f"goes without the number of a device, as in {device}: each replica has devices of its own", "--replicas")
@@ -324,13 +321,13 @@ def replica_slots(
     if files.restart or files.overwrite:
         begin_anew(folder)
     replicas, tally = Replicas([*SELF, *files.command], environments, meter), meter.tally
-    stops(replicas, files)
+    stops(replicas)
     try:
         replicas.run(moved)
     finally:
-        stops(None, files)
+        stops(None)
     count = missing = 0
-    for key, slot in finished_rows(folder, asked, image_policy=images, policy=policy):
+    for key, slot in finished_rows(folder, asked, image_policy=files.asked.images, policy=files.asked.policy):
         if slot is None:
             missing += 1
             continue
@@ -346,12 +343,12 @@ def replica_slots(
 
 def check_parts(files: Files) -> None:
     """Refuse what does not go with several processes: they need a job, and their answers go nowhere else."""
-    flag = "--replicas" if files.shard is None else "--shard"
-    if files.shard is not None and files.replicas is not None:
+    flag = "--replicas" if files.part is None else "--shard"
+    if files.part is not None and files.replicas is not None:
         refuse("goes without --replicas: these split the requests themselves", "--shard")
     if files.job is None or files.source is None:
         refuse("takes a file or a folder as IN, and a file as -o OUT: the finished rows are kept in OUT.job", flag)
     if files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
-    if files.shard is not None and (files.restart or files.overwrite):
+    if files.part is not None and (files.restart or files.overwrite):
         refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to start again, remove {files.job}", "--shard")
