@@ -25,8 +25,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally, say
 from pipegen.cli.progress import Meter, Moved
 from pipegen.cli.usage import refuse, runs_here
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Child", "Replicas", "check_parts", "child_of_environment", "devices_of", "replica_slots", "visible_devices"]
 
-K = TypeVar("K")
 VARIABLE = "PIPEGEN_REPLICA"
 """What tells a child its shard and its pipe: 2/4:7 is shard 2 of 4, and file descriptor 7."""
 SELF = (sys.executable, "-P", "-m", "pipegen")
@@ -303,12 +303,8 @@ class Replicas:
 
 
 def replica_slots(
-    asked: Iterable[tuple[K, Slot[GenerationRequest]]],
-    files: Files,
-    meter: Meter,
-    moved: Moved,
-    stops: Callable[[Replicas | None], object],
-) -> Generator[tuple[K, Slot[Any], bool], None, None]:
+    asked: Iterable[tuple[Origin, Slot[GenerationRequest]]], files: Files, meter: Meter, moved: Moved, stops: Callable[[Replicas | None], object]
+) -> Generator[tuple[Origin, Slot[Any], bool], None, None]:
     """Run the children, then give the rows of the job in order, as one process gives them. `stops` is called with what a signal is to stop.
 
     Raises `KeyboardInterrupt` where the run was stopped, and `JournalError` at the end where rows are missing.

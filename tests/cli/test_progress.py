@@ -41,9 +41,9 @@ def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
     meter.see(pg.Progress("hf", 64, 0, 64))
     clock.now += 10
     tally = meter.tally
-    tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 4000
+    tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 5000
     tally.errors["BadImage"] = 2
-    assert meter.words(1000) == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
+    assert meter.words() == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
     assert (meter.seconds, meter.loading) == (55.0, 40.0)
 
 
