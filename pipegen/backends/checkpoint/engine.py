@@ -117,7 +117,7 @@ class CheckpointEngine(HasModelMetadata, ABC):
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint or Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
-        self._plugins: tuple[Plugin, ...] = ()
+        self.plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:
         try:
@@ -131,16 +131,12 @@ class CheckpointEngine(HasModelMetadata, ABC):
         """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
         return self._checkpoint.dtype
 
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        return self._plugins
-
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)
 
     def with_plugin(self, plugin: Plugin) -> Self:
         other = copy.copy(self)  # it shares all that is loaded
-        other._plugins = (*self._plugins, plugin)
+        other.plugins = (*self.plugins, plugin)
         return other
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:

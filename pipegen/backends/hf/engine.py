@@ -159,7 +159,7 @@ class HFEngine(CheckpointEngine):
 
     def _call(self, *, text: bool, least: int = 1) -> HFCall:
         def made(position: int, encoded: Encoded) -> HFRow:
-            row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text)
+            row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
             row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
             row.follow(self._grammars.of(row.options))
             return row

@@ -191,7 +191,7 @@ class VLLMEngine(CheckpointEngine):
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for number, encoded in inputs]
+        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared) for number, encoded in inputs]
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
             if takes_grammars(self._checkpoint.load):
