@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any, Protocol, Self
@@ -22,7 +23,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order"]
+__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order", "release"]
 
 
 class ModelMetadata(Protocol):
@@ -169,3 +170,14 @@ def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:
     """The rows' answers, in the order of the call's inputs."""
     done = {event.row: event.slot for event in events if isinstance(event, RowDone)}
     return [done[position] for position in range(len(done))]
+
+
+def release() -> None:
+    """Give what nobody holds any more back to the devices."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()

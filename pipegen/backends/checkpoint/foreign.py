@@ -68,7 +68,7 @@ class Broken(NamedTuple):
 
 
 @contextlib.contextmanager
-def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "") -> Iterator[None]:
+def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "", failed: str = "cannot read {} of") -> Iterator[None]:
     """Around code of other projects that loads `what` of a model: any exception becomes `CallFailed`; see `load_failed`.
 
     What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through.
@@ -78,7 +78,7 @@ def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "
     except (CallFailed, InvalidField, MissingExtra):
         raise
     except Exception as raised:  # whatever other projects' code raises
-        raise load_failed(load, f"cannot read {what} of", raised, source, hint=hint) from raised
+        raise load_failed(load, failed.format(what), raised, source, hint=hint) from raised
 
 
 def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = "") -> CallFailed:
@@ -91,7 +91,7 @@ def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
     because = short(raised) if found is None or found.words in str(raised) else f"{found.words}; {short(raised)}"
     words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
-    advice = hint or getattr(raised, "hint", "") or _HINT
+    advice = getattr(raised, "hint", "") or hint or _HINT
     return CallFailed(engine_failed(load.backend, words, hint=advice if found is None else found.hint, raised=raised))
 
 

@@ -16,11 +16,11 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import CheckpointEngine
+from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
-from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
