@@ -80,10 +80,6 @@ class VLLMRow(EngineRow):
         self._prompt_seen = False
         self.whole = not self.decoder.reads
 
-    @property
-    def done(self) -> bool:
-        return self.aborted or super().done
-
     def take_output(self, output: Any) -> TokensMade | None:
         """Take what vLLM returned; the event of the tokens that belong to the row."""
         if not self._prompt_seen and output.prompt_token_ids is not None:  # each output brings the same
