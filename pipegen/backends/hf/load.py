@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import transformers
 
 from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
@@ -23,7 +23,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "release", "use_own_factors"]
+__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "use_own_factors"]
 
 
 _hf: Any = transformers  # its own annotations are partial
@@ -270,12 +270,3 @@ def is_device_failure(error: RuntimeError) -> bool:
     (True, False)
     """
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
-
-
-def release() -> None:
-    """Give what nobody holds any more back to the devices."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
