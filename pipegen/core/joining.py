@@ -145,7 +145,7 @@ class Joined:
                 break
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
-            elif stage.callless:
+            elif stage.makes_no_calls:
                 slots = stage.apply(_taken(stage, slots))
             else:
                 break

@@ -69,7 +69,7 @@ class Pipe(Generic[A_contra, B_co]):
     owns: tuple[Closes, ...] = ()
     row: Callable[[Any], Slot[Any]] | None = field(default=None, kw_only=True)
     """What a stage that looks at each row alone does to a live one."""
-    callless: bool = field(default=False, kw_only=True)
+    makes_no_calls: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
     takes: type[Any] | None = field(default=None, kw_only=True)
     """The record that a stage of pipegen's takes, where it takes one only."""
