@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
-from pipegen.backends.http.gate import Block, Deadlines, Gate, Late, Room
+from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
@@ -116,10 +116,6 @@ class Transport:
         """The deadline of a row that begins now, by the running loop's clock: its own, or that of the whole call."""
         ends = asyncio.get_running_loop().time() + self.timeout
         return ends if call_ends is None or ends < call_ends else call_ends
-
-    async def by(self, deadline: float) -> Block:
-        """A block that has until then. Raises `Late`; see `late`."""
-        return (await self.here()).deadlines.by(deadline)
 
     async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
         """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another status than 200, and `AttemptFailed`."""
