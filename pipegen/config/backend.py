@@ -180,10 +180,10 @@ def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: 
 
 
 def _check_address(base_url: str | None, place: Place) -> None:
-    from pipegen.backends.http.access import root_of
+    from pipegen.backends.http.access import addresses_of
 
     try:
-        root_of(base_url, "")
+        addresses_of(base_url, "")
     except InvalidField as refusal:
         raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
 

@@ -153,42 +153,40 @@ def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Co
     finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
     if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
-    prompt, routed = item.get("prompt_token_ids"), meta.get("routed_experts")
-
-    def new_of(ids: tuple[int, ...]) -> Slot[Completion]:
-        total = meta.get("completion_tokens")
-        if not ask.stream or type(total) is not int or total == len(ids):
-            new = ids[seen:]
-        elif total == seen + len(ids):
-            new = ids
-        else:
-            return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
-        noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
-        if ask.options.logprobs:
-            entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
-            first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
-            noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
-        known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
-        scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
-        if not is_ok(scores):
-            return Failure(scores.failure())
-        return noted.bind(
-            lambda logprobs: known.map(
-                lambda prompt_ids: Completion(
-                    token_ids=new,
-                    logprobs=logprobs,
-                    finish=finish,
-                    stop=stop if isinstance(stop, (int, str)) else None,
-                    prompt_token_ids=prompt_ids,
-                    index=index,
-                    routed_experts=routed,
-                    scores=scores.unwrap(),
-                )
-            )
+    given, total = item.get("output_ids"), meta.get("completion_tokens")
+    made = ids_of([] if given is None and (ask.stream or finish == "abort") else given, "output_ids")
+    if not is_ok(made):
+        return Failure(made.failure())
+    ids = made.unwrap()
+    if not ask.stream or type(total) is not int or total == len(ids):
+        new = ids[seen:]
+    elif total == seen + len(ids):
+        new = ids
+    else:
+        return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
+    noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
+    if ask.options.logprobs:
+        entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+        first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
+        noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
+    prompt = item.get("prompt_token_ids")
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+    scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
+    for read in (scores, noted, known):
+        if not is_ok(read):
+            return Failure(read.failure())
+    return Success(
+        Completion(
+            token_ids=new,
+            logprobs=noted.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=known.unwrap(),
+            index=index,
+            routed_experts=meta.get("routed_experts"),
+            scores=scores.unwrap(),
         )
-
-    ids = item.get("output_ids")
-    return ids_of([] if ids is None and (ask.stream or finish == "abort") else ids, "output_ids").bind(new_of)
+    )
 
 
 _TOO_LONG = (
