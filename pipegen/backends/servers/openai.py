@@ -23,11 +23,11 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.fields import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
+__all__ = ["DIALECTS", "from_event", "from_wire"]
 
 PATH = "/v1/chat/completions"
 _MANY = 2**53
@@ -227,14 +227,3 @@ DIALECTS: Mapping[str, Wire] = {
     "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
 }
 """The wires of chat servers, by dialect; each is named after its row in the capability table."""
-
-
-def wire_of(dialect: str) -> Wire:
-    """The wire of a dialect. Raises `InvalidField` for one that is not there, with the nearest.
-
-    >>> wire_of("sglang").name
-    'sglang_chat'
-    """
-    if dialect not in DIALECTS:
-        raise InvalidField(f"dialect takes one of {', '.join(DIALECTS)}, not {dialect!r}{nearest(str(dialect), DIALECTS)}")
-    return DIALECTS[dialect]

@@ -10,7 +10,7 @@ import pytest
 
 from pipegen.backends.http.client import Events
 from pipegen.backends.servers.facts import models_of
-from pipegen.backends.servers.openai import wire_of
+from pipegen.backends.servers.openai import DIALECTS
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sglang import SGLANG
 from pipegen.backends.servers.vllm import VLLM
@@ -32,7 +32,7 @@ def recorded(name: str) -> dict[str, Any]:
 def wire_for(name: str, path: str) -> Wire | None:
     engine = name.split("-", 1)[0]
     if path == "/v1/chat/completions":
-        return wire_of(engine)
+        return DIALECTS[engine]
     return {"/inference/v1/generate": VLLM, "/v1/completions": VLLM, "/generate": SGLANG}.get(path)
 
 
@@ -102,7 +102,7 @@ def test_the_pieces_of_a_stream_are_the_whole_answer(engine: str, whole: str, st
 @pytest.mark.parametrize("name", ["chat_reasoning", "chat_reasoning_stream"])
 def test_reasoning_is_told_apart(engine: str, name: str) -> None:
     case = recorded(f"{engine}-{name}")
-    wire, ask = wire_of(engine), ask_of(case)
+    wire, ask = DIALECTS[engine], ask_of(case)
     found = pieces_of(wire, case, ask) if ask.stream else wire.from_wire(case["body"], ask).unwrap()
     assert "".join(piece.reasoning or "" for piece in found).strip() == "I make a list."
     assert "".join(piece.text or "" for piece in found).strip().startswith("January, February")

@@ -81,12 +81,12 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 async def sender_to(server: Server, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     from pipegen.backends.http import transport
-    from pipegen.backends.servers.openai import wire_of
+    from pipegen.backends.servers.openai import DIALECTS
     from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.wire import Facts
 
     monkeypatch.setattr(transport, "Client", lambda limit, headers: server)
-    made = Sender(wire_of("plain"), access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
+    made = Sender(DIALECTS["plain"], access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
 
     async def facts() -> Facts:
         return Facts()
