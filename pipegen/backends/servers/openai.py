@@ -47,17 +47,16 @@ def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
         "tools": list(ask.tools) or None,
         "rid": (ask.rid or None) if dialect == "sglang" else None,
     }
-    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.n, ask.stream, thinking, dialect)
+    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.stream, thinking, dialect)
     return merged(body, extra) if extra else body
 
 
 @LastCallCache
-def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
+def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
         **wire_fields(options, "chat", DIALECTS[dialect if chat is not None else "plain"].name),
-        "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
         **_form(options, dialect),
@@ -101,12 +100,12 @@ def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
+    return whole(answer, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
     return found.map(lambda made: made or (Completion(usage=_usage(event)),))
 
 
