@@ -203,9 +203,7 @@ class Transport:
             return max(pause or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
-            pause = wait(state) if state.attempt_number <= self.retries else 0.0
-            ends = asyncio.get_running_loop().time() + pause
-            return state.attempt_number > self.retries or ends >= deadline
+            return state.attempt_number > self.retries or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
 
         jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
         allowed = tenacity.retry_if_exception(lambda error: isinstance(error, AttemptFailed) and error.again)
