@@ -36,6 +36,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             from pipegen.backends import load
 
             route = load(route)
+        if not isinstance(route, Pipe):
+            raise TypeError(f"a GenerationEngine is made of a route or a ModelLoadConfig, not of {type(route).__name__}: ModelLoadConfig(model=...)")
         self.route, self.image_policy, self.policy = route, image_policy, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:

@@ -5,7 +5,6 @@ Every engine that reads checkpoints shares them, so that prompts, images, limits
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,13 +15,14 @@ from immutabledict import immutabledict
 from returns.result import Failure
 
 from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
-from pipegen.backends.checkpoint.locate import EMBEDDED, instead_of, locate
+from pipegen.backends.checkpoint.locate import EMBEDDED, cached_json, has_weights, identity_of, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField, mapping, printed
+from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
@@ -69,8 +69,6 @@ class Checkpoint:
 
     @cached_property
     def _identity(self) -> str:
-        from pipegen.backends.checkpoint.identity import identity_of
-
         folders = self._folders
         with loading(self.load, "the files", self.source):
             return identity_of(*folders)
@@ -78,8 +76,6 @@ class Checkpoint:
     @property
     def has_weights(self) -> bool:
         """Whether the weights are here, and not only in a server."""
-        from pipegen.backends.checkpoint.identity import has_weights
-
         return has_weights(self._folders[0])
 
     @property
@@ -133,7 +129,7 @@ class Checkpoint:
             tokenizer, renderer = load_tokenizer(self.source, **self._where)
             tokenizer.raw("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
-                raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
+                raise ValueError("the tokenizer's files are missing: what transformers makes in their place has no vocabulary")
             if renderer.template is not None and ignores_users(renderer):
                 raise ValueError("its chat template writes nothing of what a user says, so it is none: see its chat_template.jinja")
         return tokenizer, renderer
@@ -150,12 +146,9 @@ class Checkpoint:
     def generation_config(self) -> immutabledict[str, Any]:
         """The checkpoint's own generation settings, frozen; empty where it has none."""
         need("transformers", "hf", "reading a checkpoint")
-        from transformers.utils.hub import cached_file
-
         with loading(self.load, "generation_config.json", self.source):
             require_whole(self.source, self.load.revision, "generation_config.json")
-            found = cached_file(self.source, "generation_config.json", revision=self.load.revision, _raise_exceptions_for_missing_entries=False)
-            kept: immutabledict[str, Any] = mapping({} if found is None else json.loads(Path(found).read_text(encoding="utf-8")))
+            kept: immutabledict[str, Any] = mapping(cached_json(self.source, "generation_config.json", self.load.revision))
         return kept
 
     @cached_property
@@ -242,10 +235,10 @@ class Checkpoint:
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
-        from pipegen.backends.checkpoint.image_processors import LOADING, translate_errors
+        from pipegen.backends.checkpoint.image_processors import translate_errors
 
         auto: Any = AutoImageProcessor
-        with translate_errors(*LOADING):
+        with translate_errors():
             return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any, Protocol, Self
@@ -22,7 +23,7 @@ from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order"]
+__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order", "release"]
 
 
 class ModelMetadata(Protocol):
@@ -117,7 +118,7 @@ class CheckpointEngine(HasModelMetadata, ABC):
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint or Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
-        self._plugins: tuple[Plugin, ...] = ()
+        self.plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:
         try:
@@ -131,16 +132,12 @@ class CheckpointEngine(HasModelMetadata, ABC):
         """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
         return self._checkpoint.dtype
 
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        return self._plugins
-
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)
 
     def with_plugin(self, plugin: Plugin) -> Self:
         other = copy.copy(self)  # it shares all that is loaded
-        other._plugins = (*self._plugins, plugin)
+        other.plugins = (*self.plugins, plugin)
         return other
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
@@ -173,3 +170,14 @@ def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:
     """The rows' answers, in the order of the call's inputs."""
     done = {event.row: event.slot for event in events if isinstance(event, RowDone)}
     return [done[position] for position in range(len(done))]
+
+
+def release() -> None:
+    """Give what nobody holds any more back to the devices."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()

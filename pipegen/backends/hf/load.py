@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import transformers
 
 from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
@@ -23,7 +23,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "release", "use_own_factors"]
+__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "use_own_factors"]
 
 
 _hf: Any = transformers  # its own annotations are partial
@@ -75,7 +75,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(
-                f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
+                f"{load.model!r}: {len(report['missing_keys'])} of the model's weights are missing, such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
             _load_adapter(model, str(load.adapter))
@@ -179,9 +179,9 @@ def check_settings(load: ModelLoadConfig) -> None:
     """
     for name in load.engine_kwargs:
         if name in OWN:
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': say it as {OWN[name]}")
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': set {OWN[name]}")
         if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen says it itself")
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it itself")
     if load.device is not None:
         _check_device("device", load.device)
     if load.device_map is not None:
@@ -270,12 +270,3 @@ def is_device_failure(error: RuntimeError) -> bool:
     (True, False)
     """
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
-
-
-def release() -> None:
-    """Give what nobody holds any more back to the devices."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()

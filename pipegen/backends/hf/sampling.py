@@ -155,7 +155,7 @@ class Sampler:
         scores = logits
         if self._seen is not None and self._counts is not None:
             scores = penalise(scores, self._seen, self._counts, self._options)
-        waiting = [at for at in self._least if self._rows[at].must_go_on]
+        waiting = [at for at in self._least if len(self._rows[at].token_ids) < (self._options[at].min_new_tokens or 0)]
         blocked = [(at, token) for at in waiting for token in self._rows[at].ending_ids if token < self._vocabulary]
         special = [at for at in self._special if not self._rows[at].done]
         formed = {at: self._rows[at] for at in self._formed if not self._rows[at].done}

@@ -30,9 +30,10 @@ from returns.result import Failure, Success
 from transformers import GenerationConfig
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import group_size, pass_tokens

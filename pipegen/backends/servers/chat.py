@@ -21,7 +21,8 @@ from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
 from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice

@@ -23,7 +23,7 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import freeze
+from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
