@@ -94,7 +94,7 @@ def _overview(view: _View) -> tuple[Overview, int]:
         if not entry.ok:
             errors.add(entry.kind)
         against = others.get(entry.id)
-        differing += against is None or (against.ok, against.texts) != (entry.ok, entry.texts)
+        differing += against is None or against.outcome != entry.outcome
     name = None if view.other is None else view.other.name
     return Overview(view.results.name, kinds, frozenset(errors), name, differing if name is not None else 0), count
 

@@ -60,6 +60,11 @@ class Entry(NamedTuple):
     reasoning: str = ""
     facts: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def outcome(self) -> tuple[str, ...] | str:
+        """What is compared with the same request's in another file: the texts, or the type of the error."""
+        return self.texts if self.ok else self.kind
+
 
 class Overview(NamedTuple):
     """Counts over all results of a file."""
@@ -135,11 +140,7 @@ def card(
 ) -> str:
     """One result; where two files are compared, which have these names, beside that of the other."""
     sides = [_side(entry, other)] if compared is None else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
-    same = (
-        compared is not None
-        and other is not None
-        and (entry.ok, entry.texts, entry.kind if not entry.ok else "") == (other.ok, other.texts, other.kind if not other.ok else "")
-    )
+    same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
     asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]

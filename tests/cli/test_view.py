@@ -157,15 +157,15 @@ def test_a_table_of_results_brings_its_own_prompts_and_images(command: Command, 
 
 
 def test_two_files_stand_side_by_side_with_differing_words_marked(command: Command, tmp_path: Path) -> None:
-    one = results(tmp_path / "one.jsonl", a=answer("a red cat"), b=answer("same"), c=pg.Failure(BadImage(0)), d=answer("only here"))
-    other = results(tmp_path / "other.jsonl", a=answer("a blue cat"), b=answer("same"), c=answer("fine"))
+    one = results(tmp_path / "one.jsonl", a=answer("a red cat"), b=answer("same"), c=pg.Failure(BadImage(0)), d=answer("only here"), e=pg.Failure(BadImage(0)))
+    other = results(tmp_path / "other.jsonl", a=answer("a blue cat"), b=answer("same"), c=answer("fine"), e=pg.Failure(pg.Timeout("slow")))
     assert command("view", one, other, "-o", tmp_path / "x.html").code == 0
     text = (tmp_path / "x.html").read_text()
     assert "a <mark>red</mark> cat" in text
     assert "a <mark>blue</mark> cat" in text
     page = Page(tmp_path / "x.html")
-    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == ["0", "1", "0", "0"]
-    assert "4 results, 1 errors; 3 differ from other.jsonl" in page.texts
+    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == ["0", "1", "0", "0", "0"]
+    assert "5 results, 2 errors; 4 differ from other.jsonl" in page.texts
     assert "not in this file" in page.texts
 
 
