@@ -18,7 +18,7 @@ from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
-from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
+from pipegen.cli.on_ray import OnRay, Stops, ray_slots
 from pipegen.cli.outputs import Make, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
@@ -173,7 +173,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if route is None:
                     rows = replica_slots(asked, files, meter, moved, ending.stops)
                 elif files.on_ray is not None:
-                    rows = slots_on_ray(files, files.on_ray, route, again, settings, meter, moved, ending.stops, _begun)
+                    rows = ray_slots(files, files.on_ray, route, again, meter, moved, ending.stops, _begun)
                 else:
                     rows = _job_slots(route, asked, files, settings, ending)
                 slots = stack.enter_context(contextlib.closing(rows))
