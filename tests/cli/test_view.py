@@ -14,11 +14,11 @@ import pytest
 from support.browser import CHROMIUM, look
 
 import pipegen as pg
+from pipegen.cli.app_results import ViewFlags
 from pipegen.cli.view import run_view
 from pipegen.core.errors import BadImage
 from pipegen.io.jsonl import to_plain
 from pipegen.records.options import resolve
-from pipegen.records.requests import ImagePolicy
 
 pytest.importorskip("PIL")
 
@@ -171,7 +171,7 @@ def test_two_files_stand_side_by_side_with_differing_words_marked(command: Comma
 
 def test_many_results_make_a_folder_of_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = results(tmp_path / "r.jsonl", **{f"n{number}": answer(f"text {number}") for number in range(7)})
-    assert run_view(source, None, None, None, scale="auto", images=ImagePolicy(), rows=3) == 0
+    assert run_view(ViewFlags(results=source), rows=3) == 0
     folder = tmp_path / "r.pages"
     assert sorted(path.name for path in folder.iterdir()) == ["index.html", "page-0002.html", "page-0003.html"]
     pages = [Page(folder / name) for name in ("index.html", "page-0002.html", "page-0003.html")]
