@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,11 @@ def test_the_system_message_goes_before_messages_that_have_none(command: Command
     assert (third["ok"], third["error"]["type"]) == (False, "InvalidRequest")
     assert fourth["response"]["status_code"] == 200
     assert len(engine.calls[-1]) == 3
+
+
+def test_the_system_message_goes_before_messages_from_stdin_too(command: Command, chat_file: Path) -> None:
+    ran = command("generate", "-", "-c", chat_file, "--agent", "first", stdin=json.dumps(MESSAGES).encode())
+    assert ran.out[0]["prompt_text"].count("Be brief.") == 1
 
 
 def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
