@@ -47,8 +47,8 @@ def estimate(
     from pipegen.cli.sources import asked_of
     from pipegen.cli.usage import load_of
 
-    load = load_of(flags.config, flags.agent, flags.model, flags.backend, None, (), settings)
-    raise typer.Exit(run_estimate(flags.source, asked_of(flags, load, options), price_of(price), speed, as_json=as_json))
+    asked = asked_of(flags, load_of(flags, settings), options)
+    raise typer.Exit(run_estimate(flags.source, asked, price_of(price), speed, as_json=as_json))
 
 
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.

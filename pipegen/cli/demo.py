@@ -129,6 +129,7 @@ def run_demo(out: Path, *, show: bool) -> int:
     from rich.console import Console
 
     from pipegen.cli.report import page
+    from pipegen.cli.run_flags import AskedFlags
     from pipegen.cli.usage import load_of, open_route, refuse
 
     target = out if out.suffix.lower() in (".html", ".htm") else out / "pipegen-demo.html"
@@ -139,7 +140,7 @@ def run_demo(out: Path, *, show: bool) -> int:
     console = Console(highlight=False)
     if sys.stderr.isatty():
         say("Loading the embedded model ...")
-    with open_route(load_of(None, None, "embedded", "hf", None, (), {})) as route:
+    with open_route(load_of(AskedFlags(model="embedded"), {})) as route:
         began = time.monotonic()
         outcomes = run_cases(route)
         seconds = time.monotonic() - began

@@ -21,6 +21,7 @@ from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress import Meter
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.engines.protocol import Answers
@@ -83,7 +84,7 @@ def main(rows: int) -> None:
         began = time.monotonic()
         connect("local", quiet=True)
         connected = time.monotonic() - began
-        files = Files(out=str(folder / "ray"), quiet=True, asked=Asked(load_of(None, None, "fake", "hf", None, (), {})))
+        files = Files(out=str(folder / "ray"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})))
         quiet = Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None
         began = time.monotonic()
         slots = [slot for _, slot, _ in ray_slots(files, OnRay(partial(waiting), "local", 1, 0), waiting(), opened, *quiet)]

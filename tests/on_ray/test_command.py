@@ -24,6 +24,7 @@ from pipegen.cli.inputs import from_lines
 from pipegen.cli.on_ray import OnRay, ray_slots
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress import Meter
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.io.tables import Columns
@@ -118,7 +119,7 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
 
 
 def slots_of(folder: Path, on: OnRay, opened: Any, **flags: Any) -> Iterator[Any]:
-    files = Files(out=str(folder / "out"), quiet=True, asked=Asked(load_of(None, None, "fake", "hf", None, (), {})), **flags)
+    files = Files(out=str(folder / "out"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})), **flags)
     return ray_slots(files, on, stub(), opened, Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None)
 
 
