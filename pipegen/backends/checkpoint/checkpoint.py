@@ -91,14 +91,6 @@ class Checkpoint:
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property
-    def variant(self) -> str:
-        """`vlm` where the model is loaded to take images, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
-        sees = self.is_vision_model
-        if self.load.variant == "vlm" and not sees:
-            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
-        return "vlm" if sees and self.load.variant != "text" else "text"
-
-    @cached_property
     def is_vision_model(self) -> bool:
         """Whether the architecture takes images, however it is loaded."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -106,9 +98,12 @@ class Checkpoint:
         remote = getattr(self.config, "auto_map", None) or {}
         return self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in remote
 
-    @property
+    @cached_property
     def takes_images(self) -> bool:
-        return self.variant == "vlm"
+        """Whether the model is loaded to take images. Raises `InvalidField` where `vlm` is asked of a text model."""
+        if self.load.variant == "vlm" and not self.is_vision_model:
+            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
+        return self.is_vision_model and self.load.variant != "text"
 
     @property
     def images_unsupported_reason(self) -> str:
@@ -155,17 +150,12 @@ class Checkpoint:
         """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
         text = self.config.get_text_config()
         own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
-        given = next((ids for ids in (*own, self.raw_tokenizer.eos_token_id) if ids is not None), ())
+        given = next((ids for ids in (*own, self.tokenizer.raw.eos_token_id) if ids is not None), ())
         ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
         if not all(type(number) is int for number in ids):
             with loading(self.load, "the end tokens", self.source, hint="correct eos_token_id in its generation_config.json, or in its config.json"):
                 raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(given)}")
         return tuple(dict.fromkeys(ids))
-
-    @cached_property
-    def raw_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it."""
-        return self.tokenizer.raw
 
     @cached_property
     def vocab_size(self) -> int | None:
@@ -184,7 +174,7 @@ class Checkpoint:
     def pad_token_id(self) -> int:
         """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
         size = self.vocab_size
-        for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
+        for token_id in (self.tokenizer.raw.pad_token_id, *self.eos_token_ids):
             if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
         raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
@@ -192,9 +182,8 @@ class Checkpoint:
     @cached_property
     def bos_token(self) -> str | None:
         """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself puts it before a text."""
-        bos = self.raw_tokenizer.bos_token_id
-        first = self.raw_tokenizer("a")["input_ids"][:1]
-        return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
+        raw = self.tokenizer.raw
+        return str(raw.bos_token) if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id] else None
 
     @cached_property
     def dtype(self) -> str:
@@ -288,7 +277,7 @@ class Checkpoint:
         native = not self.no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
         with loading(self.load, "the tokenizer", self.source, hint="put the tokenizer's files of this model into its folder"):
-            token = str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+            token = str(own or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id))
             if token not in self.tokenizer.control_tokens:
                 words = f"config.json says that id {self.image_token_id} stands for an image, and to the tokenizer it is {token!r}"
                 raise ValueError(f"{words}: they belong to different models")

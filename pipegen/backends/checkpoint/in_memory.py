@@ -61,7 +61,7 @@ class CheckpointInMemory(Checkpoint):
     def identity(self) -> str:  # not cached: the weights may be trained on
         """A digest of the configuration, the tokenizer, the template and samples of every weight, as they are now."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in (self.config.to_json_string(), self.raw_tokenizer.backend_tokenizer.to_str(), self.renderer.template or ""):
+        for text in (self.config.to_json_string(), self.tokenizer.raw.backend_tokenizer.to_str(), self.renderer.template or ""):
             digest.update(f"{text}\0".encode())
         for name, weight in self.model.state_dict().items():
             flat = weight.detach().reshape(-1)

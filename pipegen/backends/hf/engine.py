@@ -325,19 +325,17 @@ class HFCall:
             self._shared.leave()
 
 
-class _First:
-    """The process that computed first; one that is forked off later finds it here."""
-
-    process: int | None = None
+_first: list[int] = []
+"""The process that computed first, once one has; one that is forked off later finds it here."""
 
 
 def check_process() -> None:
     """Raise `CallFailed` in a process that was forked off after torch had computed in the one before, unless torch uses one thread alone."""
     here = os.getpid()
-    if _First.process is None:
-        _First.process = here
+    if not _first:
+        _first.append(here)
     bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
-    if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
-        words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
+    if _first[0] != here and (bad_fork or torch.get_num_threads() > 1):
+        words = f"process {here} was forked from process {_first[0]}, in which torch had computed already: here it would wait for ever for its threads"
         hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
         raise CallFailed(_failed(words, hint=hint))
