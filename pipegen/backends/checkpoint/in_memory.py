@@ -30,18 +30,13 @@ class CheckpointInMemory(Checkpoint):
     def __init__(self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None) -> None:
         self.load, self.source = load, str(load.model)
         self._loading = threading.RLock()
-        self.model = model
-        self._processor = processor
-        templates = getattr(processor, "chat_template", None) or tokenizer.chat_template
-        self._pair = HFTokenizer(tokenizer), HFRenderer(tokenizer, templates)
+        self.model, self._raw, self._processor = model, tokenizer, processor
+        _ = self._tokenizer_and_renderer  # which may raise
 
-    @property
-    def tokenizer(self) -> HFTokenizer:
-        return self._pair[0]
-
-    @property
-    def renderer(self) -> HFRenderer:
-        return self._pair[1]
+    @cached_property
+    def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
+        templates = getattr(self._processor, "chat_template", None) or self._raw.chat_template
+        return HFTokenizer(self._raw), HFRenderer(self._raw, templates)
 
     @cached_property
     def config(self) -> Any:
