@@ -9,29 +9,28 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from immutabledict import immutabledict
 from returns.result import Failure
 
+from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
 from pipegen.backends.checkpoint.locate import EMBEDDED, cached_json, has_weights, identity_of, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.media.image import prepare
+from pipegen.media.sizes import ImageSpec, fit
 from pipegen.records.fields import InvalidField, mapping, printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.stages.parts.template import ignores_users
-
-if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.image_processors import Expansions, ImageInputs
-    from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-    from pipegen.media.sizes import ImageSpec
 
 __all__ = ["Checkpoint"]
 
@@ -115,8 +114,6 @@ class Checkpoint:
     @cached_property
     def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
         need("transformers", "hf", "reading a tokenizer")
-        from pipegen.backends.checkpoint.tokenizers import load_tokenizer
-
         hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
@@ -223,32 +220,26 @@ class Checkpoint:
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
-        from pipegen.backends.checkpoint.image_processors import translate_errors
-
         auto: Any = AutoImageProcessor
-        with translate_errors():
+        with processors.translate_errors():
             return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
     def processor(self) -> Any:
         """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
         need("transformers", "hf", "reading images")
-        from pipegen.backends.checkpoint.image_processors import load_processor
-
-        return load_processor(self.source, self.config.model_type, **self._where)
+        return processors.load_processor(self.source, self.config.model_type, **self._where)
 
     @cached_property
     def no_processor_because(self) -> str:
         """Why images cannot be prepared with the packages that are here; empty where they can."""
-        from pipegen.backends.checkpoint.image_processors import CannotProcess, check_pixels
-
         try:
             with self._loading:  # images may be prepared side by side, and one processor is enough
                 if self.image_spec.kind == "native":
                     _ = self.processor
                 else:
-                    check_pixels(self.image_processor, self.image_spec)
-        except (CannotProcess, MissingExtra) as raised:
+                    processors.check_pixels(self.image_processor, self.image_spec)
+        except (processors.CannotProcess, MissingExtra) as raised:
             broken = broken_in(self.source, self.load.revision, "preprocessor_config.json", "processor_config.json")
             because = raised if broken is None else f"{broken.words} ({broken.hint})"
             return f"the image processor of {self.load.model!r} cannot be used: {because}"[:600]
@@ -257,9 +248,7 @@ class Checkpoint:
     @cached_property
     def image_spec(self) -> ImageSpec:
         """What images have to become for this model."""
-        from pipegen.backends.checkpoint.image_processors import spec_from
-
-        return spec_from(self.image_processor, self.config)
+        return processors.spec_from(self.image_processor, self.config)
 
     @cached_property
     def image_token_id(self) -> int | None:
@@ -296,8 +285,6 @@ class Checkpoint:
 
         Most take no other pixel budget, nor to leave the size alone.
         """
-        from pipegen.media.sizes import fit
-
         spec = self.image_spec if prompt.images else None
         if spec is None or spec.kind != "grid":
             return None
@@ -310,15 +297,11 @@ class Checkpoint:
         return None
 
     @cached_property
-    def _expansions(self) -> Expansions:
-        from pipegen.backends.checkpoint.image_processors import Expansions
-
-        return Expansions(self.processor, self.tokenizer, self.image_token_id)
+    def _expansions(self) -> processors.Expansions:
+        return processors.Expansions(self.processor, self.tokenizer, self.image_token_id)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One image as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
-        from pipegen.media.image import prepare
-
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
         if self.no_processor_because:
@@ -332,11 +315,9 @@ class Checkpoint:
             expansions = self._expansions
         return prepared.bind(expansions)
 
-    def image_inputs(self, images: Sequence[PreparedImage]) -> ImageInputs:
+    def image_inputs(self, images: Sequence[PreparedImage]) -> processors.ImageInputs:
         """What the model gets for these images, in order, and which ids it must see marked as theirs."""
-        from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInputs, native_inputs, pixel_inputs
-
         if self.image_spec.kind == "native":
-            return native_inputs(self.processor, images, self.image_token_id)
+            return processors.native_inputs(self.processor, images, self.image_token_id)
         marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
-        return ImageInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(IMAGE_MARKS, marked))
+        return processors.ImageInputs(processors.pixel_inputs(self.image_processor, images), dict.fromkeys(processors.IMAGE_MARKS, marked))

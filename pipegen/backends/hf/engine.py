@@ -174,22 +174,17 @@ class HFEngine(CheckpointEngine):
         return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:
+        load = self._checkpoint.load
         try:
             return self._weights.model()
-        except BadAdapter as error:
-            raise CallFailed(_failed(str(error), hint=error.hint)) from error
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
-            raise self._load_failed(error) from error
         except CallFailed:
             raise
+        except BadAdapter as error:
+            raise CallFailed(_failed(str(error), hint=error.hint)) from error
         except Exception as error:  # transformers, safetensors, peft and torch raise anything while they load
-            raise self._load_failed(error) from error
-
-    def _load_failed(self, error: Exception) -> CallFailed:
-        load = self._checkpoint.load
-        return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
+            raise load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)) from error
 
     def _step(self, schedule: Schedule) -> list[HFRow]:
         """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
