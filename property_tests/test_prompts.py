@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from support.small_tokenizers import chatml_tokenizer, instruct_tokenizer, turns_tokenizer, unigram_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-from pipegen.core.slots import is_ok
+from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
@@ -22,7 +22,7 @@ from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import choose_marks
 from pipegen.stages.parts.images import image_tokens
 from pipegen.stages.rendering import render_row
-from pipegen.stages.tokenizing import count_tokens, tokenize_row
+from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.prompts import harmless_texts, hostile_texts, messages
 
 Make = Callable[[], Any]
@@ -37,10 +37,14 @@ FAMILIES: dict[str, Make] = {
 each_family = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 
 
-def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
+def slot_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Slot[Prompt]:
     tokenizer = HFTokenizer(raw)
     job = ResolvedRequest(request=TextGenerationRequest(messages=turns), options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
-    return render_row(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None)).unwrap()
+    return render_row(job, tokenizer, HFRenderer(raw, raw.chat_template)).bind(lambda rendered: tokenize_row(rendered, (), tokenizer, None))
+
+
+def prompt_of(raw: Any, turns: list[dict[str, Any]], **chat: Any) -> Prompt:
+    return slot_of(raw, turns, **chat).unwrap()
 
 
 def control(raw: Any) -> dict[str, int]:
@@ -115,17 +119,11 @@ def test_allowed_control_tokens_have_the_plain_ids(make: Make, data: st.DataObje
 def test_rejecting_refuses_exactly_what_holds_a_look_alike(make: Make, data: st.DataObject) -> None:  # T4
     raw = make()
     turns = [turn for turn in turns_of(raw, data, hostile_texts) if isinstance(turn["content"], str)] or [{"role": "user", "content": "x"}]
-    tokenizer = HFTokenizer(raw)
-    counted = count_tokens(
-        TextGenerationRequest(messages=turns),
-        tokenizer,
-        HFRenderer(raw, raw.chat_template),
-        options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="reject")),
-    )
+    refused = not is_ok(slot_of(raw, turns, control_tokens="reject"))
     hostile = any(token in turn["content"] for token in control(raw) for turn in turns if turn["role"] in ("user", "tool"))
-    assert hostile <= (not is_ok(counted))
+    assert hostile <= refused
     if raw is not unigram_tokenizer():
-        assert hostile == (not is_ok(counted))
+        assert hostile == refused
 
 
 @given(

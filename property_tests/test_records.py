@@ -14,6 +14,7 @@ from immutabledict import immutabledict
 
 import pipegen as pg
 from pipegen.io.text_tables import column_kinds
+from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import flat_values, merge, options_from, resolve
 from pipegen.records.requests import FIELDS, misplaced
 from pipegen.testing import strategies
@@ -115,3 +116,18 @@ def test_a_table_gives_back_the_columns_that_it_was_given(rows: list[dict[str, A
         for name, value in before.items():
             text = kinds[name] == "string" and value is not None and not isinstance(value, str)
             assert (json.loads(row[name]) if text else row[name]) == value
+
+
+NEAR = st.recursive(
+    st.sampled_from([0, 0.0, -0.0, False, 1, 1.0, True, None, "1", ""]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(NEAR, NEAR)
+def test_frozen_data_are_equal_if_they_are_written_equally(one: Any, other: Any) -> None:
+    first, second = freeze({"n": one}), freeze({"n": other})
+    assert (first == second) == (json.dumps(one) == json.dumps(other))
+    assert first != second or hash(first) == hash(second)
+    assert thaw(first) == {"n": one}

@@ -38,7 +38,8 @@ from pipegen.engines.settings import (
     settings_of,
 )
 from pipegen.records.engine_list import BACKENDS
-from pipegen.records.fields import InvalidField, help_of, nearest, printed
+from pipegen.records.fields import InvalidField, help_of, nearest
+from pipegen.records.frozen import printed
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import GenerationResult
@@ -91,7 +92,9 @@ def _hf(settings: Callable[P, HFSettings]) -> _HF[P]:
 
     @functools.wraps(named)
     def make(*args: Any, **kwargs: Any) -> Route:
-        return _route_in_memory(*args, **kwargs) if kwargs.keys() & {"tokenizer", "processor"} else named(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        in_memory = bool(kwargs.keys() & {"tokenizer", "processor"}) or hasattr(model, "state_dict")
+        return _route_in_memory(*args, **kwargs) if in_memory else named(*args, **kwargs)
 
     make.__doc__ = f"""{named.__doc__}
 
@@ -104,7 +107,7 @@ eval mode, and its weights are used as they are at each call."""
 def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None, **settings: Any) -> Route:
     for package in ("torch", "transformers"):
         need(package, "hf", "the Hugging Face engine")
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
     from pipegen.backends.hf.engine import HFEngine
@@ -114,6 +117,10 @@ def _route_in_memory(model: Any, *, tokenizer: Any = None, processor: Any = None
         raise InvalidField(f"hf takes tokenizer and processor with a model of transformers that is in memory, not with {printed(model)}")
     if tokenizer is None:
         raise InvalidField("hf takes the tokenizer of a model that is in memory, too: hf(model, tokenizer=...)")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InvalidField(f"hf takes a tokenizer of transformers with a model that is in memory, not {printed(tokenizer)}")
+    if processor is not None and not callable(processor):
+        raise InvalidField(f"hf takes a processor of transformers with a model that is in memory, not {printed(processor)}")
     for name in settings:
         if name not in _IN_MEMORY:
             raise InvalidField(f"hf takes no {name!r} for a model that is in memory{nearest(name, _IN_MEMORY)}; it takes {', '.join(_IN_MEMORY)}")
@@ -155,7 +162,7 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
 
 def _route_of(config: ModelLoadConfig) -> Route:
     if not isinstance(config, ModelLoadConfig):
-        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: hf(model) and its siblings take a name")
+        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as hf(model) take a name")
     return route_with(config.backend, settings_of(config))
 
 
@@ -201,8 +208,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         image_policy: ImagePolicy | None = None,
         policy: RequestPolicy | None = None,
     ) -> None:
-        self.route = load(route) if isinstance(route, ModelLoadConfig) else route
-        self.image_policy, self.policy = image_policy, policy
+        made = load(route) if isinstance(route, ModelLoadConfig) else route
+        if not isinstance(made, Pipe):
+            raise TypeError(f"a GenerationEngine is made of a route or a ModelLoadConfig, not of {type(made).__name__}: ModelLoadConfig(model=...)")
+        self.route, self.image_policy, self.policy = made, image_policy, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
         """Generate for requests without images."""

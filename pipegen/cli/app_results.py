@@ -8,12 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from pipegen.cli.flags import InSections, with_flags
-from pipegen.config.keys import TYPES
+from pipegen.cli.run_flags import FILES, MODEL, AskedFlags
 
-__all__ = ["FILES", "FOLDER", "MANY", "MODEL", "add_commands"]
-
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
-MANY = "Many GPUs and machines"
+__all__ = ["add_commands"]
 
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 
@@ -36,12 +33,7 @@ Examples:
 def estimate(
     options: dict[str, Any],
     settings: dict[str, Any],
-    source: Annotated[str | None, typer.Argument(metavar="IN", help="What pipegen generate takes.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model.", rich_help_panel=MODEL)] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
-    backend: Annotated[str, typer.Option("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}.", rich_help_panel=MODEL)] = "hf",
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="NAME[:ARG=VALUE,...]", help="Attach a plugin.", rich_help_panel=MODEL)] = None,
+    flags: AskedFlags,
     price: Annotated[
         str | None, typer.Option("--price", metavar="IN,OUT", help="What a million tokens cost, prompt and generated.", rich_help_panel=FILES)
     ] = None,
@@ -49,31 +41,13 @@ def estimate(
         float | None, typer.Option("--speed", metavar="N", help="Tokens that are generated in a second, as a run's summary says.", rich_help_panel=FILES)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
-    columns: Annotated[
-        list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN,...", help="Columns that have other names.", rich_help_panel=FILES)
-    ] = None,
-    options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None,
-    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES)] = False,
-    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host too.", rich_help_panel=FILES)] = None,
-    allow_templates: Annotated[bool, typer.Option("--allow-templates", help="Let requests bring chat templates of their own.", rich_help_panel=FILES)] = False,
-    limit: Annotated[list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for.", rich_help_panel=FILES)] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image; without IN, the one question.", rich_help_panel=FOLDER)] = None,
-    image: Annotated[list[str] | None, typer.Option("--image", help="An image of the one question.", rich_help_panel=FOLDER)] = None,
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
 ) -> None:
     from pipegen.cli.estimate import price_of, run_estimate
-    from pipegen.cli.plugins import plugins_of
-    from pipegen.cli.sources import Question, columns_of
-    from pipegen.cli.usage import images_of, load_of, policy_of, run_options
+    from pipegen.cli.sources import asked_of
+    from pipegen.cli.usage import load_of
 
-    policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, None, (), settings)
-    asked = Question(prompt, system, tuple(image or ()), overwrite=True)
-    images, chosen = images_of(image_root, allow_http, allow_host or ()), run_options(options, options_file, load)
-    plugins, prices = plugins_of(plugin or ()), price_of(price)
-    code = run_estimate(source, asked, columns_of(columns or ()), load, chosen, images, policy, plugins=plugins, price=prices, speed=speed, as_json=as_json)
-    raise typer.Exit(code)
+    load = load_of(flags.config, flags.agent, flags.model, flags.backend, None, (), settings)
+    raise typer.Exit(run_estimate(flags.source, asked_of(flags, load, options), price_of(price), speed, as_json=as_json))
 
 
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.

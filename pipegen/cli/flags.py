@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -95,17 +96,27 @@ OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each option and each setting; those that are set reach it, by name, as its arguments `options` and `settings`."""
+    """Give a command a flag for each option and each setting; those that are set reach it, by name, as its arguments `options` and `settings`.
+
+    An argument `flags` is a dataclass of flags: the command has one for each field, and gets them as the dataclass.
+    """
     own = inspect.signature(command, eval_str=True)
     groups = {"options": OPTION_FLAGS, "settings": SETTING_FLAGS}
+    kind: type[Any] = own.parameters["flags"].annotation
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in dataclasses.fields(kind)]
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        command(**values, **{group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()})
+        set_ = {group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()}
+        command(**set_, flags=kind(**{field.name: values.pop(field.name) for field in fields}), **values)
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in groups]
-    parameters += [parameter for flags in groups.values() for parameter in flags.values()]
+    parameters = [
+        *fields,
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in (*groups, "flags")),
+        *(parameter for flags in groups.values() for parameter in flags.values()),
+    ]
     flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flagged

@@ -30,7 +30,7 @@ from pipegen.jobs.keys import Keys
 from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
 from pipegen.jobs.runner import Run
 from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:
@@ -111,15 +111,13 @@ class Hooks(NamedTuple):
 def slots_on_ray(
     files: Files,
     on: OnRay,
-    load: Load,
     route: Pipe[GenerationRequest, GenerationResult],
     opened: Callable[[], Asked],
-    options: GenerationOptions | None,
     settings: Mapping[str, Any],
     meter: Meter,
     moved: Moved,
-    stops: Callable[[Stops | None, Files], object],
-    begun: Callable[[Run, Files, Load, ImagePolicy, RequestPolicy], object],
+    stops: Callable[[Stops | None], object],
+    begun: Callable[[Run, Files], object],
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """As `ray_slots`, for the command: while replicas work, the meter shows their counts; then those of what is written."""
     written = meter.tally
@@ -129,9 +127,10 @@ def slots_on_ray(
         meter.see(Progress("ray", 0, 0, tally.made_tokens))
         moved(None, meter.words())
 
-    hooks = Hooks(lambda run: begun(run, files, load, settings["image_policy"], settings["policy"]), lambda stopped: stops(stopped, files), counted)
+    hooks = Hooks(lambda run: begun(run, files), stops, counted)
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
-    for answered in ray_slots(on, Job(route, opened, files.job or Path(), options, settings, here=runs_here(load), quiet=files.quiet), hooks):
+    job = Job(route, opened, files.job or Path(), files.asked.options, settings, here=runs_here(files.asked.load), quiet=files.quiet)
+    for answered in ray_slots(on, job, hooks):
         meter.tally = written
         yield answered
 

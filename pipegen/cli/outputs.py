@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
-from unicodedata import category
+from typing import Any, BinaryIO
 
 from returns.result import Failure
 
@@ -25,20 +24,9 @@ from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
+from pipegen.report.gallery import printable
 
-__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "words_of", "write_sidecar"]
-
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text after them."""
-
-
-def printable(text: str) -> str:
-    r"""The text for a terminal or a page: control characters, except line feed and tab, become visible.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(c.encode("unicode_escape").decode() if c not in "\n\t" and (category(c) in ("Cc", "Cs") or c in TURNING) else c for c in text)
+__all__ = ["Lines", "Rows", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
 
 
 def say(text: str) -> None:
@@ -105,6 +93,19 @@ def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief
         yield Lines(stream, source, model, brief=brief)
 
 
+def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:
+    """Write the counts of a run and its exit code, where there is a file for them. Returns the exit code: at least 1 where they cannot be written."""
+    if file is None:
+        return code
+    try:
+        with new_file(file) as stream:
+            stream.write(strict_json.dump({**plain, "exit_code": code}).encode() + b"\n")
+    except JournalError as refusal:
+        say(f"--summary: {refusal}")
+        return code or 1
+    return code
+
+
 def form_of(out: str | None) -> str:
     """The form of OUT, by its suffix. Another suffix is bad usage."""
     suffix = "" if out in (None, "-") else Path(out or "").suffix.lower()
@@ -161,6 +162,11 @@ class Tally:
         return self.errors.total()
 
     @property
+    def done(self) -> int:
+        """How many succeeded or failed."""
+        return self.succeeded + self.failed
+
+    @property
     def bugs(self) -> int:
         """How many failed because of a bug in pipegen."""
         return self.errors[InternalError.__name__]
@@ -197,7 +203,6 @@ class Tally:
         >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(1.5, loading=1.0)
         '2 requests in 1.5 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (18.0/s)'
         """
-        total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f" ({self.made_tokens / (seconds - loading):,.1f}/s)" if self.made_tokens and seconds - loading > 0.05 else ""
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
@@ -208,7 +213,7 @@ class Tally:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
         outcome += f"; {left} more were not answered" if left else ""
         loaded = f" (loading {loading:.1f} s)" if loading >= 0.1 else ""
-        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
+        lines = [f"{self.done} request{'' if self.done == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
         if self.bugs:
             lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]

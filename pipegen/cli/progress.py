@@ -80,35 +80,35 @@ class Meter:
         """Seconds of the run so far."""
         return self.clock() - self.began
 
-    def words(self, more_tokens: int = 0) -> str:
-        """How far the run is, in words that fit beside a bar of 80 columns. `more_tokens` are those of unfinished requests."""
+    def words(self) -> str:
+        """How far the run is, in words that fit beside a bar of 80 columns."""
         tally = self.tally
-        done = tally.succeeded + tally.failed
+        done = tally.done
         parts = [f"{short(done)}/{short(self.total)} done" if self.total is not None else f"{short(done)} done", f"{short(tally.failed)} failed"]
         if self.working is None:
             return ", ".join([*parts, "loading"] if self.called is not None else parts)
         worked = self.clock() - self.working
         if worked >= _SOON:
-            parts.append(f"{short((tally.made_tokens + more_tokens) / worked)} tok/s")
+            parts.append(f"{short(tally.made_tokens / worked)} tok/s")
             made = done - tally.reused
             if self.total is not None and made > 0:
                 parts.append(f"{shown_time((self.total - done) / made * worked)} left")
         else:
-            parts.append(f"{short(tally.made_tokens + more_tokens)} tokens")
+            parts.append(f"{short(tally.made_tokens)} tokens")
         return ", ".join(parts)
 
-    def line(self, more_tokens: int = 0) -> str | None:
+    def line(self) -> str | None:
         """A line about the run, where the last one is `EVERY` seconds ago."""
         now = self.clock()
         if now - self.shown < EVERY:
             return None
         self.shown = now
-        return f"{shown_time(now - self.began)}: {self.words(more_tokens)}"
+        return f"{shown_time(now - self.began)}: {self.words()}"
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
         tally, seconds, loading = self.tally, self.seconds, self.loading
-        done, worked = tally.succeeded + tally.failed, max(seconds - loading, 1e-9)
+        done, worked = tally.done, max(seconds - loading, 1e-9)
         return {
             "requests": self.total if self.total is not None else done,
             "succeeded": tally.succeeded,

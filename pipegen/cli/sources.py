@@ -8,22 +8,26 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegen.cli.inputs import Item, from_csv, from_folder, from_lines, from_table, from_text, one_question, with_system
-from pipegen.cli.usage import refuse
+from pipegen.cli.plugins import plugins_of
+from pipegen.cli.run_flags import AskedFlags
+from pipegen.cli.usage import Load, images_of, policy_of, refuse, run_options
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import TARGETS, Columns, Table, TableError, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, line_values, schema_of_kinds
 from pipegen.media.folder import SUFFIXES, images_in
+from pipegen.plugins import Plugin
 from pipegen.records.fields import nearest
-from pipegen.records.requests import ImagePolicy
+from pipegen.records.options import GenerationOptions
+from pipegen.records.requests import ImagePolicy, RequestPolicy
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Question", "Source", "columns_of", "open_source"]
+__all__ = ["Asked", "Question", "Source", "asked_of", "is_image_folder", "open_source"]
 
 
 class Question(NamedTuple):
@@ -35,6 +39,33 @@ class Question(NamedTuple):
     sidecar: str | None = None
     overwrite: bool = False
     """Whether sidecars are replaced."""
+
+
+class Asked(NamedTuple):
+    """What is asked, and of which model, as flags set it."""
+
+    load: Load
+    question: Question = Question()
+    options: GenerationOptions | None = None
+    images: ImagePolicy = ImagePolicy()
+    policy: RequestPolicy = RequestPolicy()
+    columns: Columns = Columns()
+    """The columns that fields of requests are read from, where their names differ."""
+    plugins: tuple[Plugin, ...] = ()
+    """Attached to the engine, in this order."""
+
+
+def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
+    """What the flags set; of the options those that are flags."""
+    return Asked(
+        load,
+        Question(flags.prompt, load.system if flags.system is None else flags.system, tuple(flags.image or ())),
+        run_options(options, flags.options_file, load),
+        images_of(flags.image_root, flags.allow_http, flags.allow_host or ()),
+        policy_of(flags.allow_templates, flags.limit or ()),
+        columns_of(flags.columns or ()),
+        plugins_of(flags.plugin or ()),
+    )
 
 
 class Source(NamedTuple):
@@ -90,6 +121,11 @@ def open_source(source: str | None, asked: Question, images: ImagePolicy, column
         refuse(str(refusal), flag)
 
 
+def is_image_folder(source: str, prompt: str | None) -> bool:
+    """Whether IN is a folder of images, each of which is asked the prompt; without a prompt, a folder that holds tables is none."""
+    return os.path.isdir(source) and (prompt is not None or not is_table(source))
+
+
 def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack) -> Source:
     if source is None:
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
@@ -104,7 +140,7 @@ def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: C
             partial(refuse, "a table as OUT takes a file as IN", "--out"),
         )
     path = Path(source)
-    if path.is_dir() and (asked.prompt is not None or not is_table(path)):
+    if is_image_folder(source, asked.prompt):
         if next(images_in(path), None) is None:
             raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}) and no tables (.parquet, .arrow)")
         items = from_folder(path, asked.prompt or "", asked.system, asked.sidecar, asked.overwrite)

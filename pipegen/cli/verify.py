@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.locate import NoSuchModel
-from pipegen.cli.outputs import printable, say
+from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress import progress
 from pipegen.cli.sources import Question, open_source
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.io.tables import Columns, TableError
-from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.report.gallery import printable
 from pipegen.report.verdict import Verdict
-from pipegen.report.verify import verify
-from pipegen.report.verify_prompts import prompts
+from pipegen.report.verify import prompts, verify
 
 __all__ = ["run_verify"]
 
@@ -62,15 +61,7 @@ def run_verify(
             say(f"{failure.error.message}; {failure.error.hint}")
             return 1
     print(strict_json.dump(verdict.plain()) if as_json else printable(in_words(verdict)))
-    code = 0 if verdict.right else 1
-    if summary is not None:
-        try:
-            with new_file(summary) as stream:
-                stream.write(strict_json.dump({**verdict.plain(), "exit_code": code}).encode() + b"\n")
-        except JournalError as refusal:
-            say(f"--summary: {refusal}")
-            return 1
-    return code
+    return write_summary(summary, verdict.plain(), 0 if verdict.right else 1)
 
 
 def in_words(verdict: Verdict) -> str:

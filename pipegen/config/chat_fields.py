@@ -12,7 +12,8 @@ from typing import Any
 from pipegen.config.files import Place
 from pipegen.config.generation import is_option
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import freeze
 
 __all__ = ["field_help", "field_words", "fields_of", "passed_on", "with_fields"]
 
@@ -44,7 +45,7 @@ def field_words(name: str, kind: str, dialect: str | None) -> str:
     from pipegen.backends.servers.chat_fields import OWN, REMOVED
 
     if dialect is not None and name in OWN:
-        return "pipegen says this field itself; leave it out"
+        return "pipegen sets this field itself; leave it out"
     if name in REMOVED:
         return "vLLM has this field no more: its server settles it (--structured-outputs-config)"
     takers = passed_on().get(name, ())

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from pipegen.core.errors import ContractError
 from pipegen.core.slots import Slot
 
-__all__ = ["AsyncBackend", "AsyncStreamBackend", "Backend", "BatchCall", "FedBackend", "OpenCall", "StreamBackend"]
+__all__ = ["AsyncBackend", "AsyncStreamBackend", "Backend", "BatchCall", "FedBackend", "OpenCall", "StreamBackend", "require_backend"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -118,3 +118,9 @@ class BatchCall(Generic[A, B]):
 
     def close(self) -> None:
         self._waiting.clear()
+
+
+def require_backend(stage: str, backend: Any) -> None:
+    """Raise `TypeError` unless that is what the stage can be bound to, such as for a route in the place of its engine."""
+    if not isinstance(getattr(backend, "name", None), str) or not callable(getattr(backend, "generate", None)):
+        raise TypeError(f"{stage} is bound to an engine, not to {type(backend).__name__}: route.engine is the engine of a route")

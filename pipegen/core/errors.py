@@ -16,7 +16,7 @@ pipegen.core.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hin
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 __all__ = [
@@ -100,11 +100,19 @@ class GenerationError(RuntimeError):
         >>> StageFailed("late", stage="x").after((InvalidRequest("early"),)).earlier[0].message
         'early'
         """
-        return replace(self, earlier=earlier + self.earlier)
+        return self.with_fields(earlier=earlier + self.earlier)
+
+    def with_fields(self, **values: Any) -> Self:
+        """The same error with other values of its fields, whatever arguments its class takes."""
+        return _made_again(type(self), {**{each.name: getattr(self, each.name) for each in fields(self)}, **values})
 
 
-def _made_again(kind: type[GenerationError], values: dict[str, Any]) -> GenerationError:
-    return kind(**values)
+def _made_again(kind: type[E], values: dict[str, Any]) -> E:
+    """An error of these values. Its class may have arguments of its own, so it is not called."""
+    made = kind.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 @_error
@@ -197,7 +205,7 @@ class Timeout(GenerationError):
 
 @_error
 class RateLimited(GenerationError):
-    """The server asked for patience; `retry_after` is in seconds, None when it did not say."""
+    """The server gets more requests than it takes; `retry_after` is in seconds, None when it did not say."""
 
     retry_after: float | None = field(default=None, kw_only=True)
     retryable: ClassVar[bool] = True
@@ -216,7 +224,7 @@ class PluginFailed(GenerationError):
     """A plugin raised, or returned something that it may not."""
 
     plugin: str = field(default="", kw_only=True)
-    default_hint: ClassVar[str] = "mend the plugin, or detach it"
+    default_hint: ClassVar[str] = "correct the plugin, or do not attach it"
 
 
 @_error

@@ -28,7 +28,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
 
     The last error keeps its own type and the errors before it go to `.earlier`; a result says what was tried before in `.tried`. Requests that came
     in failed, and those whose error does not qualify, are not tried again. A second route of the same name gets another one (`hf` and `hf-2`), so that a
-    result says which it came from. Raises `TypeError` for a `when` that no error can meet.
+    result says which it came from. Raises `TypeError` for what is no pipe, and for a `when` that no error can meet.
 
     >>> from pipegen.core.errors import InvalidRequest, Timeout
     >>> from pipegen.core.pipe import each
@@ -38,6 +38,9 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     >>> fallback(a, b, when=InvalidRequest).apply((Success(1),))[0].failure().message
     'slow'
     """
+    for route in (first, second):
+        if not isinstance(route, Pipe):
+            raise TypeError(f"a fallback is made of two routes or other pipes, not of {type(route).__name__}: pg.route(engine) makes a route of an engine")
     kinds = when if isinstance(when, tuple) else (when,) if isinstance(when, type) else ()
     if not all(isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds) or not (isinstance(when, tuple) or callable(when)):
         raise TypeError(f"when takes a type of GenerationError, a tuple of them, or a function of the error, not {when!r:.200}")
@@ -57,7 +60,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         out = list(tried)
         for row, slot in zip(again, retried, strict=True):
             history = tried[row].failure()
-            out[row] = _remember(slot, (*history.earlier, replace(history, earlier=())))
+            out[row] = _remember(slot, (*history.earlier, history.with_fields(earlier=())))
         return tuple(out)
 
     sampling = next((part.sampling for part in (*first.parts, *second.parts) if part.closes), None)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from returns.result import Success
 
 from pipegen.core.calls import Call, Row, Sampling, Steps
 from pipegen.core.errors import ContractError
-from pipegen.core.slots import Batch, Slot
+from pipegen.core.slots import Batch, Slot, live
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
@@ -64,6 +64,26 @@ def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) 
     return tuple([through(slot) for slot in batch])
 
 
+def _taken(stage: Pipe[Any, Any], batch: Batch[Any]) -> Batch[Any]:
+    """The batch. Raises `ContractError` where a stage before this one was removed, or gives something else than what this one takes."""
+    if stage.takes is not None:
+        for value in live(batch):
+            _fits(stage.name, stage.takes, value)
+    return batch
+
+
+def _row(stage: Pipe[Any, Any]) -> Callable[[Any], Slot[Any]]:
+    """What the stage does to a row. Raises as `_taken` does."""
+    row, takes = cast("Callable[[Any], Slot[Any]]", stage.row), stage.takes
+    return row if takes is None else lambda value: row(_fits(stage.name, takes, value))
+
+
+def _fits(name: str, takes: type[Any], value: Any) -> Any:
+    if not isinstance(value, takes):
+        raise ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class _Turn:
     """One stage, or several that go row by row, and what comes after it."""
@@ -84,7 +104,7 @@ def _plan(parts: tuple[Pipe[Any, Any], ...]) -> tuple[_Turn, ...]:
     for place, part in enumerate(parts):
         rest = parts[place + 1 :]
         ends = part.row is None or part.opens or part.closes or not rest or rest[0].row is None or rest[0].opens
-        rows += [part.row] if part.row is not None else []
+        rows += [_row(part)] if part.row is not None else []
         if ends:
             closes_later = any(later.closes for later in rest)
             turns.append(
@@ -126,7 +146,7 @@ class Joined:
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
             elif stage.callless:
-                slots = stage.apply(slots)
+                slots = stage.apply(_taken(stage, slots))
             else:
                 break
             first += 1
@@ -140,7 +160,8 @@ class Joined:
             if turn.rows:
                 batch = row_by_row(turn.rows, batch)
             else:
-                batch = _matching(stage, len(batch), (yield from relayed(stage.steps(batch), functools.partial(samples.placed, turn))))
+                steps = stage.steps(_taken(stage, batch))
+                batch = _matching(stage, len(batch), (yield from relayed(steps, functools.partial(samples.placed, turn))))
             if stage.closes and stage.sampling is not None:
                 batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
         return batch

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.backend import Backend
+from pipegen.core.backend import Backend, require_backend
 from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
@@ -71,6 +71,8 @@ class Pipe(Generic[A_contra, B_co]):
     """What a stage that looks at each row alone does to a live one."""
     callless: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
+    takes: type[Any] | None = field(default=None, kw_only=True)
+    """The record that a stage of pipegen's takes, where it takes one only."""
     backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
     """What a call calls."""
     follow: Callable[[Any], Any] | None = field(default=None, kw_only=True)
@@ -85,6 +87,10 @@ class Pipe(Generic[A_contra, B_co]):
     """The names that results carry which come from here."""
     rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
     """Of a stage that is bound to an engine or a name: the same stage, bound to others."""
+
+    def __repr__(self) -> str:
+        stages = " >> ".join(part.name for part in self.parts)
+        return f"<{type(self).__name__} {self.name}>" if stages in (self.name, "") else f"<{type(self).__name__} {self.name}: {stages}>"
 
     @property
     def parts(self) -> tuple[Pipe[Any, Any], ...]:
@@ -114,7 +120,7 @@ class Pipe(Generic[A_contra, B_co]):
         """
         if (after is None) == (before is None):
             raise TypeError("a stage is inserted after another or before it: give one of the two")
-        place = self._place(after or before or "") + (after is not None)
+        place = self._place(before if after is None else after) + (after is not None)
         return self._edited(place, place, stage, _stage_of(stage).parts)
 
     def replace(self, name: str, stage: Pipe[Any, Any]) -> Self:
@@ -132,7 +138,9 @@ class Pipe(Generic[A_contra, B_co]):
         place = self._place(name)
         return self._edited(place, place + 1, None, ())
 
-    def _place(self, name: str) -> int:
+    def _place(self, name: Any) -> int:
+        if not isinstance(name, str):
+            raise TypeError(f"a stage is found by its name, not by {name!r:.80}")
         names = [part.name for part in self.parts]
         if names.count(name) > 1:
             raise InvalidField(f"{self.name!r} has {names.count(name)} stages {name!r}: edit each pipe before they are joined")
@@ -142,10 +150,11 @@ class Pipe(Generic[A_contra, B_co]):
 
     def _edited(self, start: int, end: int, stage: Pipe[Any, Any] | None, new: tuple[Pipe[Any, Any], ...]) -> Self:
         """The pipe with these parts in the place of those from `start` to `end`."""
-        kept = (*self.parts[:start], *self.parts[end:])
+        names = {part.name for part in (*self.parts[:start], *self.parts[end:])}
         for part in new:
-            if part.name in {other.name for other in kept}:
+            if part.name in names:
                 raise InvalidField(f"{self.name!r} has a stage {part.name!r} already: give yours another name")
+            names.add(part.name)
         joined: Any = self if isinstance(self.steps, Joined) else Pipe(self.name, Joined(()))
         owns = union(self.owns, () if stage is None else stage.owns)
         edited: Self = replace(joined.with_parts((*self.parts[:start], *new, *self.parts[end:])), owns=owns)
@@ -194,10 +203,10 @@ def identity() -> Pipe[A, A]:
 def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[Taken, B]:
     """Lift a stage over the slots: live ones go through it, failed ones pass.
 
-    The exceptions listed in `catch` become `StageFailed` in that slot, and so does one row that is too large or nested too deep for the stage (a
-    `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage after the call that it leaves the text
-    of the result as it is, so that the text can still be streamed. Raises `ContractError` when the
-    stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
+    The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays as it is), and so does one row that is too
+    large or nested too deep for the stage (a `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage
+    after the call that it leaves the text of the result as it is, so that the text can still be streamed. Raises `ContractError` when the stage returns
+    something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
     'root'
@@ -212,6 +221,8 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
         try:
             slot = stage(value)
         except caught as raised:
+            if isinstance(raised, GenerationError):
+                return Failure(raised.with_traceback(None))
             seen = report(raised, traced=not isinstance(raised, catch))
             return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
         if not isinstance(slot, (Success, Failure)):
@@ -247,12 +258,16 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
 
 
 def _named(lift: str, name: Any, f: Any) -> None:
-    if not isinstance(name, str) or not callable(f):
+    if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect; its stage is `call`."""
+    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect; its stage is `call`.
+
+    Raises `TypeError` for what is no engine.
+    """
+    require_backend("call", backend)
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
         rows = live_rows(batch)

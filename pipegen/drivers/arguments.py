@@ -15,7 +15,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.pipe import Pipe
-from pipegen.records.fields import printed
+from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, options_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 

@@ -41,7 +41,7 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     """The same pipe, whose calls tell how far they are: at their start, then as tokens come, at most once in `every` seconds, and at their end.
 
     Engines that answer a call all at once tell of its start and its end only. `tell` is called from the thread that the engine works in; what it raises
-    is a bug and comes through.
+    is a bug and comes through. Raises `TypeError` for what is no pipe or no function.
 
     >>> from pipegen.drivers.batch import run
     >>> from pipegen.drivers.route import route
@@ -50,7 +50,8 @@ def watched(pipe: P, tell: Callable[[Progress], object], *, every: float = 0.1) 
     Progress(engine='fake', rows=1, done=0, tokens=0)
     Progress(engine='fake', rows=1, done=1, tokens=16)
     """
-
+    if not isinstance(pipe, Pipe) or not callable(tell):
+        raise TypeError(f"watched takes a pipe and a function of its progress, such as watched(route, print), not {pipe!r:.80} and {tell!r:.80}")
     return pipe.with_parts(_watched(part, tell, every) for part in pipe.parts)
 
 

@@ -41,7 +41,7 @@ __all__ = ["Route", "attach", "count_tokens", "route"]
 P = TypeVar("P", bound=Pipe[Any, Any])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Route(Pipe[GenerationRequest, GenerationResult]):
     """A pipe from request to result that owns its engine.
 
@@ -92,6 +92,8 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     """The route through an engine. It is named after it, unless `name` says otherwise, and results carry that name."""
     if not isinstance(getattr(engine, "name", None), str) or not callable(getattr(engine, "generate", None)):
         raise TypeError(f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model) makes the route of a model")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"the name of a route is a text that is not empty, not {name!r:.80}")
     whole: Pipe[GenerationRequest, GenerationResult]
     if takes_tokens(engine):
         asked, answered = resolve(engine) >> render(engine) >> tokenize(engine) >> fit(engine), decode(engine) >> stop(engine) >> trim(engine, name)
@@ -119,7 +121,7 @@ def count_tokens(
     """
     calls = [place for place, part in enumerate(of.parts) if part.backend is not None] if isinstance(of, Pipe) else []
     if not calls:
-        raise TypeError(f"a route through one engine is wanted, not {_what(of)}: take it before fallback joins it with others")
+        raise TypeError(f"tokens are counted on a route through one engine, not on {_what(of)}: hand over one of the routes of a fallback")
     backend: Any = of.parts[calls[0]].backend
     refused = UnsupportedOption(f"{shown(backend.name)} does not tell how many tokens a prompt has", option="token_ids")
     if isinstance(of, Route) and "token_ids" not in of.engine.capabilities.honours:
@@ -143,7 +145,8 @@ def attach(to: P, *plugins: Plugin) -> P:
     """The route with plugins attached, in that order, after those it has; a pipe of several routes, such as a fallback, gets them on every one.
 
     Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
-    an engine cannot take, `BackendFailed` where an engine's model cannot be read, and `TypeError` for what is no plugin, or a pipe without an engine.
+    an engine cannot take, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError` for what is no plugin,
+    or a pipe without an engine.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
@@ -155,7 +158,7 @@ def attach(to: P, *plugins: Plugin) -> P:
         raise TypeError(f"plugins are attached to a route, not to {_what(to)}")
     for plugin in plugins:
         if not isinstance(plugin, Plugin):
-            raise TypeError(f"plugins are attached, not {type(plugin).__name__}")
+            raise TypeError(f"plugins are attached, not {type(plugin).__name__}: attach(route, one, another), such as pg.plugins.balanced_json()")
     made: dict[int, Any] = {}
 
     def attached(engine: Any) -> Any:
@@ -166,6 +169,10 @@ def attach(to: P, *plugins: Plugin) -> P:
     new = to.rebound(Rebinding(engine=attached))
     if not made:
         raise TypeError(f"{to.name} has no stage that is bound to an engine: plugins are attached to engines")
+    for plugin in plugins:
+        if plugin.trim is not None and not to.routes:
+            words = f"plugin {plugin.name!r} trims the text, and none of the stages of {to.name} does"
+            raise UnsupportedPlugin(words, plugin=plugin.name, hint="end the pipe with pg.stages.trim(engine), or trim in a stage of your own")
     return new
 
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias, TypeVar, overload
 from returns.result import Success
 
 from pipegen.core.pipe import Pipe, each
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
@@ -29,8 +30,11 @@ def samples(pipe: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationR
     """Let a pipe without `pg.stages.trim` honour `samples`: each request is expanded into as many rows, and their results are put together in its one slot.
 
     The slot holds the first completion, with all of them, in order, in `.samples`. Those that failed are in `.failed_samples`, with their numbers; the
-    slot itself fails, with the error of the first, only where no sample came through. Routes honour samples by themselves.
+    slot itself fails, with the error of the first, only where no sample came through. Routes honour samples by themselves. Raises `TypeError` for what is
+    no pipe.
     """
+    if not isinstance(pipe, Pipe):
+        raise TypeError(f"samples takes a pipe, not {type(pipe).__name__}: pg.route(engine) makes a route of an engine")
     first, last = _stage(opens=True), _stage(closes=True)
     return pipe.with_parts((first, *pipe.parts, last))
 

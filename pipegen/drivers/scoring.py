@@ -27,7 +27,7 @@ from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.engines.protocol import TokenEngine, takes_tokens
-from pipegen.records.fields import printed
+from pipegen.records.frozen import printed
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy, ScoringRequest
 from pipegen.records.scores import Chosen, Continued, Perplexity, Scored, TokenScores

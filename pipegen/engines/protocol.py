@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from immutabledict import immutabledict
 from typing_extensions import TypeIs
 
-from pipegen.core.backend import AsyncBackend, AsyncStreamBackend, Backend, StreamBackend
+from pipegen.core.backend import AsyncBackend, AsyncStreamBackend, Backend, StreamBackend, require_backend
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
@@ -40,6 +40,7 @@ __all__ = [
     "TextMade",
     "TokenEngine",
     "TokensMade",
+    "require_token_engine",
     "takes_tokens",
 ]
 
@@ -216,3 +217,10 @@ Engine: TypeAlias = TokenEngine | TextEngine
 def takes_tokens(engine: Engine) -> TypeIs[TokenEngine]:
     """Whether the engine takes token ids; a `TextEngine` does not."""
     return not isinstance(engine, SettlesItself)
+
+
+def require_token_engine(stage: str, engine: Any) -> None:
+    """Raise `TypeError` unless that is an engine that takes token ids, which the stages around its call are bound to."""
+    require_backend(stage, engine)
+    if not takes_tokens(engine):
+        raise TypeError(f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages are resolve, call and trim")

@@ -182,8 +182,8 @@ class ServerSettings:
     base_url: Annotated[str | None, _address, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."] = None
     api_key: Annotated[str | Secret | None, _key, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."] = None
     headers: Annotated[Mapping[str, Any], _headers, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
-    timeout: Annotated[float, number(above=0), "Seconds for one request in all: its turn, the answer or the whole stream, pauses and further attempts."] = 600.0
-    max_in_flight: Annotated[int, integer(low=1), "Requests at the server at a time, at most; fewer while it asks for patience."] = 256
+    timeout: Annotated[float, number(above=0), "Seconds for one request in all: waits, attempts, and the whole answer or stream."] = 600.0
+    max_in_flight: Annotated[int, integer(low=1), "Requests at the server at a time, at most; fewer while it answers that there are too many."] = 256
     retries: Annotated[int, integer(low=0), "How often one request is sent again at most, where that is safe."] = 3
     batch_budget: Annotated[float | None, number(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
     served_model_name: Annotated[str | None, non_empty_string, "The name that the server has for the model; read from `/v1/models` where it is not set."] = None

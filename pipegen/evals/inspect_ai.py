@@ -58,17 +58,7 @@ _SENT = {
     "top_logprobs": "top_logprobs",
 }
 """The settings of a generation, each with the option that it is."""
-_REFUSED = (
-    "best_of",
-    "logit_bias",
-    "reasoning_effort",
-    "reasoning_tokens",
-    "effort",
-    "verbosity",
-    "modalities",
-    "extra_body",
-    "extra_headers",
-)
+_REFUSED = ("best_of", "logit_bias", "reasoning_effort", "reasoning_tokens", "effort", "verbosity", "modalities", "extra_body", "extra_headers")
 _STOPS = {pg.Finish.LENGTH: "max_tokens", pg.Finish.ABORTED: "unknown"}
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
 from pipegen.records import strict_json
-from pipegen.records.fields import freeze
+from pipegen.records.frozen import freeze
 from pipegen.records.results import ChatOutput, Ending, Finish, Raw
 
 __all__ = ["answer_from", "answer_to_plain"]

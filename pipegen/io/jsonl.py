@@ -27,7 +27,8 @@ from pipegen.core.errors import GenerationError, InvalidRequest
 from pipegen.core.functional import dissoc, without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, freeze, names_of, nearest, thaw
+from pipegen.records.fields import InvalidField, names_of, nearest
+from pipegen.records.frozen import freeze, thaw
 from pipegen.records.options import GenerationOptions, flat_values, options_from
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest
@@ -45,7 +46,6 @@ __all__ = [
     "logprobs_from",
     "prompt_logprobs_from",
     "readable",
-    "request_from_line",
     "request_from_row",
     "result_from",
     "to_plain",
@@ -267,16 +267,6 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
             yield Line(number, data, end)
 
 
-def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
-    """The request of a line, or `InvalidRequest`, with its id (the line's number if it has none).
-
-    >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
-    ('3', <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>)
-    """
-    read = values_of_line(line)
-    return request_from_row(read.unwrap(), line.number, "line") if is_ok(read) else (str(line.number), Failure(read.failure()))
-
-
 def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") -> tuple[LineId, Slot[GenerationRequest]]:
     """The request of plain data, or `InvalidRequest`, with its id: its number where it has none.
 
@@ -291,7 +281,11 @@ def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") 
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:
-    """The JSON object of a line, or `InvalidRequest`, which names the line."""
+    """The JSON object of a line, or `InvalidRequest`, which names the line.
+
+    >>> values_of_line(Line(3, b'{"prompt": "Hi"', 15))
+    <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>
+    """
     line_name = f"line {line.number}"
     if line.data is None:
         return Failure(InvalidRequest(f"{line_name}: longer than a line may be", hint="give images as paths instead of data URLs"))

@@ -55,7 +55,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     words = []
     first, second = before.get("options", {}), now.get("options", {})
     for name in sorted({*first, *second}):
-        if first.get(name) != second.get(name):
+        if json.dumps(first.get(name)) != json.dumps(second.get(name)):  # to Python 1 is equal to true
             words.append(f"{name} was {first.get(name)!r:.60}, is {second.get(name)!r:.60}")
     words += ["the model is another"] if before.get("model") != now.get("model") else []
     for name in _SHARED[1:]:
@@ -111,7 +111,7 @@ def content_of(request: GenerationRequest) -> bytes:
     content: list[Any] = [messages, request.prompt, request.prompt_token_ids, request.tools]
     if isinstance(request, ScoringRequest):
         content.append({"continuation": request.continuation})
-    return json.dumps(strict_json.plain(content), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(strict_json.plain(content), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,7 +119,7 @@ def _options(options: GenerationOptions | None) -> bytes:
     """The options that change the answer, each with its value; the requests of a run have few distinct ones."""
     values = strict_json.plain(flat_values(resolve(options) if options is not None else resolve()))
     asked = options is not None and bool(options.use_generation_config)
-    return json.dumps([values, asked], sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 class Counts:

@@ -24,66 +24,22 @@ import dataclasses
 import functools
 import math
 import os
-import reprlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count, islice
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get_type_hints
 
-from immutabledict import immutabledict
-
-from pipegen.core.border import guard
-from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
 from pipegen.core.names import InvalidField, nearest
+from pipegen.records.frozen import exact, freeze, printed
 
 __all__ = [
-    "Check", "InvalidField", "NESTING", "SHOWN", "UnknownField", "altered", "boolean", "checks_of", "exact", "freeze", "help_of", "integer", "mapping",
-    "metadata_of", "names_of", "nearest", "non_empty_string", "number", "one_of", "path", "printed", "record", "schema_of", "taken_instead", "thaw",
-    "tuple_of", "with_schema",
+    "Check", "InvalidField", "UnknownField", "altered", "boolean", "checks_of", "help_of", "integer", "mapping", "metadata_of", "names_of", "nearest",
+    "non_empty_string", "number", "one_of", "path", "record", "schema_of", "taken_instead", "tuple_of", "with_schema",
 ]  # fmt: skip
 
-NESTING = 64
-"""How deep the lists and mappings of plain data may be nested."""
-VALUES = 200_000
-"""How many values plain data may have in all; a list that occurs several times counts each time."""
-_NOTHING: immutabledict[str, Any] = immutabledict()
 C = TypeVar("C")
 T = TypeVar("T")
 Check = Callable[[Any], Any]
-
-
-class _Printer(reprlib.Repr):
-    """Prints as `reprlib` does, but a dict's keys in their own order, and an object that cannot be printed as its class."""
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        return guard(lambda: repr(x)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(x).__name__)
-
-    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
-        if not x or level <= 0:
-            return "{...}" if x else "{}"
-        pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in islice(x.items(), self.maxdict)]
-        return "{" + ", ".join([*pairs, "..."] if len(x) > self.maxdict else pairs) + "}"
-
-
-SHOWN = 10
-"""How many entries of a list or a mapping a message shows."""
-_PRINTER = _Printer()
-_PRINTER.maxlevel = 4
-_PRINTER.maxlist = _PRINTER.maxtuple = _PRINTER.maxdict = _PRINTER.maxset = _PRINTER.maxfrozenset = SHOWN
-_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 200
-
-
-def printed(value: object) -> str:
-    """The value as messages show it: short, whatever it is. Data that is nested deep, or holds itself, is shown in part.
-
-    >>> loop = [1]; loop.append(loop)
-    >>> printed({"a": 1}), printed(loop), printed(10**5000)
-    ("{'a': 1}", '[1, [1, [1, [1, [...]]]]]', 'int of too many digits')
-    """
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints no number of more than some thousand digits
-        return f"{type(value).__name__} of too many digits"
-    return guard(lambda: _PRINTER.repr(value)[:200], lambda raised: InvalidRequest(raised.words), known=(Exception,)).value_or(type(value).__name__)
 
 
 def with_schema(check: Check, schema: Mapping[str, Any]) -> Check:
@@ -179,75 +135,6 @@ def tuple_of(item: Check) -> Check:
         return tuple(result)
 
     return with_schema(check, {"type": "array", "items": schema_of(item)})
-
-
-def freeze(value: Any) -> Any:
-    """Plain data (mappings, lists, tuples, strings, bytes, numbers, booleans, None) made deeply immutable. Nesting and size are limited.
-
-    >>> freeze({"a": [1, {"b": 2}]})
-    immutabledict({'a': (1, immutabledict({'b': 2}))})
-    """
-    return _frozen(value, 1, count())
-
-
-def thaw(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Frozen plain data as dicts and lists, with `leaf` applied to whatever is neither, nor text, a whole number, true, false or null.
-
-    >>> thaw(freeze({"a": (1, 2)}))
-    {'a': [1, 2]}
-    """
-    if isinstance(value, (tuple, list)):
-        if _SURE.issuperset(map(type, value)):  # ids are many
-            return [*value]
-        return [entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for entry in value]
-    if isinstance(value, Mapping):
-        return {key: entry if type(entry) in _SURE else leaf(entry) if type(entry) is float else thaw(entry, leaf) for key, entry in value.items()}
-    return leaf(value)
-
-
-_SURE = frozenset((int, str, bool, type(None)))
-
-
-_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((str, str.__str__), (bytes, bytes.__bytes__), (int, int.__int__), (float, float.__float__))
-
-
-def exact(value: Any) -> Any:
-    """A string, bytes or a number of a subclass as one of the plain type: a subclass may compare, hash or print as it likes. Anything else as it is.
-
-    >>> import enum
-    >>> class Word(str, enum.Enum):
-    ...     YES = "yes"
-    >>> exact(Word.YES), exact([1])
-    ('yes', [1])
-    """
-    if type(value) in _SURE or type(value) is float:
-        return value
-    return next((plain(value) for kind, plain in _PLAIN if isinstance(value, kind)), value)
-
-
-def _frozen(value: Any, depth: int, seen: Iterator[int]) -> Any:
-    if value is None or isinstance(value, (str, bytes, int, float, bool)):
-        return exact(value)
-    if depth > NESTING:
-        raise ValueError(f"plain data nested at most {NESTING} deep")
-    if isinstance(value, Mapping):
-        return immutabledict({_key(key): _frozen(entry, depth + 1, seen) for key, entry in _few(value.items(), seen)}) if len(value) else _NOTHING
-    if isinstance(value, (list, tuple)):
-        return tuple([_frozen(entry, depth + 1, seen) for entry in _few(value, seen)])
-    raise ValueError(f"plain data (mappings, lists, strings, numbers, booleans, None), without {type(value).__name__}")
-
-
-def _few(entries: Iterable[T], seen: Iterator[int]) -> Iterator[T]:
-    for entry in entries:
-        if next(seen) >= VALUES:
-            raise ValueError(f"plain data with at most {VALUES} values")
-        yield entry
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"mappings with string keys, without {printed(key)}")
-    return str(exact(key))
 
 
 def mapping(value: Any) -> Any:

@@ -21,7 +21,8 @@ from returns.result import Failure
 
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
-from pipegen.records.fields import InvalidField, exact, freeze, mapping, printed, record, thaw
+from pipegen.records.fields import InvalidField, mapping, record
+from pipegen.records.frozen import exact, freeze, printed, thaw
 
 __all__ = ["ROLES", "ImagePart", "ImageSource", "Message", "TextPart", "message_from", "plain_messages", "shown"]
 

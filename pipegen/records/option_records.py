@@ -16,7 +16,8 @@ from immutabledict import immutabledict
 
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, TOKEN_ENGINES
-from pipegen.records.fields import InvalidField, boolean, freeze, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
+from pipegen.records.fields import InvalidField, boolean, integer, mapping, non_empty_string, number, one_of, record, schema_of, tuple_of, with_schema
+from pipegen.records.frozen import freeze
 
 __all__ = [
     "GROUPS",
@@ -146,7 +147,7 @@ class VlmPreprocessOptions:
 
 
 def _schema(value: Any) -> str:
-    """A JSON object, as JSON text: in a schema the order of the properties counts, as it does not between mappings."""
+    """A JSON object, as JSON text: the order of a schema's properties counts, and its text keeps it."""
     if not isinstance(value, (str, Mapping)):
         raise ValueError("a JSON Schema as a mapping or as JSON text")
     try:

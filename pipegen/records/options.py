@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import InvalidField, UnknownField, printed
+from pipegen.records.fields import InvalidField, UnknownField
+from pipegen.records.frozen import NOTHING, printed
 from pipegen.records.option_records import (
     GROUPS,
     ChatTemplateOptions,
@@ -80,11 +81,8 @@ def merge(first: R | None, second: R | None) -> R | None:
     return type(first)(**values)
 
 
-_NOTHING: immutabledict[str, Any] = immutabledict()
-
-
 @functools.lru_cache(maxsize=1024)
-def resolve(*layers: GenerationOptions | None, checkpoint: immutabledict[str, Any] = _NOTHING) -> GenerationOptions:
+def resolve(*layers: GenerationOptions | None, checkpoint: immutabledict[str, Any] = NOTHING) -> GenerationOptions:
     """Give every option its value: earlier arguments win over later ones, then the checkpoint's values if asked, then `DEFAULTS`.
 
     `checkpoint` is the checkpoint's `generation_config` as a mapping; it counts only where `use_generation_config=True` was set. A checkpoint that

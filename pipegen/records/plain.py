@@ -11,7 +11,8 @@ from pipegen.core.border import Raised, guard_slot
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot
 from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 from pipegen.records.options import options_from
 from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
 
@@ -46,7 +47,7 @@ def unreadable(where: str, raised: Raised) -> InvalidRequest:
 
 def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationRequest]:
     if not isinstance(values, Mapping):
-        return Failure(InvalidRequest(f"{where}: a mapping or a request is wanted, not {printed(values)}"))
+        return Failure(InvalidRequest(f"{where}: a mapping or a request is wanted, not {printed(values)}", hint=_SHAPES))
     try:
         fields = _fields_of(values)
         if isinstance(fields.get("options"), Mapping):
@@ -62,6 +63,7 @@ def _request_from(values: Mapping[str, Any], where: str) -> Slot[GenerationReque
         return Failure(InvalidRequest(f"{where}: {message}"))
 
 
+_SHAPES = 'a request is a mapping such as {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 _FIELDS = dict.fromkeys((*FIELDS, "image"))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")
 

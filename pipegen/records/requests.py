@@ -19,22 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from immutabledict import immutabledict
 
-from pipegen.records.fields import (
-    InvalidField,
-    boolean,
-    exact,
-    integer,
-    mapping,
-    nearest,
-    non_empty_string,
-    number,
-    path,
-    printed,
-    record,
-    schema_of,
-    tuple_of,
-    with_schema,
-)
+from pipegen.records.fields import InvalidField, boolean, integer, mapping, nearest, non_empty_string, number, path, record, schema_of, tuple_of, with_schema
+from pipegen.records.frozen import exact, printed
 from pipegen.records.messages import ImagePart, ImageSource, Message, TextPart, message_from
 from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.options import GROUPS, GenerationOptions, option_names

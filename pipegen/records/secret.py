@@ -2,7 +2,7 @@
 
 >>> settings = secretive({"base_url": "http://h", "api_key": "sk-123", "headers": {"X-Team": "red"}, "max_tokens": 5})
 >>> settings
-immutabledict({'base_url': 'http://h', 'api_key': Secret(hidden), 'headers': immutabledict({'X-Team': Secret(hidden)}), 'max_tokens': 5})
+FrozenMapping({'base_url': 'http://h', 'api_key': Secret(hidden), 'headers': FrozenMapping({'X-Team': Secret(hidden)}), 'max_tokens': 5})
 >>> revealed(settings)["headers"]
 {'X-Team': 'red'}
 """
@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from immutabledict import immutabledict
-
-from pipegen.records.fields import SHOWN, freeze, mapping, schema_of, thaw, with_schema
+from pipegen.records.fields import mapping, schema_of, with_schema
+from pipegen.records.frozen import SHOWN, FrozenMapping, freeze, thaw
 
 __all__ = ["Secret", "masked", "revealed", "secretive"]
 
@@ -90,7 +89,7 @@ def _hidden(value: Any, *, hides: bool) -> Any:
         return value
     if isinstance(value, Mapping):
         names = freeze(dict.fromkeys(value))  # the names must be strings
-        return immutabledict({name: _hidden(value[name], hides=hides or _holds(name)) for name in names})
+        return FrozenMapping({name: _hidden(value[name], hides=hides or _holds(name)) for name in names})
     if isinstance(value, (list, tuple)):
         return tuple(_hidden(entry, hides=hides) for entry in value)
     kept = freeze(value)

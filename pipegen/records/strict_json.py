@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pipegen.records.fields import NESTING, thaw
+from pipegen.records.frozen import NESTING, thaw
 
 __all__ = ["NotStrict", "check_plain", "dump", "load", "plain"]
 

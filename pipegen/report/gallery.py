@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from pipegen.core.distribution import version
 from pipegen.report.boxes import Box
+from pipegen.report.diff import common_prefix
 
-__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "safe"]
+__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "printable", "safe"]
 
 PAGE_ROWS = 2000
 """The most rows of one page."""
@@ -73,15 +74,23 @@ class Overview(NamedTuple):
     differing: int = 0
 
 
+def printable(text: str) -> str:
+    r"""The text for a terminal or a page: control characters, except line feed and tab, and those that turn the text's direction become visible.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def safe(text: str) -> str:
-    r"""Foreign text for a page: escaped, with control characters and those that turn the text's direction made visible.
+    r"""Foreign text for a page: printable, and escaped.
 
     >>> safe("<script>\x1b[2J\u202e"), safe('"a" & \'b\'')
     ('&lt;script&gt;\\x1b[2J\\u202e', '&quot;a&quot; &amp; &#x27;b&#x27;')
     """
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"
-    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), shown)
-    return html.escape(shown)
+    return html.escape(printable(shown))
 
 
 def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> str:
@@ -175,9 +184,8 @@ def _figure(figure: Figure) -> str:
 def marked(first: str, second: str) -> tuple[str, str]:
     """Two texts for a page, with the words marked that differ."""
     one, other = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
-    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    left = min(len(one), len(other)) - start
-    end = next((place for place in range(left) if one[-1 - place] != other[-1 - place]), left)
+    start = common_prefix(one, other)
+    end = common_prefix(one[start:][::-1], other[start:][::-1])
     pieces = (one[start : len(one) - end], other[start : len(other) - end])
     middle = _parted(*pieces) if max(map(len, pieces)) <= _WORDS else [(True, "".join(pieces[0]), "".join(pieces[1]))]
     whole = [(False, "".join(one[:start]), "".join(one[:start])), *middle, (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :]))]

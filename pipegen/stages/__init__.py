@@ -7,6 +7,7 @@ For an engine that takes messages and gives text, such as a chat server:
     resolve(engine) >> pg.call(engine) >> trim(engine)
 """
 
+import sys
 import typing
 
 if typing.TYPE_CHECKING:
@@ -44,4 +45,7 @@ if not typing.TYPE_CHECKING:  # pragma: no branch - a stage is imported when it 
         if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import altered
 from pipegen.records.results import Decoded, Encoded, Finish, Raw, TokenLogprob
@@ -43,6 +43,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     """The stage that makes text of generated ids; see `decode_row`. While a call streams, text is given out as soon as it is final."""
+    require_token_engine("decode", engine)
 
     def follow(encoded: Encoded) -> Any:
         from pipegen.stages.parts.row_decoder import RowDecoder  # which is made of this stage and the two after it
@@ -52,7 +53,7 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
 
-    return dataclasses.replace(each("decode", decoded, keeps_text=True), follow=follow, rebind=lambda new: decode(new.engine(engine)))
+    return dataclasses.replace(each("decode", decoded, keeps_text=True), follow=follow, takes=Raw, rebind=lambda new: decode(new.engine(engine)))
 
 
 def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:

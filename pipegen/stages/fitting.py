@@ -11,7 +11,7 @@ from pipegen.core.errors import InvalidRequest, PromptTooLong
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import DEFAULTS, GenerationOptions
 from pipegen.records.results import Encoded
@@ -21,11 +21,12 @@ __all__ = ["check_fit", "check_ids", "fit", "remaining_tokens"]
 
 def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     """The stage that refuses prompts which leave no room for an answer, or lowers `max_new_tokens`; see `check_fit`."""
+    require_token_engine("fit", engine)
 
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 
-    return dataclasses.replace(each("fit", fitted, keeps_text=True), rebind=lambda new: fit(new.engine(engine)))
+    return dataclasses.replace(each("fit", fitted, keeps_text=True), takes=Encoded, rebind=lambda new: fit(new.engine(engine)))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:

@@ -27,16 +27,16 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from itertools import accumulate, groupby
 from typing import Any, cast
 
-from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, TemplateFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok, live
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.fields import InvalidField, altered, record, thaw
+from pipegen.records.fields import InvalidField, altered, record
+from pipegen.records.frozen import NOTHING, thaw
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
@@ -101,6 +101,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
     rendered before any of it is tokenised: in turn, templates and tokenizers would push each other out of the processor's caches. Fails as `render_row`
     does, and with `BadImage`.
     """
+    require_token_engine("render", engine)
 
     def steps(batch: Batch[ResolvedRequest]) -> Steps[Rendered]:
         images = prepare_images(live(batch), engine)
@@ -117,7 +118,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         return tuple([rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("render", steps, callless=True, rebind=lambda new: render(new.engine(engine)))
+    return Pipe("render", steps, callless=True, takes=ResolvedRequest, rebind=lambda new: render(new.engine(engine)))
 
 
 def _key(job: ResolvedRequest) -> Hashable:
@@ -175,7 +176,7 @@ def _guarded_prompt(job: ResolvedRequest, prompt: str, chat: ChatTemplateOptions
 
 
 def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer: Tokenizer, renderer: Renderer, written: str) -> Slot[Rendered]:
-    more = chat.template_kwargs if isinstance(chat.template_kwargs, immutabledict) else immutabledict[str, Any]()
+    more = chat.template_kwargs or NOTHING
     given = Conversation(plain_messages(job.request.messages or ()), [thaw(tool) for tool in job.request.tools], thaw(more))
     refusal = _refusal(given.messages, chat, more, renderer)
     if refusal is not None:

@@ -9,6 +9,7 @@ from typing import cast
 
 from returns.result import Failure, Result, Success
 
+from pipegen.core.backend import require_backend
 from pipegen.core.calls import Steps
 from pipegen.core.errors import (
     BackendFailed,
@@ -43,7 +44,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     It opens samples: if a later stage of the pipe puts samples together (`trim` does), a request for several becomes that many rows here; otherwise it is
     refused. If the model's configuration cannot be read, every request fails with the reason, so that a fallback can take over. The pipe owns its engine.
     """
-
+    require_backend("resolve", engine)
     own: Callable[[GenerationRequest], Slot[ResolvedRequest]]
     own, reads = (functools.partial(resolve_row, engine=engine), engine) if takes_tokens(engine) else (engine.resolve, None)
 
@@ -70,7 +71,9 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
 
-    return Pipe("resolve", steps, callless=True, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine)))
+    return Pipe(
+        "resolve", steps, callless=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine))
+    )
 
 
 def unreadable_facts(engine: TokenEngine) -> GenerationError | None:
@@ -125,7 +128,7 @@ def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tup
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
         if capabilities.engine == "openai_chat" and name in ENGINES["vllm_chat"]:
-            hint = "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
+            hint = "set the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out"
         return Failure(UnsupportedOption(f"{shown(capabilities.engine)} does not honour {name}={flat_values(job.options)[name]!r:.80}", option=name, hint=hint))
     for plugin in plugins:
         asked = ask_plugin(plugin, functools.partial(_reason, plugin, job.request))

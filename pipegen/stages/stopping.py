@@ -25,7 +25,7 @@ from pipegen.core.errors import PluginFailed
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.fields import record
 from pipegen.records.options import GenerationOptions
@@ -166,11 +166,12 @@ class _Ending(NamedTuple):
 
 def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     """The stage that ends each row at its first stop string, or where a plugin halts it; see `stop_row`."""
+    require_token_engine("stop", engine)
 
     def stopped(decoded: Decoded) -> Slot[Decoded]:
         return stop_row(decoded, engine.tokenizer, engine.plugins)
 
-    return dataclasses.replace(each("stop", stopped, keeps_text=True), rebind=lambda new: stop(new.engine(engine)))
+    return dataclasses.replace(each("stop", stopped, keeps_text=True), takes=Decoded, rebind=lambda new: stop(new.engine(engine)))
 
 
 def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:

@@ -3,12 +3,12 @@
 If no foreign text of a prompt looks like a control token, the prompt is encoded by one plain call of the tokenizer. Otherwise it is split at its control
 tokens: stretches without such look-alikes keep their plain ids, and the others are encoded by a tokenizer that knows no control tokens.
 
+>>> from pipegen.records.options import resolve
 >>> from pipegen.records.requests import TextGenerationRequest
->>> from pipegen.testing.fake import ToyRenderer
 >>> from pipegen.testing.toy import ToyTokenizer
->>> request = TextGenerationRequest(messages=[{"role": "user", "content": "Hi"}])
->>> count_tokens(request, ToyTokenizer(), ToyRenderer()).unwrap() > 0
-True
+>>> rendered = Rendered(request=TextGenerationRequest(prompt="Hi"), options=resolve(), text="Hi")
+>>> tokenize_row(rendered, (), ToyTokenizer(), None).unwrap().token_ids
+(72, 105)
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from pipegen.core.calls import Steps
 from pipegen.core.errors import InvalidRequest, UnsupportedMultimodal
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.engines.protocol import TokenEngine
-from pipegen.engines.tokenizer import Renderer, Tokenizer
-from pipegen.records.options import GenerationOptions, merge, resolve
-from pipegen.records.requests import GenerationRequest
-from pipegen.records.results import Encoded, PreparedImage, Prompt, ResolvedRequest
+from pipegen.engines.protocol import TokenEngine, require_token_engine
+from pipegen.engines.tokenizer import Tokenizer
+from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
-from pipegen.stages.parts.images import image_tokens, within
+from pipegen.stages.parts.images import within
 from pipegen.stages.parts.length import check_length
-from pipegen.stages.rendering import Rendered, hides_nothing, render_row
+from pipegen.stages.rendering import Rendered, hides_nothing
 
-__all__ = ["count_tokens", "tokenize", "tokenize_row"]
+__all__ = ["tokenize", "tokenize_row"]
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 """What an added token that takes in the white space beside it takes in (the Unicode property White_Space)."""
@@ -48,6 +46,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
 
     Fails with `PromptTooLong` where the text is known to be too long before it is tokenised, and as `tokenize_row` does.
     """
+    require_token_engine("tokenize", engine)
 
     def steps(batch: Batch[Rendered]) -> Steps[Encoded]:
         made: dict[Hashable, Slot[Prompt]] = {}
@@ -63,7 +62,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("tokenize", steps, callless=True, rebind=lambda new: tokenize(new.engine(engine)))
+    return Pipe("tokenize", steps, callless=True, takes=Rendered, rebind=lambda new: tokenize(new.engine(engine)))
 
 
 def _key(rendered: Rendered) -> Hashable:
@@ -85,26 +84,6 @@ def tokenize_row(rendered: Rendered, images: tuple[PreparedImage, ...], tokenize
     not as many placeholders as images; `UnsupportedMultimodal` for images without a placeholder token.
     """
     return _compact_ids(rendered, tokenizer).bind(lambda ids: _with_images(rendered, ids, images, tokenizer, image_placeholder))
-
-
-def count_tokens(
-    request: GenerationRequest,
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    *,
-    options: GenerationOptions | None = None,
-    bos_token: str | None = None,
-    images: tuple[PreparedImage, ...] = (),
-    image_placeholder: str | None = None,
-) -> Slot[int]:
-    """How many tokens the request's prompt has, images included, or why it has none. Calls no engine.
-
-    `options` count where the request says nothing, as in a run; `images` are the request's images as the engine prepared them, in order.
-    """
-    merged = merge(request.options, options)
-    job = ResolvedRequest(request=dataclasses.replace(request, options=merged), options=resolve(merged))
-    rendered = render_row(job, tokenizer, renderer, bos_token=bos_token, written=image_tokens(images, tokenizer, image_placeholder))
-    return rendered.bind(lambda text: tokenize_row(text, images, tokenizer, image_placeholder)).map(lambda prompt: len(prompt.token_ids))
 
 
 def _with_images(

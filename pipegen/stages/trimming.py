@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from returns.result import Failure, Result, Success
 
+from pipegen.core.backend import require_backend
 from pipegen.core.errors import PluginFailed
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot, is_ok
@@ -87,6 +88,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
 
     It closes samples: after it, the rows of a request are one slot again. Text that a plugin may still trim is not streamed before it is final.
     """
+    require_backend("trim", engine)
     name = engine.name if route is None else route
     finished: Callable[[Any], Slot[GenerationResult]]
     finished = partial(trim_row, route_name=name, plugins=engine.plugins) if takes_tokens(engine) else partial(engine.result, route=name)
@@ -95,6 +97,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
         sampling=SAMPLING,
         closes=True,
+        takes=Decoded if takes_tokens(engine) else None,
         routes=(name,),
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
     )

@@ -70,8 +70,7 @@ def main(rows: int) -> None:
 
         def opened() -> Iterator[Any]:
             with source.open("rb") as stream:
-                for item in from_lines(stream, None, Columns()):
-                    yield item.origin, item.slot
+                yield from from_lines(stream, None, Columns())
 
         began = time.monotonic()
         with pg.job_keyed(waiting(), opened(), folder / "one.job") as job:

@@ -41,9 +41,9 @@ def test_the_words_tell_speed_and_time_left_without_that_of_loading() -> None:
     meter.see(pg.Progress("hf", 64, 0, 64))
     clock.now += 10
     tally = meter.tally
-    tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 4000
+    tally.succeeded, tally.reused, tally.made_tokens = 300, 200, 5000
     tally.errors["BadImage"] = 2
-    assert meter.words(1000) == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
+    assert meter.words() == "302/1,000 done, 2 failed, 500 tok/s, 1:08 left"
     assert (meter.seconds, meter.loading) == (55.0, 40.0)
 
 
@@ -121,7 +121,7 @@ def test_a_summary_that_cannot_be_written_is_told(command: Any, jsonl: Any, tmp_
     def full(path: Path) -> Any:
         raise JournalError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr("pipegen.cli.generate.new_file", full)
+    monkeypatch.setattr("pipegen.cli.outputs.new_file", full)
     ran = command("generate", jsonl({"prompt": "a"}), "--model", "fake", "--summary", tmp_path / "s.json")
     assert ran.code == 1
     assert "No space left on device" in ran.err

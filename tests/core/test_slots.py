@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import pickle
 import traceback
 from collections.abc import Iterator
@@ -79,6 +80,36 @@ def test_errors_describe_themselves_where_no_message_is_given() -> None:
 
 def test_history_is_kept_oldest_first() -> None:
     assert [error.message for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier] == ["a", "b"]
+
+
+class TooFew(pg.GenerationError):
+    """An error of a user's own, whose class takes what he likes."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} are too few")
+
+
+def test_an_error_of_your_own_travels_as_those_of_pipegen_do() -> None:
+    error = TooFew(3)
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert (type(other), other) == (TooFew, error)
+    always = pg.each("few", lambda text: Failure(TooFew(len(text))))
+    last = pg.fallback(always, pg.fallback(always, always, when=TooFew), when=TooFew).apply((Success("abc"),))[0].failure()
+    assert (last.message, last.earlier) == ("3 are too few", (error, error))
+
+
+def test_an_error_that_a_stage_raises_is_its_rows_own_where_it_is_listed() -> None:
+    def picky(number: int) -> pg.Slot[int]:
+        if number < 3:
+            raise TooFew(number)
+        return Success(number)
+
+    with pytest.raises(TooFew):
+        pg.each("picky", picky).apply((Success(1),))
+    for listed in (pg.GenerationError, RuntimeError):
+        slots = pg.each("picky", picky, catch=(listed,)).apply((Success(1), Success(3)))
+        assert slots == (Failure(TooFew(1)), Success(3))
+        assert slots[0].failure().__traceback__ is None
 
 
 def test_refill_puts_answers_where_live_slots_were() -> None:

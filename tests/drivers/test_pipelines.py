@@ -298,3 +298,85 @@ def test_a_pipe_joined_by_hand_is_edited_and_used_as_a_route_is() -> None:
             assert pg.count_tokens(pg.watched(own, lambda event: None), prompt) == Success(9)
     with pytest.raises(pg.InvalidField, match="has no stage 'cal'; did you mean 'call'"):
         by_hand(FakeEngine("a")).insert(look, before="cal")
+
+
+@pytest.mark.parametrize("wrong", [3, b"stop", pg.pure("stop", str)])
+def test_a_stage_is_found_by_a_text_alone(wrong: Any) -> None:
+    route, look = pg.route(FakeEngine("a")), pg.pure("look", str)
+    for edit in (lambda: route.remove(wrong), lambda: route.replace(wrong, look), lambda: route.insert(look, after=wrong)):
+        with pytest.raises(TypeError, match="a stage is found by its name, not by"):
+            edit()
+
+
+def test_new_stages_of_one_name_are_refused_as_one_that_is_taken_is() -> None:
+    look = pg.pure("look", lambda decoded: decoded)
+    with pytest.raises(pg.InvalidField, match="has a stage 'look' already"):
+        pg.route(FakeEngine("a")).insert(look >> look, after="decode")
+    for lift in (pg.each, pg.pure):
+        with pytest.raises(TypeError, match="a name and a function are wanted"):
+            lift("", judge)
+
+
+@pytest.mark.parametrize("stage", ["resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim"])
+def test_a_stage_is_bound_to_an_engine_not_to_its_route(stage: str) -> None:
+    bind: Any = pg.call if stage == "call" else getattr(pg.stages, stage)
+    for wrong, kind in ((pg.route(FakeEngine("a")), "Route"), ("embedded", "str"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"{stage} is bound to an engine, not to {kind}: route.engine is the engine of a route"):
+            bind(wrong)
+
+
+@pytest.mark.parametrize("stage", ["render", "tokenize", "fit", "decode", "stop"])
+def test_an_engine_that_renders_by_itself_has_three_stages(stage: str) -> None:
+    engine = pg.backends.openai_server("any", base_url="http://127.0.0.1:9").engine
+    with pytest.raises(TypeError, match=f"has no stage {stage}: its stages are resolve, call and trim"):
+        getattr(pg.stages, stage)(engine)
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        ("resolve", "'render' takes ResolvedRequest, and was given TextGenerationRequest"),
+        ("render", "'tokenize' takes Rendered, and was given ResolvedRequest"),
+        ("tokenize", "'fit' takes Encoded, and was given Rendered"),
+        ("call", "'decode' takes Raw, and was given Encoded"),
+        ("decode", "'stop' takes Decoded, and was given Raw"),
+    ],
+)
+def test_a_stage_says_what_it_takes_when_one_before_it_is_missing(removed: str, words: str) -> None:
+    pipe = pg.route(FakeEngine("a")).remove(removed)
+    for driver in (pg.run, lambda *given: list(pg.imap(*given)), lambda *given: list(pg.stream(*given))):
+        with pytest.raises(pg.ContractError, match=words):
+            driver(pipe, [{"prompt": "Hi"}])
+
+
+def test_a_plugin_that_trims_is_refused_where_no_stage_trims() -> None:
+    texts = pg.route(FakeEngine("a")).replace("trim", pg.pure("text", lambda decoded: decoded.text))
+    with pytest.raises(pg.UnsupportedPlugin, match="'shout' trims the text, and none of the stages of fake does"):
+        pg.attach(texts, pg.Plugin(name="shout", trim=str.upper))
+    assert pg.run(pg.attach(texts, pg.Plugin(name="quiet", start=list, feed=lambda state, new: (state, None))), [{"prompt": "Hi"}]) == (Success("a"),)
+
+
+def test_what_is_no_pipe_is_refused_where_it_is_given() -> None:
+    route: Any = pg.route(FakeEngine("a"))
+    wrong: Any = FakeEngine("a")
+    for give in (
+        lambda: pg.fallback(route, wrong, when=pg.Timeout),
+        lambda: pg.fallback(wrong, route, when=pg.Timeout),
+        lambda: pg.samples(wrong),
+        lambda: pg.watched(wrong, print),
+        lambda: pg.GenerationEngine(wrong),
+    ):
+        with pytest.raises(TypeError, match="FakeEngine"):
+            give()
+    with pytest.raises(TypeError, match="a function of its progress"):
+        pg.watched(route, None)  # type: ignore[arg-type]  # that is the mistake
+    for name in (3, ""):
+        with pytest.raises(TypeError, match="the name of a route is a text that is not empty"):
+            pg.route(wrong, name=name)  # type: ignore[arg-type]  # that is the mistake
+
+
+def test_a_pipe_is_shown_by_its_stages() -> None:
+    route = pg.route(FakeEngine("a"))
+    assert repr(route) == "<Route fake: resolve >> render >> tokenize >> fit >> call >> decode >> stop >> trim>"
+    assert repr(pg.pure("one", str) >> pg.pure("two", str)) == "<Pipe one >> two>"
+    assert repr(pg.fallback(route, route, when=pg.Timeout)) == "<Pipe fallback(fake, fake-2)>"

@@ -310,6 +310,8 @@ def test_tokens_are_counted_without_calling_the_engine() -> None:  # T7
     with_image = pg.run(pg.route(FakeEngine("a")), [image()])[0].unwrap()
     assert pg.count_tokens(route, image()).unwrap() == with_image.prompt_tokens
     assert isinstance(pg.count_tokens(route, {"messages": []}).failure(), pg.InvalidRequest)
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert pg.count_tokens(route, asked, {"chat": {"enable_thinking": True}}).unwrap() < pg.count_tokens(route, asked).unwrap()
     assert engine.calls == []
 
 

@@ -120,7 +120,7 @@ def test_a_poisoned_row_fails_after_three_tries_and_the_rest_is_done(cluster: st
     settings = {"retry": "retryable", "restart": False, "in_flight": 20, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
 
     def opened() -> Any:
-        return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
+        return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
     hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
@@ -155,7 +155,7 @@ def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_
     settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
 
     def opened() -> Any:
-        return ((item.origin, item.slot) for item in from_lines(io.BytesIO(source.read_bytes()), None, Columns()))
+        return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
 
     hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
     job = Job(stub(), opened, tmp_path / "job", None, settings, here=True, quiet=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import nearest, printed
+from pipegen.records.fields import nearest
+from pipegen.records.frozen import printed
 from pipegen.testing.fake import FakeEngine
 
 HUGE = 2**2000

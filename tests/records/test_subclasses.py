@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.records.fields import exact, freeze
+from pipegen.records.frozen import exact, freeze
 from pipegen.testing.fake import FakeEngine
 
 

@@ -113,7 +113,7 @@ SERVED = "hf, vllm, vllm_server, sglang_server, vllm_chat, sglang_chat"
         (
             "openai_chat",
             {"top_k": 2},
-            "say the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out",
+            "set the dialect (vllm or sglang) where the server is one, put the field into extra_body as the server has it, or leave it out",
         ),
         ("openai_chat", {"no_repeat_ngram_size": 2}, "leave it out, or take an engine that honours it: hf"),
     ],

@@ -11,7 +11,7 @@ from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.images import image_tokens
 from pipegen.stages.rendering import Rendered, render_row
-from pipegen.stages.tokenizing import count_tokens, tokenize_row
+from pipegen.stages.tokenizing import tokenize_row
 from pipegen.testing.fake import ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
 
@@ -94,11 +94,3 @@ def test_plain_prompts_hold_places_too() -> None:
     text = f"a{MARK}\nb"
     prompt = tokenize_row(Rendered(request=HERE.request, options=HERE.options, text=text), (FRAMED,), TOY, MARK).unwrap()
     assert prompt.token_ids == expanded(text, FRAMED)
-
-
-def test_expansions_are_counted() -> None:
-    request = VlmGenerationRequest(prompt="Hi", images=[b"1"])
-    without = count_tokens(TextGenerationRequest(prompt="x"), TOY, ToyRenderer(), image_placeholder=MARK).unwrap()
-    assert without == 1
-    counted = count_tokens(request, TOY, ToyRenderer(), images=(FRAMED,), image_placeholder=MARK).unwrap()
-    assert counted == len(said(FRAMED, "Hi").unwrap().token_ids)

@@ -22,8 +22,8 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest, V
 from pipegen.records.results import PreparedImage, Prompt, ResolvedRequest
 from pipegen.stages.parts.images import image_tokens
 from pipegen.stages.rendering import render_row
-from pipegen.stages.tokenizing import count_tokens, tokenize_row
-from pipegen.testing.fake import FakeEngine, ToyRenderer
+from pipegen.stages.tokenizing import tokenize_row
+from pipegen.testing.fake import FakeEngine
 from pipegen.testing.toy import ToyTokenizer
 
 TURNS = "{%- for m in messages -%}<|im_start|>{{- m.role }}\n{{ CONTENT -}}<|im_end|>\n{% endfor -%}<|im_start|>assistant\n"
@@ -327,8 +327,7 @@ def test_the_guard_of_a_plain_prompt_holds_through_a_route_and_is_not_there_when
     assert end not in pg.run(route, [plain], {"chat": {"control_tokens": "text"}})[0].unwrap().prompt_token_ids
     mixed = pg.run(route, [{**plain, "options": {"chat": {"control_tokens": "allow"}}}, plain], {"chat": {"control_tokens": "text"}})
     assert [end in slot.unwrap().prompt_token_ids for slot in mixed] == [True, False]
-    text = count_tokens(request, ToyTokenizer(), ToyRenderer(), options=GenerationOptions(chat=ChatTemplateOptions(control_tokens="text"))).unwrap()
-    assert text > len(own.prompt_token_ids)
+    assert pg.count_tokens(route, request, {"chat": {"control_tokens": "text"}}).unwrap() > len(own.prompt_token_ids)
 
 
 @pytest.mark.parametrize("prefix", ["first", "always", "normalizer"])

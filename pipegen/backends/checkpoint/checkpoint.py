@@ -25,7 +25,8 @@ from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.media.image import prepare
 from pipegen.media.sizes import ImageSpec, fit
-from pipegen.records.fields import InvalidField, mapping, printed
+from pipegen.records.fields import InvalidField, mapping
+from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
@@ -120,7 +121,7 @@ class Checkpoint:
             tokenizer, renderer = load_tokenizer(self.source, **self._where)
             tokenizer.raw("a")  # settings of the wrong type raise at the first call
             if len(tokenizer.control_tokens) >= tokenizer.raw.backend_tokenizer.get_vocab_size(with_added_tokens=True):
-                raise ValueError("the tokenizer's files are missing: what transformers makes in their place knows no words")
+                raise ValueError("the tokenizer's files are missing: what transformers makes in their place has no vocabulary")
             if renderer.template is not None and ignores_users(renderer):
                 raise ValueError("its chat template writes nothing of what a user says, so it is none: see its chat_template.jinja")
         return tokenizer, renderer

@@ -25,7 +25,8 @@ from pipegen.backends.checkpoint.locate import cached
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 
 __all__ = [
     "Broken",

@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipegen.records.fields import InvalidField, printed
+from pipegen.records.fields import InvalidField
+from pipegen.records.frozen import printed
 
 __all__ = ["EMBEDDED", "NoSuchModel", "cached", "cached_json", "check_adapter_folder", "has_weights", "identity_of", "instead_of", "locate"]
 

@@ -40,7 +40,7 @@ def check_compilable(model: Any) -> None:
     if positions_of(text).long_after is not None:
         raise InvalidField(f"{field} is for models whose rotary factors stay as they are; those of {kind} depend on the length (LongRoPE): leave it out")
     if len({parameter.device for parameter in model.parameters()}) > 1:
-        raise InvalidField(f"{field} is for a model that lies on one device: leave it or device_map out")
+        raise InvalidField(f"{field} is for a model that is on one device: leave it or device_map out")
 
 
 class Compiled:

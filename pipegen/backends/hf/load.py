@@ -75,7 +75,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
         if report["missing_keys"]:
             some = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(
-                f"{load.model!r} lacks {len(report['missing_keys'])} of the model's weights, such as {some}: it is not a whole generative checkpoint"
+                f"{load.model!r}: {len(report['missing_keys'])} of the model's weights are missing, such as {some}: it is not a whole generative checkpoint"
             )
         if load.adapter is not None:
             _load_adapter(model, str(load.adapter))
@@ -179,9 +179,9 @@ def check_settings(load: ModelLoadConfig) -> None:
     """
     for name in load.engine_kwargs:
         if name in OWN:
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': say it as {OWN[name]}")
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': set {OWN[name]}")
         if name in ("config", "output_loading_info", "pretrained_model_name_or_path"):
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen says it itself")
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'hf': pipegen sets it itself")
     if load.device is not None:
         _check_device("device", load.device)
     if load.device_map is not None:

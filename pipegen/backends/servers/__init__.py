@@ -38,14 +38,15 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
 def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     """A route through a server that takes messages and gives text: what `openai_server` is made with. Raises as `token_server` does."""
     access = _access(wire, settings)
-    from pipegen.backends.servers.chat import ChatEngine, chat_route
+    from pipegen.backends.servers.chat import ChatEngine
+    from pipegen.drivers.route import route
 
     model = os.fspath(settings.model)
     if wire.name == "openai_chat" and settings.served_model_name is None:
         settings = dataclasses.replace(settings, served_model_name=model)  # a public server need not list its models
     if settings.separate_reasoning is not None:
         settings = dataclasses.replace(settings, extra_body={**settings.extra_body, "separate_reasoning": settings.separate_reasoning})
-    return chat_route(ChatEngine(wire, access, settings, model))
+    return route(ChatEngine(wire, access, settings, model))
 
 
 def _access(wire: Wire, settings: ServerSettings) -> Access:

@@ -23,7 +23,8 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, freeze, nearest
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 

@@ -16,7 +16,7 @@ from pipegen.backends.http.plain_json import decoded
 from pipegen.backends.servers.wire import Completion, WireReply
 from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
-from pipegen.records.fields import NESTING
+from pipegen.records.frozen import NESTING
 
 __all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
 

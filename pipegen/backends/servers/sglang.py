@@ -17,8 +17,8 @@ from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
 from pipegen.backends.servers.reading import ids_of, malformed, merged
-from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.errors import GenerationError, UnsupportedOption
+from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
+from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -207,11 +207,6 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
-    """The error that a refusal stands for, in any of the five shapes; over-long prompts are `PromptTooLong` whatever the status."""
-    return classified("SGLang", reply, ask, too_long)
-
-
 def abort(rid: str) -> WireRequest:
     """The request that ends another by its name."""
     return WireRequest(path="/abort_request", body={"rid": rid})
@@ -237,7 +232,7 @@ SGLANG = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=classify,
+    classify=lambda reply, ask: classified("SGLang", reply, ask, too_long),
     server_side_stops=server_side_stops,
     raw_stops=True,
     scores=True,

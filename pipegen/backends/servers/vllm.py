@@ -18,7 +18,7 @@ from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -192,17 +192,13 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
-    """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
-    return classified("vLLM", reply, ask, too_long)
-
-
 def lacking(reply: WireReply, request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
     message, holder = error_message(reply)
-    if request.lacks == "render":
-        return "render" if renders_none(reply) else ""
-    if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
+    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
+    if request.lacks == "render":  # or the server takes nobody's word for sizes
+        return "render" if missing or (reply.status == 400 and "mm_processor_kwargs" in message) else ""
+    if request.lacks == "generate" and missing and reply.status != 501:
         return "generate"
     return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
 
@@ -214,7 +210,7 @@ VLLM = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=classify,
+    classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
     lacking=lacking,
     server_side_stops=server_side_stops,
     keeps_sizes=True,
@@ -268,10 +264,3 @@ def _images(made: Any, name: str) -> list[Any]:
 def unkept(words: str) -> UnsupportedOption:
     """The error where a server does not keep the sizes."""
     return UnsupportedOption(words, option="max_pixels", hint="keep within the checkpoint's own pixel budget")
-
-
-def renders_none(reply: WireReply) -> bool:
-    """Whether a refusal says that the endpoint is not there or is switched off, or that the server takes nobody's word for sizes."""
-    message, _ = error_message(reply)
-    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
-    return missing or (reply.status == 400 and "mm_processor_kwargs" in message)

@@ -121,18 +121,6 @@ class Facts:
     """What it was found not to offer, in the words of `WireRequest.lacks` and `Wire.lacking`."""
 
 
-def _lacks_nothing(reply: WireReply, request: WireRequest) -> str:
-    return ""
-
-
-def _says_no_limit(facts: Facts) -> int | None:
-    return None
-
-
-def _all(options: GenerationOptions) -> frozenset[str]:
-    return frozenset({"ids", "stops"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """The pure functions of one engine. See `docs/extending.md` for one written from scratch."""
@@ -151,9 +139,9 @@ class Wire:
     """What one event of a stream brings, given how many tokens came before."""
     classify: Callable[[WireReply, ServerRequest], GenerationError]
     """The error that an answer with another status, or an error in a stream, stands for."""
-    lacking: Callable[[WireReply, WireRequest], str] = _lacks_nothing
+    lacking: Callable[[WireReply, WireRequest], str] = lambda reply, request: ""
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
-    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = _all
+    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset({"ids", "stops"})
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
     keeps_sizes: bool = False
     """Whether the server can be asked to keep images at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
@@ -168,5 +156,5 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
-    limit: Callable[[Facts], int | None] = _says_no_limit
+    limit: Callable[[Facts], int | None] = lambda facts: None
     """How many tokens a row may have, prompt and answer together, as that page says it; the lower one counts where the list of models says another."""

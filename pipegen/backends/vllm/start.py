@@ -162,7 +162,7 @@ def check_arguments(checkpoint: Checkpoint) -> None:
     _ = settings_of(load)
     for name, value in load.engine_kwargs.items():
         if name in OWN:
-            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen says it itself")
+            raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen sets it itself")
         if name == "max_model_len" and not (type(value) is int and value > 0):
             raise InvalidField(f"ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known before vLLM starts, not {value!r:.80}")
         if name not in argument_names():

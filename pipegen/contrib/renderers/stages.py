@@ -15,7 +15,7 @@ from returns.result import Failure, Success
 from pipegen.core.errors import TemplateFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.functional import unique
 from pipegen.core.slots import Slot
-from pipegen.records.fields import thaw
+from pipegen.records.frozen import thaw
 from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest

@@ -1,9 +1,9 @@
 """Find out what a chat template does by rendering small conversations.
 
 >>> from pipegen.testing.fake import ToyRenderer
->>> honours_thinking(ToyRenderer(), None, immutabledict())
+>>> honours_thinking(ToyRenderer(), None, FrozenMapping())
 True
->>> honours_thinking(ToyRenderer(thinking=False), None, immutabledict())
+>>> honours_thinking(ToyRenderer(thinking=False), None, FrozenMapping())
 False
 """
 
@@ -15,13 +15,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from immutabledict import immutabledict
-
 from pipegen.core.border import guard
 from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
-from pipegen.records.fields import thaw
+from pipegen.records.frozen import NOTHING, FrozenMapping, thaw
 
 __all__ = ["call_template", "composes", "decoded_by", "honours_thinking", "ignores_users", "known_words", "probe_variables", "shape_content", "written_by"]
 
@@ -69,7 +67,7 @@ def call_template(
 
 
 @functools.lru_cache(maxsize=32)
-def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, Any], thinking: bool) -> tuple[str | None, ...]:
+def _probes(renderer: Renderer, template: str | None, more: FrozenMapping, thinking: bool) -> tuple[str | None, ...]:
     """Harmless conversations rendered with `thinking`; None for each that the template rejects."""
     user = {"role": "user", "content": _content("user", renderer, template, more)}
     system = {"role": "system", "content": _content("system", renderer, template, more)}
@@ -79,21 +77,21 @@ def _probes(renderer: Renderer, template: str | None, more: immutabledict[str, A
 
 
 @functools.lru_cache(maxsize=32)
-def honours_thinking(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> bool:
+def honours_thinking(renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
     """Whether `enable_thinking` changes what the template writes; `more` are its other variables. False if it rejects the probes."""
     pairs = zip(_probes(renderer, template, more, True), _probes(renderer, template, more, False), strict=True)
     return any(on is not None and off is not None and on != off for on, off in pairs)
 
 
 @functools.lru_cache(maxsize=32)
-def written_by(renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> str:
+def written_by(renderer: Renderer, template: str | None, more: FrozenMapping) -> str:
     """The template's source and its renders of harmless content: text with every control token that it is known to write."""
     renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))
     return "\0".join(text for text in (template, renderer.template, *renders) if text)
 
 
 @functools.lru_cache(maxsize=128)
-def _takes(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> tuple[bool, bool]:
+def _takes(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[bool, bool]:
     """Whether the template writes this role's content if it is a string, and if it is a list of text parts."""
     forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
     variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
@@ -115,7 +113,7 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
     return [probed, user]
 
 
-def _content(role: str, renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> Any:
+def _content(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> Any:
     strings, parts = _takes(role, renderer, template, more)
     return [{"type": "text", "text": _BESIDE}] if parts and not strings else _BESIDE
 
@@ -138,7 +136,7 @@ def ignores_users(renderer: Renderer) -> bool:
     return any(text is not None for text in one) and one == written(_BESIDE)
 
 
-def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: immutabledict[str, Any]) -> dict[str, Any]:
+def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str | None, more: FrozenMapping) -> dict[str, Any]:
     """The message with its content in a form that the template writes.
 
     Text parts are joined to a string if the template takes only strings, and a string becomes a text part if it takes only parts. Content with images
@@ -153,25 +151,24 @@ def shape_content(message: Mapping[str, Any], renderer: Renderer, template: str 
 
 
 _LONG = 200
-_NONE = immutabledict[str, Any]()
 
 
-def probe_variables(more: Mapping[str, Any]) -> immutabledict[str, Any]:
+def probe_variables(more: Mapping[str, Any]) -> FrozenMapping:
     """Variables for probes: short, and the same for requests that differ only in their documents.
 
     >>> probe_variables({"documents": [{"text": "a"}, {"text": "b"}], "reasoning_effort": "high"})
-    immutabledict({'documents': (immutabledict({'text': 'x'}),), 'reasoning_effort': 'high'})
+    FrozenMapping({'documents': (FrozenMapping({'text': 'x'}),), 'reasoning_effort': 'high'})
     """
     if not more:
-        return _NONE  # the same object, for fast look-ups in the caches
-    return immutabledict({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
+        return NOTHING  # the same object, for fast look-ups in the caches
+    return FrozenMapping({name: value if isinstance(value, str) and len(value) <= _LONG else _short(value) for name, value in more.items()})
 
 
 def _short(value: Any) -> Any:
     if isinstance(value, str):
         return "x"
     if isinstance(value, Mapping):
-        return immutabledict({key: _short(entry) for key, entry in value.items()})
+        return FrozenMapping({key: _short(entry) for key, entry in value.items()})
     return tuple(map(_short, value[:1])) if isinstance(value, (tuple, list)) else value
 
 

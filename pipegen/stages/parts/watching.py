@@ -20,7 +20,7 @@ from pipegen.core.border import guard
 from pipegen.core.errors import PluginFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.plugin import Plugin
-from pipegen.records.fields import printed
+from pipegen.records.frozen import printed
 
 __all__ = ["Halt", "Watch", "ask_plugin", "not_fed"]
 

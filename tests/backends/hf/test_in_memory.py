@@ -65,11 +65,15 @@ def test_trained_weights_are_another_model(parts: tuple[Any, Any, Any]) -> None:
     ("arguments", "words"),
     [
         ({"model": "embedded", "tokenizer": object()}, "a model of transformers that is in memory, not with 'embedded'"),
+        ({}, "takes the tokenizer of a model that is in memory"),
         ({"processor": object()}, "takes the tokenizer"),
-        ({"tokenizer": object(), "dtype": "float16"}, "takes no 'dtype'"),
-        ({"tokenizer": object(), "batchsize": 2}, "did you mean 'batch_size'"),
+        ({"tokenizer": "embedded"}, "takes a tokenizer of transformers with a model that is in memory, not 'embedded'"),
+        ({"tokenizer": None, "processor": "embedded"}, "takes a processor of transformers with a model that is in memory, not 'embedded'"),
+        ({"tokenizer": None, "dtype": "float16"}, "takes no 'dtype'"),
+        ({"tokenizer": None, "batchsize": 2}, "did you mean 'batch_size'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], words: str, parts: tuple[Any, Any, Any]) -> None:
+    right = {name: parts[1] for name, value in arguments.items() if name == "tokenizer" and value is None}
     with pytest.raises(pg.InvalidField, match=words):
-        pg.backends.hf(**{"model": parts[0], **arguments})
+        pg.backends.hf(**{"model": parts[0], **arguments, **right})

@@ -139,7 +139,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ValueError, match=r"1 of the model's weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"):
         load(folder)
 
 

@@ -188,7 +188,7 @@ WORDINGS = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("message", "length", "limit"), WORDINGS)
 def test_an_over_long_prompt_is_known_in_each_wording_and_shape(ask: Any, status: int, shape: Any, message: str, length: int, limit: int) -> None:
-    error = sglang.classify(WireReply(status=status, body=json.dumps(shape(message)).encode()), ask(tuple(range(length))))
+    error = sglang.SGLANG.classify(WireReply(status=status, body=json.dumps(shape(message)).encode()), ask(tuple(range(length))))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, limit)
 
@@ -196,7 +196,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_and_shape(ask: Any, status
 @pytest.mark.parametrize("shape", [*SHAPES, lambda words: words])
 @pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (500, BackendFailed), (503, RateLimited)])
 def test_other_refusals_keep_their_words_in_any_shape(ask: Any, shape: Any, status: int, kind: type) -> None:
-    error = sglang.classify(WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask())
+    error = sglang.SGLANG.classify(WireReply(status=status, body=json.dumps(shape("at most 32 stop strings")).encode()), ask())
     assert type(error) is kind
     assert "at most 32 stop strings" in error.message
 

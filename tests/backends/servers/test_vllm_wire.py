@@ -254,7 +254,7 @@ WORDINGS = [
 @pytest.mark.parametrize(("message", "length"), WORDINGS)
 def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: Any, status: int, message: str, length: int) -> None:
     reply = WireReply(status=status, body=json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}).encode())
-    error = vllm.classify(reply, ask(tuple(range(length))))
+    error = vllm.VLLM.classify(reply, ask(tuple(range(length))))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, 256)
 
@@ -272,7 +272,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: A
     ],
 )
 def test_other_refusals_have_errors_of_their_own(ask: Any, status: int, headers: Any, kind: type) -> None:
-    error = vllm.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
+    error = vllm.VLLM.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
     assert type(error) is kind
     assert "no" in error.message
     if kind is RateLimited:
