@@ -14,12 +14,14 @@ from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
 from pipegen.cli.generate import Files, run_generate
+from pipegen.cli.run_flags import AskedFlags
+from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.core.errors import GenerationError
 from pipegen.core.slots import Batch, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.media.image import open_image
-from pipegen.records.requests import ImagePolicy, RequestPolicy
+from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 from pipegen.testing.toy import ToyTokenizer
@@ -168,8 +170,7 @@ def test_no_line_ends_the_job_or_changes_another_line(bad: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder, mock.patch("pipegen.cli.generate.open_routes", return_value=pg.route(fake())):
         source, out = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         source.write_bytes(b"\n".join(mixed))
-        files, load = Files(source=str(source), out=str(out), quiet=True), load_of(None, None, "fake", "hf", None, (), {})
-        code = run_generate(files, load, None, ImagePolicy(), RequestPolicy())
+        code = run_generate(Files(source=str(source), out=str(out), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {}))))
         answers = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert len(answers) == len(mixed)
     assert code in (0, 1)  # and 3 would be a bug

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from returns.result import Success  # noqa: E402
 from support.models import FAMILIES, HYBRIDS, encoded, write_model  # noqa: E402
 
 from pipegen.backends.hf.engine import HFEngine  # noqa: E402
-from pipegen.backends.hf.rows import SPARE, Cost, group_size, order  # noqa: E402
+from pipegen.backends.hf.rows import SPARE, HFRow, group_size  # noqa: E402
 from pipegen.backends.hf.sampling import draw, penalise, probabilities  # noqa: E402
 from pipegen.engines.settings import ModelLoadConfig  # noqa: E402
 from pipegen.records.messages import ImageSource  # noqa: E402
 from pipegen.records.options import DEFAULTS, GenerationOptions, StopOptions, resolve  # noqa: E402
-from pipegen.records.results import Encoded  # noqa: E402
+from pipegen.records.results import Encoded, PreparedImage  # noqa: E402
 from pipegen.testing.image_files import image_file  # noqa: E402
+from pipegen.testing.toy import ToyTokenizer  # noqa: E402
 
 FEW = settings(max_examples=max(5, settings().max_examples // 12))
 """For laws of which each example runs a model several times."""
@@ -60,42 +62,44 @@ def rows(draw_one: st.DrawFn) -> Encoded:
 
 # --- the plan ------------------------------------------------------------------------------------------------------------------------------------------
 
-COSTS = st.lists(st.builds(Cost, prompt=st.integers(1, 300), patches=st.sampled_from([0, 0, 4, 64]), answer=st.integers(1, 4)), max_size=20)
+PROMPTS = st.lists(st.integers(1, 300), max_size=20)
 
 
-def plan(costs: list[Cost], rows: int, tokens: int | None = None) -> list[tuple[int, ...]]:
-    """The positions of the rows, in the order and the groups in which they are read."""
-    left, groups = order(costs), list[tuple[int, ...]]()
+def plan(prompts: list[int], rows: int, tokens: int | None = None) -> list[list[int]]:
+    """The lengths of prompts, in the groups in which they are read."""
+    left, groups = prompts, list[list[int]]()
     while left:
-        size = group_size([costs[position].prompt for position in left], rows, tokens)
+        size = group_size(left, rows, tokens)
         groups, left = [*groups, left[:size]], left[size:]
     return groups
 
 
-@given(COSTS, st.integers(1, 7), st.none() | st.integers(1, 900))
-def test_a_plan_holds_every_position_exactly_once_in_groups_that_fit(costs: list[Cost], rows: int, tokens: int | None) -> None:
-    groups = plan(costs, rows, tokens)
-    assert [position for group in groups for position in group] == list(order(costs))
-    assert sorted(order(costs)) == list(range(len(costs)))
+@given(PROMPTS, st.integers(1, 7), st.none() | st.integers(1, 900))
+def test_a_plan_holds_every_prompt_exactly_once_in_groups_that_fit(lengths: list[int], rows: int, tokens: int | None) -> None:
+    groups = plan(lengths, rows, tokens)
+    assert [length for group in groups for length in group] == lengths
     for group in groups:
-        prompts = [costs[position].prompt for position in group]
         assert 1 <= len(group) <= rows
-        assert tokens is None or len(group) == 1 or len(group) * max(prompts) <= tokens
-        assert len(group) * max(prompts) - sum(prompts) <= max(SPARE, sum(prompts) // 4)
+        assert tokens is None or len(group) == 1 or len(group) * max(group) <= tokens
+        assert len(group) * max(group) - sum(group) <= max(SPARE, sum(group) // 4)
 
 
-@given(COSTS, st.integers(1, 7))
-def test_a_group_ends_only_where_one_more_row_would_not_do(costs: list[Cost], rows: int) -> None:
-    groups = plan(costs, rows)
+@given(PROMPTS, st.integers(1, 7))
+def test_a_group_ends_only_where_one_more_row_would_not_do(lengths: list[int], rows: int) -> None:
+    groups = plan(lengths, rows)
     for group, after in itertools.pairwise(groups):
-        prompts = [costs[position].prompt for position in (*group, after[0])]
+        prompts = [*group, after[0]]
         assert len(group) == rows or len(prompts) * max(prompts) - sum(prompts) > max(SPARE, sum(prompts[:-1]) // 4)
 
 
-@given(COSTS)
-def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_images(costs: list[Cost]) -> None:
-    keys = [(costs[position].answer, costs[position].prompt + costs[position].patches, -position) for position in order(costs)]
-    assert keys == sorted(keys, reverse=True)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 300), st.sampled_from([None, None, (1, 2, 2), (1, 8, 8)])), max_size=20))
+def test_the_longest_answers_go_first_then_the_longest_prompts_with_their_images(costs: list[tuple[int, int, tuple[int, int, int] | None]]) -> None:
+    made: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    for answer, prompt, grid in costs:
+        images = [] if grid is None else [PreparedImage(width=1, height=1, rgb=bytes(3), digest="", grid=grid, tokens=1)]
+        row = HFRow(0, encoded([3] * prompt, images=images, max_new_tokens=answer), ToyTokenizer(), (), ())
+        made.append((row.order, (answer, prompt + math.prod(grid or (0,)))))
+    assert [cost for _, cost in sorted(made, key=lambda pair: pair[0])] == sorted((cost for _, cost in made), reverse=True)
 
 
 # --- sampling ------------------------------------------------------------------------------------------------------------------------------------------

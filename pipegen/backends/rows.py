@@ -33,6 +33,8 @@ class EngineRow:
         self.halted: str | None = None
         """The plugin that ended the row by a hook of the engine's own."""
         self.aborted = False
+        self.dropped = False
+        """Whether the row's call has left it."""
         self.grammar: Any = None
         """The form of the answer as the engine follows it, where it has one."""
         self.reported = False
@@ -41,7 +43,7 @@ class EngineRow:
 
     @property
     def done(self) -> bool:
-        return self.error is not None or self.decoder.finish is not None
+        return self.decoder.finish is not None or self.error is not None or self.halted is not None or self.dropped or self.aborted
 
     def fail(self, error: GenerationError | None) -> None:
         """End the row with this error, unless it has one already, or there is none."""

@@ -5,9 +5,12 @@ Asking for help loads no torch, transformers, vllm or PIL; each command imports 
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 __all__ = ["main"]
 
@@ -28,10 +31,44 @@ def _log_in_lines() -> None:
         log.addHandler(handler)
 
 
+class StreamClosed(BaseException):
+    """A closed standard stream was used. Not an `Exception`: code that probes streams must not catch it."""
+
+
+class _Closed(io.TextIOBase):
+    """Replaces a closed stream, for which Python has None; any use raises `StreamClosed`."""
+
+    def __init__(self, name: str, advice: str) -> None:
+        self._words = f"{name} is closed: {advice}"
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise StreamClosed(self._words)
+
+    read = readline = write = isatty = fileno = __iter__ = __next__ = _refuse
+
+    @property
+    def buffer(self) -> NoReturn:
+        self._refuse()
+
+
+def standard_streams() -> None:
+    """Make any use of a closed stream an error with a message, and keep its number from being used for another file."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    if sys.stdin is None:
+        sys.stdin = _Closed("stdin", "give a file, or something to read from")
+    if sys.stdout is None:
+        sys.stdout = _Closed("stdout", "give -o FILE, or let it go to a file, a pipe or a terminal")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with these arguments (those of the process, if None) and exit: 0 all good, 1 something failed, 2 bad usage."""
     from pipegen.cli.app import app
-    from pipegen.cli.streams import StreamClosed, standard_streams
 
     standard_streams()
     _log_in_lines()

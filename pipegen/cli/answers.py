@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipegen.config import Agent
-from pipegen.core.errors import ContractError
+from pipegen.core.errors import ContractError, GenerationError
 from pipegen.core.functional import dissoc
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
@@ -65,18 +65,28 @@ class Answer:
         self.slot, self.ended = slot, time.monotonic()
 
     @property
+    def result(self) -> GenerationResult | None:
+        """The final result; None before it, and if it failed."""
+        return self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
+
+    @property
+    def error(self) -> GenerationError | None:
+        """Why it failed; None if it did not."""
+        return None if self.slot is None or is_ok(self.slot) else self.slot.failure()
+
+    @property
     def answered(self) -> bool:
         """Whether there is an answer: it is finished, and did not end while the model was thinking."""
-        return self.slot is not None and is_ok(self.slot) and not self.note
+        return self.result is not None and not self.note
 
     @property
     def note(self) -> str:
         """Why there is no answer, if nothing failed; else empty."""
-        return NO_ANSWER if self.slot is not None and is_ok(self.slot) and self.slot.unwrap().thinking_unfinished else ""
+        return NO_ANSWER if self.result is not None and self.result.thinking_unfinished else ""
 
     def parts(self) -> tuple[str, str]:
         """What the model thought, and what it answered."""
-        result = self.slot.unwrap() if self.slot is not None and is_ok(self.slot) else None
+        result = self.result
         apart = result.reasoning if result is not None else self.reasoning
         text = result.text if result is not None else self.text
         if apart:
@@ -87,17 +97,15 @@ class Answer:
     @property
     def calls(self) -> tuple[str, ...]:
         """The tool calls, as they are shown."""
-        if self.slot is None or not is_ok(self.slot):
-            return ()
-        functions = [call.get("function") for call in self.slot.unwrap().tool_calls]
+        functions = [call.get("function") for call in (self.result.tool_calls if self.result else ())]
         return tuple(f"{one.get('name')}({one.get('arguments') or ''})" for one in functions if isinstance(one, Mapping))
 
     def facts(self) -> dict[str, Any]:
         """`seconds`, `seconds_to_first`, and `tokens_per_second` over the whole time."""
-        if self.ended is None or self.slot is None:
+        if self.ended is None:
             return {}
         seconds = self.ended - self.began
-        tokens = self.slot.unwrap().completion_tokens if is_ok(self.slot) else 0
+        tokens = self.result.completion_tokens if self.result else 0
         first = None if self.first is None else round(self.first - self.began, 3)
         return {"seconds": round(seconds, 3), "seconds_to_first": first, "tokens_per_second": round(tokens / max(seconds, 1e-9), 2)}
 

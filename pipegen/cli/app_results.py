@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pipegen.cli.flags import InSections, with_flags
-from pipegen.config.keys import TYPES
+from pipegen.cli.run_flags import FILES, MODEL, AskedFlags
 
-__all__ = ["FILES", "FOLDER", "MANY", "MODEL", "add_commands"]
-
-FILES, MODEL, FOLDER = "Input and output", "Model", "A folder of images, or one question"
-MANY = "Many GPUs and machines"
+__all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
 
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 
@@ -36,12 +34,7 @@ Examples:
 def estimate(
     options: dict[str, Any],
     settings: dict[str, Any],
-    source: Annotated[str | None, typer.Argument(metavar="IN", help="What pipegen generate takes.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="A chat file, in place of --model.", rich_help_panel=MODEL)] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Which of the chat file's models.", rich_help_panel=MODEL)] = None,
-    backend: Annotated[str, typer.Option("--backend", help=f"The engine, as in chat files: {', '.join(TYPES)}.", rich_help_panel=MODEL)] = "hf",
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="NAME[:ARG=VALUE,...]", help="Attach a plugin.", rich_help_panel=MODEL)] = None,
+    flags: AskedFlags,
     price: Annotated[
         str | None, typer.Option("--price", metavar="IN,OUT", help="What a million tokens cost, prompt and generated.", rich_help_panel=FILES)
     ] = None,
@@ -49,31 +42,13 @@ def estimate(
         float | None, typer.Option("--speed", metavar="N", help="Tokens that are generated in a second, as a run's summary says.", rich_help_panel=FILES)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
-    columns: Annotated[
-        list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN,...", help="Columns that have other names.", rich_help_panel=FILES)
-    ] = None,
-    options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None,
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None,
-    allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES)] = False,
-    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host too.", rich_help_panel=FILES)] = None,
-    allow_templates: Annotated[bool, typer.Option("--allow-templates", help="Let requests bring chat templates of their own.", rich_help_panel=FILES)] = False,
-    limit: Annotated[list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for.", rich_help_panel=FILES)] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="What to ask of each image; without IN, the one question.", rich_help_panel=FOLDER)] = None,
-    image: Annotated[list[str] | None, typer.Option("--image", help="An image of the one question.", rich_help_panel=FOLDER)] = None,
-    system: Annotated[str | None, typer.Option("--system", help="The system prompt that goes before.", rich_help_panel=FOLDER)] = None,
 ) -> None:
     from pipegen.cli.estimate import price_of, run_estimate
-    from pipegen.cli.plugins import plugins_of
-    from pipegen.cli.sources import Question, columns_of
-    from pipegen.cli.usage import images_of, load_of, policy_of, run_options
+    from pipegen.cli.sources import asked_of
+    from pipegen.cli.usage import load_of
 
-    policy = policy_of(allow_templates, limit or ())
-    load = load_of(config, agent, model, backend, None, (), settings)
-    asked = Question(prompt, system, tuple(image or ()), overwrite=True)
-    images, chosen = images_of(image_root, allow_http, allow_host or ()), run_options(options, options_file, load)
-    plugins, prices = plugins_of(plugin or ()), price_of(price)
-    code = run_estimate(source, asked, columns_of(columns or ()), load, chosen, images, policy, plugins=plugins, price=prices, speed=speed, as_json=as_json)
-    raise typer.Exit(code)
+    asked = asked_of(flags, load_of(flags, settings), options)
+    raise typer.Exit(run_estimate(flags.source, asked, price_of(price), speed, as_json=as_json))
 
 
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.
@@ -95,27 +70,26 @@ Examples:
 """
 
 
-def view(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")],
-    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Results of the same requests, from another run.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class ViewFlags:
+    """The flags of `pipegen view`."""
+
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")]
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Results of the same requests, from another run.")] = None
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes. Default: RESULTS with .html, or with .pages for a folder.")
-    ] = None,
-    asked: Annotated[Path | None, typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images.")] = None,
-    boxes: Annotated[str, typer.Option("--boxes", metavar="auto|thousandths|pixels|fractions", help="What the numbers of bbox_2d in answers are.")] = "auto",
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-) -> None:
-    from typing import get_args
+    ] = None
+    asked: Annotated[Path | None, typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images.")] = None
+    boxes: Annotated[str, typer.Option("--boxes", metavar="auto|thousandths|pixels|fractions", help="What the numbers of bbox_2d in answers are.")] = "auto"
+    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.")] = None
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
 
-    from pipegen.cli.usage import images_of, refuse
+
+@with_flags
+def view(flags: ViewFlags) -> None:
     from pipegen.cli.view import run_view
-    from pipegen.report.boxes import Scale
 
-    if boxes not in get_args(Scale):
-        refuse(f"takes one of {', '.join(get_args(Scale))}, not {boxes!r}", "--boxes")
-    scale: Any = boxes
-    raise typer.Exit(run_view(results, other, out, asked, scale=scale, images=images_of(image_root, False, ()), show=show))
+    raise typer.Exit(run_view(flags))
 
 
 DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
@@ -168,14 +142,17 @@ Examples:
 """
 
 
-def verify(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")],
-    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = ...,  # type: ignore[assignment]
-    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32",
-    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """The flags of `pipegen verify`."""
+
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")]
+    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None
+    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)]
+    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32"
+    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None
+    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False
     precision: Annotated[
         str | None,
         typer.Option(
@@ -184,37 +161,28 @@ def verify(
             help="What the server should compute in. Default: the checkpoint's dtype.",
             rich_help_panel="Server",
         ),
-    ] = None,
+    ] = None
     dialect: Annotated[
         str | None, typer.Option("--dialect", metavar="vllm|sglang|plain", help="Which server it is. Default: as it says.", rich_help_panel="Server")
-    ] = None,
-    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False,
+    ] = None
+    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="The name that the server has for the model.", rich_help_panel="Server")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None,
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
-    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False,
-) -> None:
-    from typing import get_args
+    ] = None
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None
+    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False
+    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False
 
-    from pipegen.cli.usage import images_of, refuse
+
+@with_flags
+def verify(flags: VerifyFlags) -> None:
     from pipegen.cli.verify import run_verify
-    from pipegen.report.verdict import Precision
-    from pipegen.report.verify import Dialect
 
-    for flag, value, taken in (("--precision", precision, get_args(Precision)), ("--dialect", dialect, get_args(Dialect))):
-        if value is not None and value not in taken:
-            refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
-    names = ("dialect", "chat_only", "precision", "max_new_tokens", "revision", "trust_remote_code", "dtype", "device", "served_model_name", "timeout")
-    given = locals()
-    settings: dict[str, Any] = {name: given[name] for name in names}
-    images = images_of(image_root, False, ())
-    raise typer.Exit(run_verify(url, model, source, images, rows=rows, as_json=as_json, quiet=quiet, summary=summary, settings=settings))
+    raise typer.Exit(run_verify(flags))
 
 
 def add_commands(app: typer.Typer) -> None:

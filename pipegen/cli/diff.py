@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipegen.cli.outputs import printable, say
+from pipegen.cli.outputs import say
 from pipegen.cli.usage import refuse
 from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
@@ -16,6 +16,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.results import GenerationResult
 from pipegen.report.diff import STAGES, compare, summary
+from pipegen.report.gallery import printable
 
 __all__ = ["run_diff"]
 

@@ -6,19 +6,16 @@ import contextlib
 from itertools import islice
 from typing import Any
 
-from pipegen.cli.outputs import printable
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import shown_time
-from pipegen.cli.sources import Question, open_source
-from pipegen.cli.usage import Load, open_route, refuse
+from pipegen.cli.sources import Asked, open_source
+from pipegen.cli.usage import open_route, refuse
 from pipegen.core.slots import is_ok
 from pipegen.drivers.batch import prepare_batch
-from pipegen.io.tables import Columns, TableError
-from pipegen.plugins import Plugin
+from pipegen.io.tables import TableError
 from pipegen.records import strict_json
-from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.report.estimate import Estimate, prepared
+from pipegen.report.gallery import printable
 
 __all__ = ["price_of", "run_estimate"]
 
@@ -40,33 +37,19 @@ def price_of(text: str | None) -> tuple[float, float] | None:
     return prompt, generated
 
 
-def run_estimate(
-    source: str | None,
-    asked: Question,
-    columns: Columns,
-    load: Load,
-    options: GenerationOptions | None,
-    images: ImagePolicy,
-    policy: RequestPolicy,
-    *,
-    plugins: tuple[Plugin, ...] = (),
-    price: tuple[float, float] | None = None,
-    speed: float | None = None,
-    as_json: bool = False,
-) -> int:
+def run_estimate(source: str | None, asked: Asked, price: tuple[float, float] | None, speed: float | None, *, as_json: bool) -> int:
     """Print the estimate. The exit code: 0 if every request has a prompt that fits, else 1."""
-    if source is None and asked.prompt is None:
+    if source is None and asked.question.prompt is None:
         refuse("say what would be asked: IN, a file or a folder, or --prompt with one question", "IN")
     if speed is not None and not 0 < speed < 1e12:
         refuse(f"takes tokens a second, above 0, not {speed}", "--speed")
     estimate = Estimate()
     with contextlib.ExitStack() as stack:
-        asked = asked._replace(system=load.system if asked.system is None else asked.system)
-        opened = open_source(source, asked, images, columns, stack)
-        route = stack.enter_context(attached(open_route(load), plugins))
+        opened = open_source(source, asked.question._replace(overwrite=True), asked.images, asked.columns, stack)
+        route = stack.enter_context(attached(open_route(asked.load), asked.plugins))
         try:
             while batch := list(islice(opened.items, _TOGETHER)):
-                made = prepared(route, prepare_batch([item.slot for item in batch], options, images, policy))
+                made = prepared(route, prepare_batch([item.slot for item in batch], asked.options, asked.images, asked.policy))
                 for item, (slot, samples) in zip(batch, made, strict=True):
                     if not is_ok(slot) and getattr(slot.failure(), "option", None) == "token_ids":
                         refuse(f"{slot.failure().message}: take --backend hf, or a token server, with the same model", "--backend")

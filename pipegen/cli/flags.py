@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -95,17 +96,28 @@ OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each option and each setting; those that are set reach it, by name, as its arguments `options` and `settings`."""
+    """Give a command the flags of its argument `flags`, a dataclass, whose fields they are: it gets them as that.
+
+    For an argument `options` or `settings` it has a flag for each of these; those that are set reach it by name.
+    """
     own = inspect.signature(command, eval_str=True)
-    groups = {"options": OPTION_FLAGS, "settings": SETTING_FLAGS}
+    groups = {name: flags for name, flags in (("options", OPTION_FLAGS), ("settings", SETTING_FLAGS)) if name in own.parameters}
+    kind: type[Any] = own.parameters["flags"].annotation
+    hints, missing = get_type_hints(kind, include_extras=True), inspect.Parameter.empty
+    defaults = {field.name: missing if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(kind)}
+    fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]) for name, default in defaults.items()]
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        command(**values, **{group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()})
+        chosen = {group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()}
+        command(**chosen, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in groups]
-    parameters += [parameter for flags in groups.values() for parameter in flags.values()]
+    parameters = [
+        *fields,
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, parameter in own.parameters.items() if name not in (*groups, "flags")),
+        *(parameter for flags in groups.values() for parameter in flags.values()),
+    ]
     flagged.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flagged

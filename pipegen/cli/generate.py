@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -18,30 +18,28 @@ from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
-from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar
+from pipegen.cli.on_ray import OnRay, Stops, ray_slots
+from pipegen.cli.outputs import Make, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
-from pipegen.cli.sources import Question, open_source
-from pipegen.cli.usage import Load, open_routes, refuse
+from pipegen.cli.run_flags import RunFlags
+from pipegen.cli.sources import Asked, is_image_folder, open_source
+from pipegen.cli.usage import open_routes, refuse
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
-from pipegen.io.tables import Columns, Row, TableError, is_table
+from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
-from pipegen.jobs.runner import GRACE, Job, Run, job_keyed
+from pipegen.jobs.runner import Job, Run, job_keyed
 from pipegen.jobs.shards import shard_keyed
-from pipegen.plugins import Plugin
-from pipegen.records import strict_json
-from pipegen.records.fields import InvalidField, nearest, record
-from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
 __all__ = ["Files", "run_generate"]
@@ -52,46 +50,18 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 
 
-@record
-class Files:
-    """What is read and written, and how."""
+@dataclass(frozen=True, kw_only=True)
+class Files(RunFlags):
+    """What is read and written, and how: the flags, and what they set."""
 
-    source: str | None
-    """None for one question: `prompt`, with `images`."""
-    out: str | None = None
-    options_file: Path | None = None
-    config: Path | None = None
-    overwrite: bool = False
-    prompt: str | None = None
-    system: str | None = None
-    sidecar: str | None = None
-    brief: bool = False
-    quiet: bool = False
-    plugins: tuple[Plugin, ...] = ()
-    """Attached to the engine, in this order."""
-    restart: bool = False
-    """Whether the job starts again from the first row."""
-    retry: str = "retryable"
-    """Which failed rows are asked again."""
-    in_flight: int | None = None
-    """Requests in flight at a time; by default, as many as keep the engine full."""
-    columns: Columns = Columns()
-    """The columns that fields of requests are read from, where their names differ."""
-    images: tuple[str, ...] = ()
-    """The images of one question."""
-    grace: float = GRACE
-    """Seconds that rows of a job in flight have to end, once the run is interrupted."""
-    summary: Path | None = None
-    """Where counts, times and rates of the run are written, as JSON."""
-    shard: tuple[int, int] | None = None
-    """Which part of the requests is asked, and of how many parts: 1 of 4 is the first."""
-    replicas: int | None = None
-    """How many processes run the job; None is this one."""
+    asked: Asked
+    part: tuple[int, int] | None = None
+    """The shard: which part of the requests is asked, and of how many parts. 1 of 4 is the first."""
     command: tuple[str, ...] = ()
     """The arguments of the process, for replicas."""
     child: Child | None = None
     """Set in a replica."""
-    ray: OnRay | None = None
+    on_ray: OnRay | None = None
     """Where the job runs on replicas of the engine, and not in this process."""
 
     @property
@@ -100,31 +70,22 @@ class Files:
         out = None if self.out in (None, "-") else Path(self.out or "")
         return None if out is None or self.source == "-" or (out.exists() and not out.is_file()) else Path(f"{out}.job")
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of images, where IN is one."""
-        return Path(self.source) if self.source not in (None, "-") and os.path.isdir(self.source or "") and self._of_images else None
 
-    @property
-    def _of_images(self) -> bool:
-        return self.prompt is not None or not is_table(self.source or "")
-
-
-def run_generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy) -> int:
+def run_generate(files: Files) -> int:
     """Run it and give back the exit code.
 
     0 all good, 1 requests or samples failed, had no answer or could not be written, 3 a bug of pipegen's failed a request; 130 and 141 as shells have it.
     """
     child = child_of_environment()
     if child is not None:
-        files = replace(files, child=child, shard=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
+        files = replace(files, child=child, part=child.shard, replicas=None, quiet=True, summary=None, restart=False, overwrite=False)
     meter = Meter(Tally())
     finished = False
     try:
         if child is None:
-            _check(files, options)
-        with _terminable() as ending:
-            code = _generate(files, load, options, images, policy, meter, ending)
+            _check(files)
+        with _terminable(files) as ending:
+            code = _generate(files, meter, ending)
         finished = True
     except KeyboardInterrupt:
         goes_on = f"the same command goes on, and `pipegen export {files.job}` writes what is finished"
@@ -135,53 +96,42 @@ def run_generate(files: Files, load: Load, options: GenerationOptions | None, im
         say(words_of(refusal))
         code = 1
     if not files.quiet and code != BROKEN_PIPE:
-        left = 0 if meter.total is None else meter.total - meter.tally.succeeded - meter.tally.failed
+        left = 0 if meter.total is None else meter.total - meter.tally.done
         say(meter.tally.summary(meter.seconds, meter.loading, max(0, left)))
-        if finished and files.shard is not None:
-            say(f"shard {files.shard[0]}/{files.shard[1]} is done; once the others are, `pipegen export {files.job} -o {files.out}` writes all rows")
+        if finished and files.part is not None:
+            say(f"shard {files.part[0]}/{files.part[1]} is done; once the others are, `pipegen export {files.job} -o {files.out}` writes all rows")
     if finished and child is not None:
         child.tell(meter, ended=True)
-    if files.summary is not None:
-        code = _write_summary(files.summary, meter, code)
-    return code
-
-
-def _write_summary(file: Path, meter: Meter, code: int) -> int:
-    try:
-        with new_file(file) as stream:
-            stream.write(strict_json.dump({**meter.plain(), "exit_code": code}).encode() + b"\n")
-    except JournalError as refusal:
-        say(f"--summary: {refusal}")
-        return code or 1
-    return code
+    return write_summary(files.summary, meter.plain(), code)
 
 
 class _Ending:
     """What Ctrl-C and SIGTERM do. The first stops a job that runs: its rows in flight have some time to end. The second, and any without a job, ends it all."""
 
-    def __init__(self) -> None:
-        self.running: Stops | None = None
-        self.begun: Callable[[], object] = lambda: None
-        self.grace = GRACE
-        self._again = False
+    def __init__(self, files: Files) -> None:
+        self._files, self._again = files, False
+        self._running: Stops | None = None
 
-    def stops(self, running: Stops | None, files: Files) -> None:
+    def stops(self, running: Stops | None) -> None:
         """What the first signal stops; None where it ends it all."""
-        self.begun = lambda: say(f"ending: the rows in flight have {files.grace:g} seconds; interrupt again to end at once") if files.child is None else None
-        self.running, self.grace = running if files.grace else None, files.grace
+        self._running = running if self._files.grace else None
+
+    def _begun(self) -> None:
+        if self._files.child is None:
+            say(f"ending: the rows in flight have {self._files.grace:g} seconds; interrupt again to end at once")
 
     def __call__(self, number: int, frame: object) -> None:
         again, self._again = self._again, True
-        if self.running is not None:
-            self.running.stop(0 if again else self.grace, self.begun)
-        if self.running is None or again:
+        if self._running is not None:
+            self._running.stop(0 if again else self._files.grace, self._begun)
+        if self._running is None or again:
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[_Ending]:
+def _terminable(files: Files) -> Iterator[_Ending]:
     """Let SIGTERM end the run as Ctrl-C does. A signal that is ignored stays so."""
-    ending, before = _Ending(), dict[int, Any]()
+    ending, before = _Ending(files), dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -193,52 +143,51 @@ def _terminable() -> Iterator[_Ending]:
             signal.signal(which, handler)
 
 
-def _generate(files: Files, load: Load, options: GenerationOptions | None, images: ImagePolicy, policy: RequestPolicy, meter: Meter, ending: _Ending) -> int:
-    tally = meter.tally
+def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
+    tally, given = meter.tally, files.asked
     with contextlib.ExitStack() as stack:
-        system = load.system if files.system is None else files.system
-        asked_of = Question(files.prompt, system, files.images, files.sidecar, files.overwrite or files.job is not None)
-        source = open_source(files.source, asked_of, images, files.columns, stack)
+        question = given.question._replace(sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None)
+        source = open_source(files.source, question, given.images, given.columns, stack)
         total = source.total() if is_shown(not files.quiet) else None
-        meter.total = None if files.shard is not None or (files.quiet and files.summary is None) else source.rows()
+        meter.total = None if files.part is not None or (files.quiet and files.summary is None) else source.rows()
         several = files.replicas is not None
-        route = None if several else stack.enter_context(attached(open_routes(load), files.plugins))
+        route = None if several else stack.enter_context(attached(open_routes(given.load), given.plugins))
         moved = stack.enter_context(progress(meter.total if several else total, meter, shown=not files.quiet))
         if files.child is not None:
             moved = files.child.moved(meter)
         if route is not None and (not files.quiet or files.summary is not None or files.child is not None):
             route = watched(route, tells(moved, meter))
-        asked = ((origin, slot) for slot, origin in source.items)
-        if files.shard is not None:
-            asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.shard, image_policy=images))
+        asked: Iterator[tuple[Origin, Slot[GenerationRequest]]] = source.items
+        if files.part is not None:
+            asked = cast("Generator[tuple[Origin, Slot[GenerationRequest]], None, None]", shard_keyed(asked, *files.part, image_policy=given.images))
 
         def again() -> Iterator[tuple[Origin, Slot[GenerationRequest]]]:
-            return ((origin, slot) for slot, origin in open_source(files.source, asked_of, images, files.columns, stack).items)
+            return open_source(files.source, question, given.images, given.columns, stack).items
 
-        settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": images, "policy": policy}
+        settings: dict[str, Any] = {"in_flight": files.in_flight, "image_policy": given.images, "policy": given.policy}
         try:
             if route is not None and files.job is None:
                 stream = _open_out(files, stack)
-                slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, options, **settings, isolate_bugs=True))
+                slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, given.options, **settings, isolate_bugs=True))
             else:
                 if route is None:
-                    rows = replica_slots(asked, files, load, images, policy, meter, moved, ending.stops)
-                elif files.ray is not None:
-                    rows = slots_on_ray(files, files.ray, load, route, again, options, settings, meter, moved, ending.stops, _begun)
+                    rows = replica_slots(asked, files, meter, moved, ending.stops)
+                elif files.on_ray is not None:
+                    rows = ray_slots(files, files.on_ray, route, again, meter, moved, ending.stops, _begun)
                 else:
-                    rows = _job_slots(route, asked, options, files, load, settings, ending)
+                    rows = _job_slots(route, asked, files, settings, ending)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
-                stream = stack.enter_context(new_file(Path(files.out or ""))) if files.shard is None else None
-            to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, load.model, brief=files.brief))
+                stream = stack.enter_context(new_file(Path(files.out or ""))) if files.part is None else None
+            make = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, given.load.model, brief=files.brief))
             stack.callback(gc.unfreeze)
             gc.freeze()  # what has been loaded stays to the end: the collector need not go through it again and again
             for origin, slot, reused in slots:
-                kept, made = _finished(slot, origin, to, files, reused=reused)
+                kept, write = _finished(slot, origin, make, files, reused=reused)
                 tally.count(kept, origin.id, reused=reused)
-                if to is not None and stream is not None:
+                if write is not None and stream is not None:
                     try:
-                        to.write(origin, kept, made)
+                        write()
                     except OSError as refusal:
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
@@ -250,24 +199,18 @@ def _generate(files: Files, load: Load, options: GenerationOptions | None, image
 
 
 def _job_slots(
-    route: Any,
-    asked: Iterator[tuple[Origin, Slot[GenerationRequest]]],
-    options: GenerationOptions | None,
-    files: Files,
-    load: Load,
-    settings: dict[str, Any],
-    ending: _Ending,
+    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], files: Files, settings: dict[str, Any], ending: _Ending
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
     """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
     if not files.overwrite:  # those of finished rows are the job's own
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
-    with job_keyed(route, asked, files.job or Path(), options, **settings) as running, contextlib.ExitStack() as stack:
-        stack.callback(ending.stops, None, files)
-        ending.stops(running, files)
+    with job_keyed(route, asked, files.job or Path(), files.asked.options, **settings) as running, contextlib.ExitStack() as stack:
+        stack.callback(ending.stops, None)
+        ending.stops(running)
         if files.child is not None:
             files.child.job = running
-        _begun(running, files, load, settings["image_policy"], settings["policy"])
+        _begun(running, files)
         before = 0
         for origin, slot in running:
             yield origin, slot, running.reused > before
@@ -276,31 +219,33 @@ def _job_slots(
             raise KeyboardInterrupt
 
 
-def _begun(job: Job[Any] | Run, files: Files, load: Load, images: ImagePolicy, policy: RequestPolicy) -> None:
+def _begun(job: Job[Any] | Run, files: Files) -> None:
     """Keep the command in the job's folder, and say how much was finished before."""
-    system = load.system if files.system is None else files.system
-    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(files.columns.kept)
+    load, question, _, images, policy, columns, _ = files.asked
+    source, kept = None if files.source is None else os.path.abspath(files.source), sorted(columns.kept)
     root, more = None if images.root is None else os.fspath(images.root), (images.allow_http, images.allowed_hosts, asdict(policy))
-    command = Command(source, files.prompt, system, root, load.model, files.brief, files.columns.fields, kept, files.images, *more)
+    command = Command(source, question.prompt, question.system, root, load.model, files.brief, columns.fields, kept, question.images, *more)
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
         why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
         say(f"{files.job}: {job.before} finished before{why}")
 
 
-def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
-    """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
+def _finished(
+    slot: Slot[GenerationResult], origin: Origin, make: Make | None, files: Files, *, reused: bool
+) -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
+    """The slot with its sidecar written, and what writes its line. A bug in the making of either fails the slot."""
 
-    def kept() -> tuple[Slot[GenerationResult], bytes]:
+    def kept() -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
         file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
         written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
-        return written, b"" if to is None else to.made(origin, written)
+        return written, make and make(origin, written, False)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, b"" if to is None else to.made(origin._replace(row=Row()), failed)
+    return failed, make and make(origin, failed, True)
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
@@ -315,7 +260,7 @@ def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:
     return 1
 
 
-def _check(files: Files, options: GenerationOptions | None) -> None:
+def _check(files: Files) -> None:
     """Refuse flags that do not go together, and files that must not be written."""
     try:
         retry_of(files.retry)
@@ -330,23 +275,24 @@ def _check(files: Files, options: GenerationOptions | None) -> None:
             refuse("say what to ask: IN, a file or a folder, or --prompt with one question", "IN")
         if files.sidecar is not None:
             refuse("goes with a folder of images", "--sidecar")
-    elif files.images:
+    elif files.image:
         refuse("goes with --prompt, without IN", "--image")
     elif files.source != "-" and not os.path.exists(files.source):
         source = Path(files.source)
         beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
         refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
-    elif files.folder is None:
+    elif files.source == "-" or not is_image_folder(files.source, files.prompt):
         for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
             if value is not None:
                 refuse("goes with a folder of images; each line of a file says its own", flag)
     elif files.prompt is None:
         refuse(f"{files.source} is a folder of images: say what to ask of them", "--prompt")
+    options = files.asked.options
     if files.sidecar == "txt" and options is not None and (options.samples or 1) > 1:
         refuse("a .txt sidecar holds one answer; take --sidecar json, or -o alone", "--sidecar", "--samples")
-    if files.ray is not None and (files.job is None or files.shard is not None):
-        refuse("takes a file as IN and a file as OUT" if files.job is None else "splits the rows itself", "--ray", *(["--shard"] if files.shard else []))
-    if files.shard is not None or files.replicas is not None:
+    if files.on_ray is not None and (files.job is None or files.part is not None):
+        refuse("takes a file as IN and a file as OUT" if files.job is None else "splits the rows itself", "--ray", *(["--shard"] if files.part else []))
+    if files.part is not None or files.replicas is not None:
         check_parts(files)
     if files.out not in (None, "-"):
         _check_out(Path(files.out or ""), files)

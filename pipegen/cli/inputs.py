@@ -39,10 +39,10 @@ class Origin(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A request and its origin."""
+    """A request and its origin, which is its key in a run."""
 
-    slot: Slot[GenerationRequest]
     origin: Origin
+    slot: Slot[GenerationRequest]
 
 
 def from_lines(stream: BinaryIO, folder: Path | None, columns: Columns) -> Iterator[Item]:
@@ -55,25 +55,25 @@ def from_lines(stream: BinaryIO, folder: Path | None, columns: Columns) -> Itera
 def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
     """The item, or one that failed with what foreign data made raise."""
     made = guard(make, lambda raised: InvalidRequest(f"{where}: it cannot be read: {raised.words}", incident=raised.incident))
-    return made.unwrap() if is_ok(made) else Item(Failure(made.failure()), unread)
+    return made.unwrap() if is_ok(made) else Item(unread, Failure(made.failure()))
 
 
 def _from_line(line: Line, folder: Path | None, columns: Columns) -> Item:
     read = values_of_line(line)
     if not is_ok(read):
-        return Item(Failure(read.failure()), Origin(str(line.number), line.end))
+        return Item(Origin(str(line.number), line.end), Failure(read.failure()))
     values = read.unwrap()
     if is_batch(values):
         slot = request_from_batch(values, f"line {line.number}")
         name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
         url = values["url"] if values.get("url") in ENDPOINTS else CHAT
-        return Item(_rooted(slot, folder), Origin(name, line.end, batch=url, row=Row(values)))
+        return Item(Origin(name, line.end, batch=url, row=Row(values)), _rooted(slot, folder))
     return _from_values(columns.request(values), line.number, "line", Origin("", line.end, row=Row(values)), folder)
 
 
 def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin, folder: Path | None) -> Item:
     name, slot = request_from_row(values, number, what)
-    return Item(_rooted(slot, folder), origin._replace(id=name))
+    return Item(origin._replace(id=name), _rooted(slot, folder))
 
 
 def from_table(table: Table, folder: Path | None, columns: Columns) -> Iterator[Item]:
@@ -92,7 +92,7 @@ def from_csv(path: str, folder: Path | None, columns: Columns) -> Iterator[Item]
     for number, values in csv_rows(path):
         origin = Origin(str(number), number, row=Row({} if isinstance(values, str) else values))
         if isinstance(values, str):
-            yield Item(Failure(InvalidRequest(f"row {number}: {values}")), origin)
+            yield Item(origin, Failure(InvalidRequest(f"row {number}: {values}")))
         else:
             yield _guarded(partial(_from_values, columns.request(values), number, "row", origin, folder), f"row {number}", origin)
 
@@ -103,34 +103,31 @@ def from_text(stream: BinaryIO) -> Iterator[Item]:
         try:
             text = (line.data or b"").decode().rstrip("\r\n")
         except UnicodeDecodeError as refusal:
-            yield Item(Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")), Origin(str(line.number), line.end))
+            yield Item(Origin(str(line.number), line.end), Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")))
             continue
         values = {"prompt": text}
         yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)), None)
 
 
-def one_question(prompt: str, system: str | None, images: Sequence[str]) -> Iterator[Item]:
+def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
     """One question to the model, with images or without, as a user's turn."""
     content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}] if images else prompt
-    system_turn = [] if system is None else [{"role": "system", "content": system}]
-    _, slot = request_from_row({"messages": [*system_turn, {"role": "user", "content": content}]}, 1, "request")
-    yield Item(slot, Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})))
+    _, slot = request_from_row({"messages": [{"role": "user", "content": content}]}, 1, "request")
+    yield Item(Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})), slot)
 
 
 def _rooted(slot: Slot[GenerationRequest], folder: Path | None) -> Slot[GenerationRequest]:
-    return slot if folder is None else slot.map(lambda request: _based(request, folder))
-
-
-def _based(request: GenerationRequest, folder: Path) -> GenerationRequest:
-    if not request.sources:
-        return request
-    return request.with_sources(tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in request.sources))
+    if folder is None or not is_ok(slot) or not slot.unwrap().sources:
+        return slot
+    sources = slot.unwrap().sources
+    rooted = tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in sources)
+    return Success(slot.unwrap().with_sources(rooted))
 
 
 def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
     """The items with a system message first in each request, unless it has one.
 
-    >>> hi = Item(Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])), Origin("1", 0))
+    >>> hi = Item(Origin("1", 0), Success(GenerationRequest(messages=[{"role": "user", "content": "Hi"}])))
     >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
@@ -146,7 +143,7 @@ def _with_system(system: str, request: GenerationRequest) -> Slot[GenerationRequ
     return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
 
 
-def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
+def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
     """One request for each image of a folder, with the image's path within the folder as its id.
 
     An image whose sidecar exists already, or belongs to an image before it, fails.
@@ -154,7 +151,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
     before: tuple[Path, dict[Path, Path]] = (folder, {})
     for number, image in enumerate(images_in(folder), 1):
         beside = None if sidecar is None else image.with_suffix(f".{sidecar}")
-        request: Slot[GenerationRequest] = Success(_request(folder, image, prompt, system))
+        request: Slot[GenerationRequest] = Success(_request(folder, image, prompt))
         if beside is not None:
             if before[0] != image.parent:
                 before = (image.parent, {})
@@ -163,7 +160,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
                 request = Failure(InvalidRequest(f"{beside.name} is the sidecar of {taken.name} already", hint="give the images different names"))
             elif not overwrite and (exists := sidecar_exists(beside)) is not None:
                 request = Failure(exists)
-        yield Item(request, Origin(image.relative_to(folder).as_posix(), number, beside, row=Row({"image": os.path.abspath(image)})))
+        yield Item(Origin(image.relative_to(folder).as_posix(), number, beside, row=Row({"image": os.path.abspath(image)})), request)
 
 
 def sidecar_exists(file: Path | None) -> InvalidRequest | None:
@@ -173,7 +170,6 @@ def sidecar_exists(file: Path | None) -> InvalidRequest | None:
     return InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it")
 
 
-def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:
+def _request(folder: Path, image: Path, prompt: str) -> GenerationRequest:
     question = Message(role="user", content=(ImagePart(source=ImageSource(path=os.path.abspath(image))), TextPart(text=prompt)))
-    messages = (*([Message(role="system", content=system)] if system is not None else []), question)
-    return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=messages)
+    return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=(question,))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
-from unicodedata import category
+from typing import Any, BinaryIO
 
 from returns.result import Failure
 
@@ -20,25 +20,14 @@ from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
-from pipegen.io.table_out import Write, csv_out, parquet_out
+from pipegen.io.table_out import csv_out, parquet_out
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
+from pipegen.report.gallery import printable
 
-__all__ = ["Lines", "Rows", "Tally", "form_of", "printable", "results_to", "say", "words_of", "write_sidecar"]
-
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text after them."""
-
-
-def printable(text: str) -> str:
-    r"""The text for a terminal or a page: control characters, except line feed and tab, become visible.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(c.encode("unicode_escape").decode() if c not in "\n\t" and (category(c) in ("Cc", "Cs") or c in TURNING) else c for c in text)
+__all__ = ["Make", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
 
 
 def say(text: str) -> None:
@@ -57,52 +46,51 @@ OUT_SUFFIXES = {"": "", ".jsonl": "", ".ndjson": "", ".parquet": ".parquet", ".p
 """What OUT may end with, and the form that it has: JSON Lines, Parquet or CSV."""
 
 
-class Lines:
-    """JSON Lines out, each in the format of its request's line."""
-
-    def __init__(self, stream: BinaryIO, source: Source, model: str, *, brief: bool) -> None:
-        self._stream, self._columns, self._model, self._brief = stream, source.columns, model, brief
-
-    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
-        """The line."""
-        if origin.batch is not None:
-            line = batch_line(slot, str(origin.id), self._model, origin.batch)
-        else:
-            line = to_plain(slot, origin.id, brief=self._brief, metadata=carried(self._columns.request(origin.row.values)))
-        return strict_json.dump(line).encode() + b"\n"
-
-    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
-        """Write it. Raises `OSError`."""
-        self._stream.write(made)
-        self._stream.flush()
-
-
-class Rows:
-    """A table out."""
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
-        """Nothing: a row is made when it is written."""
-        return b""
-
-    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
-        """Write it. Raises `OSError`, and `TableError` for a value that its column does not take."""
-        self._write(origin.row, origin.id, slot)
+Make = Callable[[Origin, Slot[GenerationResult], bool], Callable[[], object]]
+"""Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and `TableError` for a value that its column does not take. The
+third argument is whether a line is bare: without metadata."""
 
 
 @contextlib.contextmanager
-def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Lines | Rows]:
+def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Make]:
     """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
+
+    def row(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
+        return partial(write, origin.row, origin.id, slot)
+
+    def line(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
+        if origin.batch is not None:
+            values = batch_line(slot, str(origin.id), model, origin.batch)
+        else:
+            values = to_plain(slot, origin.id, brief=brief, metadata=None if bare else carried(source.columns.request(origin.row.values)))
+        return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
+
     if form == ".parquet":
         with parquet_out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
-            yield Rows(write)
+            yield row
     elif form == ".csv":
         with csv_out(stream, source.names(), source.columns, source.folder) as write:
-            yield Rows(write)
+            yield row
     else:
-        yield Lines(stream, source, model, brief=brief)
+        yield line
+
+
+def _write_line(stream: BinaryIO, line: bytes) -> None:
+    stream.write(line)
+    stream.flush()
+
+
+def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:
+    """Write the counts of a run and its exit code, where there is a file for them. Returns the exit code: at least 1 where they cannot be written."""
+    if file is None:
+        return code
+    try:
+        with new_file(file) as stream:
+            stream.write(strict_json.dump({**plain, "exit_code": code}).encode() + b"\n")
+    except JournalError as refusal:
+        say(f"--summary: {refusal}")
+        return code or 1
+    return code
 
 
 def form_of(out: str | None) -> str:
@@ -161,6 +149,11 @@ class Tally:
         return self.errors.total()
 
     @property
+    def done(self) -> int:
+        """How many succeeded or failed."""
+        return self.succeeded + self.failed
+
+    @property
     def bugs(self) -> int:
         """How many failed because of a bug in pipegen."""
         return self.errors[InternalError.__name__]
@@ -197,7 +190,6 @@ class Tally:
         >>> Tally(succeeded=2, prompt_tokens=30, completion_tokens=9, made_tokens=9).summary(1.5, loading=1.0)
         '2 requests in 1.5 s (loading 1.0 s): 2 succeeded, 0 failed; 30 prompt tokens, 9 generated (18.0/s)'
         """
-        total = self.succeeded + self.failed
         outcome = f"{self.succeeded} succeeded, {self.failed} failed; {self.prompt_tokens} prompt tokens, {self.completion_tokens} generated"
         outcome += f" ({self.made_tokens / (seconds - loading):,.1f}/s)" if self.made_tokens and seconds - loading > 0.05 else ""
         outcome += f"; {self.fell_back} by fallback" if self.fell_back else ""
@@ -208,7 +200,7 @@ class Tally:
             outcome += f"; {self.unanswered} without an answer: the tokens ran out while the model was thinking (max_new_tokens)"
         outcome += f"; {left} more were not answered" if left else ""
         loaded = f" (loading {loading:.1f} s)" if loading >= 0.1 else ""
-        lines = [f"{total} request{'' if total == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
+        lines = [f"{self.done} request{'' if self.done == 1 else 's'} in {seconds:.1f} s{loaded}: {outcome}"]
         if self.bugs:
             lines.append(f"pipegen has a bug, which failed {self.bugs} of them: please report it, with the traceback above")
         lines += [f"  {times} {kind}, the first is {self.first[kind]}" for kind, times in self.errors.most_common()]

@@ -80,35 +80,34 @@ class Meter:
         """Seconds of the run so far."""
         return self.clock() - self.began
 
-    def words(self, more_tokens: int = 0) -> str:
-        """How far the run is, in words that fit beside a bar of 80 columns. `more_tokens` are those of unfinished requests."""
+    def words(self) -> str:
+        """How far the run is, in words that fit beside a bar of 80 columns."""
         tally = self.tally
-        done = tally.succeeded + tally.failed
+        done = tally.done
         parts = [f"{short(done)}/{short(self.total)} done" if self.total is not None else f"{short(done)} done", f"{short(tally.failed)} failed"]
         if self.working is None:
             return ", ".join([*parts, "loading"] if self.called is not None else parts)
         worked = self.clock() - self.working
         if worked >= _SOON:
-            parts.append(f"{short((tally.made_tokens + more_tokens) / worked)} tok/s")
+            parts.append(f"{short(tally.made_tokens / worked)} tok/s")
             made = done - tally.reused
             if self.total is not None and made > 0:
                 parts.append(f"{shown_time((self.total - done) / made * worked)} left")
         else:
-            parts.append(f"{short(tally.made_tokens + more_tokens)} tokens")
+            parts.append(f"{short(tally.made_tokens)} tokens")
         return ", ".join(parts)
 
-    def line(self, more_tokens: int = 0) -> str | None:
-        """A line about the run, where the last one is `EVERY` seconds ago."""
+    def tell(self) -> None:
+        """Show a line about the run, where the last one is `EVERY` seconds ago."""
         now = self.clock()
-        if now - self.shown < EVERY:
-            return None
-        self.shown = now
-        return f"{shown_time(now - self.began)}: {self.words(more_tokens)}"
+        if now - self.shown >= EVERY:
+            self.shown = now
+            say(f"{shown_time(now - self.began)}: {self.words()}")
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
         tally, seconds, loading = self.tally, self.seconds, self.loading
-        done, worked = tally.succeeded + tally.failed, max(seconds - loading, 1e-9)
+        done, worked = tally.done, max(seconds - loading, 1e-9)
         return {
             "requests": self.total if self.total is not None else done,
             "succeeded": tally.succeeded,
@@ -141,7 +140,7 @@ def progress(total: int | None, meter: Meter | None = None, *, shown: bool = Tru
     Without a terminal, lines of the meter, if there is one, are shown in its place.
     """
     if not is_shown(shown):
-        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: _tell(meter))
+        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: meter.tell())
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -150,12 +149,6 @@ def progress(total: int | None, meter: Meter | None = None, *, shown: bool = Tru
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total)
         yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
-
-
-def _tell(meter: Meter) -> None:
-    line = meter.line()
-    if line is not None:
-        say(line)
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:

@@ -25,24 +25,24 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from pipegen.cli.inputs import Origin
 from pipegen.cli.outputs import Tally, say
 from pipegen.cli.progress import Meter, Moved
-from pipegen.cli.usage import Load, refuse, runs_here
+from pipegen.cli.usage import refuse, runs_here
 from pipegen.core.slots import Slot
 from pipegen.drivers.progress import Progress
 from pipegen.jobs.export import finished_rows
 from pipegen.jobs.journal import JournalError
 from pipegen.jobs.runner import Job, begin_anew
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest
 
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
 
 __all__ = ["Child", "Replicas", "check_parts", "child_of_environment", "devices_of", "replica_slots", "visible_devices"]
 
-K = TypeVar("K")
 VARIABLE = "PIPEGEN_REPLICA"
 """What tells a child its shard and its pipe: 2/4:7 is shard 2 of 4, and file descriptor 7."""
 SELF = (sys.executable, "-P", "-m", "pipegen")
@@ -175,7 +175,7 @@ class _Replica:
         self.now = json.loads(line)
         counts = self.now["tally"]
         self.tally = Tally(**{**counts, "errors": Counter(counts["errors"])})
-        self.shown = max(self.shown, self.tally, key=done)
+        self.shown = max(self.shown, self.tally, key=lambda tally: tally.done)
         self.ended = bool(self.now["ended"])
 
     def _printed(self, line: str) -> None:
@@ -186,7 +186,7 @@ class _Replica:
     def made(self) -> Counter[str]:
         """What was made in this run."""
         tally = self.tally
-        return self.before + Counter(rows=done(tally) - tally.reused, tokens=tally.made_tokens, prompt_tokens=tally.made_prompt_tokens)
+        return self.before + Counter(rows=tally.done - tally.reused, tokens=tally.made_tokens, prompt_tokens=tally.made_prompt_tokens)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -282,11 +282,11 @@ class Replicas:
         meter, made, total = self._meter, self.made(), Tally()
         for replica in self.all:
             total.add(replica.shown)
-        total.made_tokens, total.made_prompt_tokens, total.reused = made["tokens"], made["prompt_tokens"], done(total) - made["rows"]
+        total.made_tokens, total.made_prompt_tokens, total.reused = made["tokens"], made["prompt_tokens"], total.done - made["rows"]
         meter.tally = total
         if any(replica.now.get("called") for replica in self.all):
             meter.see(Progress("replicas", 0, int(any(replica.now.get("working") for replica in self.all)), 0))
-        return done(total)
+        return total.done
 
     def made(self) -> Counter[str]:
         """What all children made in this run."""
@@ -302,25 +302,14 @@ class Replicas:
             replica.end()
 
 
-def done(tally: Tally) -> int:
-    return tally.succeeded + tally.failed
-
-
 def replica_slots(
-    asked: Iterable[tuple[K, Slot[GenerationRequest]]],
-    files: Files,
-    load: Load,
-    images: ImagePolicy,
-    policy: RequestPolicy,
-    meter: Meter,
-    moved: Moved,
-    stops: Callable[[Replicas | None, Files], object],
-) -> Generator[tuple[K, Slot[Any], bool], None, None]:
+    asked: Iterable[tuple[Origin, Slot[GenerationRequest]]], files: Files, meter: Meter, moved: Moved, stops: Callable[[Replicas | None], object]
+) -> Generator[tuple[Origin, Slot[Any], bool], None, None]:
     """Run the children, then give the rows of the job in order, as one process gives them. `stops` is called with what a signal is to stop.
 
     Raises `KeyboardInterrupt` where the run was stopped, and `JournalError` at the end where rows are missing.
     """
-    folder, n = files.job or Path(), files.replicas or 1
+    folder, n, load = files.job or Path(), files.replicas or 1, files.asked.load
     device = str(getattr(load.backend.settings, "device", None) or "")
     if ":" in device:
         refuse(f"goes without the number of a device, as in {device}: each replica has devices of its own", "--replicas")
@@ -328,13 +317,13 @@ def replica_slots(
     if files.restart or files.overwrite:
         begin_anew(folder)
     replicas, tally = Replicas([*SELF, *files.command], environments, meter), meter.tally
-    stops(replicas, files)
+    stops(replicas)
     try:
         replicas.run(moved)
     finally:
-        stops(None, files)
+        stops(None)
     count = missing = 0
-    for key, slot in finished_rows(folder, asked, image_policy=images, policy=policy):
+    for key, slot in finished_rows(folder, asked, image_policy=files.asked.images, policy=files.asked.policy):
         if slot is None:
             missing += 1
             continue
@@ -350,12 +339,12 @@ def replica_slots(
 
 def check_parts(files: Files) -> None:
     """Refuse what does not go with several processes: they need a job, and their answers go nowhere else."""
-    flag = "--replicas" if files.shard is None else "--shard"
-    if files.shard is not None and files.replicas is not None:
+    flag = "--replicas" if files.part is None else "--shard"
+    if files.part is not None and files.replicas is not None:
         refuse("goes without --replicas: these split the requests themselves", "--shard")
     if files.job is None or files.source is None:
         refuse("takes a file or a folder as IN, and a file as -o OUT: the finished rows are kept in OUT.job", flag)
     if files.sidecar is not None:
         refuse("goes without --sidecar: answers go to OUT.job, and from there to OUT", flag)
-    if files.shard is not None and (files.restart or files.overwrite):
+    if files.part is not None and (files.restart or files.overwrite):
         refuse(f"goes without --restart and --overwrite, which would remove the rows of other shards; to start again, remove {files.job}", "--shard")

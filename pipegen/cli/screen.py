@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipegen.cli.answers import Answer
-from pipegen.cli.outputs import printable
 from pipegen.config import Agent
-from pipegen.core.slots import is_ok
 from pipegen.records.engine_list import shown
+from pipegen.report.gallery import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,12 +24,11 @@ NARROWEST = 32
 
 def under(answer: Answer) -> str:
     """The line below an answer: its tokens, its speed, how it ended, and the engine; of a fallback, what went wrong before it."""
+    result, facts, asked = answer.result, answer.facts(), shown(answer.speaker.agent.backend.type)
     if answer.slot is None:
         return "…" if answer.first is None else "writing…"
-    facts, asked = answer.facts(), shown(answer.speaker.agent.backend.type)
-    if not is_ok(answer.slot):
+    if result is None:
         return f"failed after {facts['seconds']:.1f} s · {asked}"
-    result = answer.slot.unwrap()
     count = result.completion_tokens
     facts_shown = [f"{count} token{'' if count == 1 else 's'}", f"{facts['tokens_per_second']:.1f}/s", result.finish.value]
     facts_shown += [f"one of {len(result.samples)}"] if len(result.samples) > 1 else []
@@ -49,8 +47,8 @@ def plain(answer: Answer) -> str:
     """The answer as plain text, for files and pipes, with the reasoning first."""
     agent = answer.speaker.agent
     head = f"{name_of(agent)} ({agent.backend.model})"
-    if answer.slot is not None and not is_ok(answer.slot):
-        error = answer.slot.failure()
+    error = answer.error
+    if error is not None:
         return printable(f"{head}\n{type(error).__name__}: {error.message}\n{error.hint}\n[{under(answer)}]\n")
     reasoning, text = answer.parts()
     thought = f"[reasoning]\n{reasoning}\n[answer]\n" if reasoning else ""
@@ -64,21 +62,16 @@ def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> Rende
 
     across = max(1, min(len(answers), console.width // NARROWEST))
     down = max(1, -(-len(answers) // across))
-    height = None if whole else max(3, (console.height - 1) // down - 2)
+    first = None if whole else -max(3, (console.height - 1) // down - 2)
     table = Table.grid(expand=True)
     for _ in range(across):
         table.add_column(ratio=1)
-    bodies = [_body(answer, console, console.width // across - 4, height) for answer in answers]
+    width = max(1, console.width // across - 4)
+    bodies = [list(_text(answer).wrap(console, width))[first:] for answer in answers]
     for row in range(0, len(answers), across):
         tallest = max(len(body) for body in bodies[row : row + across])
         table.add_row(*(_panel(answer, body, tallest) for answer, body in zip(answers[row : row + across], bodies[row : row + across], strict=True)))
     return table
-
-
-def _body(answer: Answer, console: Console, width: int, height: int | None) -> list[Text]:
-    """The lines of an answer; the last `height` of them."""
-    lines = list(_text(answer).wrap(console, max(1, width)))
-    return lines if height is None else lines[-height:]
 
 
 def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
@@ -87,7 +80,7 @@ def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
 
     agent = answer.speaker.agent
     title = Text.assemble((printable(name_of(agent)), "bold"), " ", (printable(agent.backend.model), "dim"))
-    border = "red" if answer.slot is not None and not is_ok(answer.slot) else "blue"
+    border = "blue" if answer.error is None else "red"
     below = Text(under(answer), style="dim")
     return Panel(Text("\n").join(body), title=title, title_align="left", subtitle=below, subtitle_align="left", border_style=border, height=tallest + 2)
 
@@ -95,8 +88,8 @@ def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:
 def _text(answer: Answer) -> Text:
     from rich.text import Text
 
-    if answer.slot is not None and not is_ok(answer.slot):
-        error = answer.slot.failure()
+    error = answer.error
+    if error is not None:
         return Text.assemble((printable(f"{type(error).__name__}: {error.message}"), "red"), "\n", (printable(error.hint), "dim"))
     reasoning, text = answer.parts()
     calls = "".join(f"\n[tool call] {call}" for call in answer.calls)

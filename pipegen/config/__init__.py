@@ -3,7 +3,7 @@
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.chat import Agent, ChatConfig, ChatUi, chat_from, read_chat
 from pipegen.config.files import MAX_FILE_BYTES, Place
-from pipegen.config.options import read_options
+from pipegen.config.generation import read_options
 from pipegen.config.schema import schema
 from pipegen.config.secret import Secret
 

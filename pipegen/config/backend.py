@@ -142,11 +142,8 @@ def _checked(name: str, value: Any, check: Any, place: Place, more: str = "") ->
     try:
         return check(value)
     except ValueError as refusal:
-        raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, _shown(name, value))}{more}") from None
-
-
-def _shown(name: str, value: Any) -> str:
-    return "the value that is set" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
+        shown = "the value that is set" if name in ("api_key", "headers", "base_url") else f"{masked(value)!r:.200}"
+        raise InvalidField(f"{place.at(name)}: {taken_instead(refusal, shown)}{more}") from None
 
 
 def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
@@ -157,35 +154,30 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
         return f"type {kind!r} takes no such key; {', '.join(takers)} do"
     if name in ("id", "system_message"):
         return f"{name} goes beside backend, not into it"
-    if legacy_key_hint(name, beside):
-        return legacy_key_hint(name, beside)
-    if field_words(name, kind, dialect):
-        return field_words(name, kind, dialect)
+    why = legacy_key_hint(name, beside) or field_words(name, kind, dialect)
+    if why:
+        return why
     near = nearest_setting(name, ("type", "model", *_FALLBACK, *known, *option_names(), *SERVER_NAMES, *fields_of(dialect)))
     return f"type {kind!r} takes no such key{near}" + ("" if dialect is None else "; a field that only the server knows goes into extra_body")
 
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:
     """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own key where none is set."""
+    from pipegen.backends.http.access import addresses_of
+
     for name in ("base_url", "served_model_name"):
         if settings.get(name) is not None:
             settings[name] = _expanded(name, settings[name], place)
-    _check_address(settings.get("base_url"), place)
+    try:
+        addresses_of(settings.get("base_url"), "")
+    except InvalidField as refusal:
+        raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
     key = _expanded("api_key", entries.get("api_key") or "", place)
     variables = provider_variables(settings.get("base_url"))
     if not key and variables:  # a provider is sent its own key, never that of another
         key = next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
     settings["api_key"] = key or None
     settings["headers"] = {name: _expanded("headers", value, place) for name, value in (entries.get("headers") or {}).items()}
-
-
-def _check_address(base_url: str | None, place: Place) -> None:
-    from pipegen.backends.http.access import root_of
-
-    try:
-        root_of(base_url, "")
-    except InvalidField as refusal:
-        raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
 
 
 def _expanded(name: str, value: str, place: Place) -> str:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import legacy_key_hint
+from pipegen.core.functional import without_none
 from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record, taken_instead
 
 __all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
@@ -103,7 +104,7 @@ def _agents(values: Any, place: Place) -> tuple[Agent, ...]:
 def _agent(values: Any, place: Place) -> Agent:
     entries = _mapping(values, place, ("id", "backend", "system_message"))
     backend = backend_from(entries.get("backend"), place.at("backend"))
-    return _made(Agent, {"id": backend.type, **{name: value for name, value in entries.items() if value is not None}, "backend": backend}, place)
+    return _made(Agent, {"id": backend.type, **without_none(entries), "backend": backend}, place)
 
 
 def _ui(values: Any, place: Place) -> ChatUi:
@@ -112,7 +113,7 @@ def _ui(values: Any, place: Place) -> ChatUi:
         if "display_type" in entries:
             raise InvalidField(f"{place.at('type')}: means the same as display_type, which is set too")
         entries["display_type"] = entries.pop("type")
-    return _made(ChatUi, {name: value for name, value in entries.items() if value is not None}, place)
+    return _made(ChatUi, without_none(entries), place)
 
 
 def _made(kind: type[R], entries: Mapping[str, Any], place: Place) -> R:

@@ -1,4 +1,4 @@
-"""The generation options of a backend: flat beside it, under pipegen's names or a server's, in the template's variables, and in `extra_body`.
+"""Generation options in files: an options file, and those of a backend: under pipegen's names or a server's, in the template's variables, in `extra_body`.
 
 >>> options, extra = options_beside({"max_tokens": 9}, {"chat_template_kwargs": {"enable_thinking": True}, "top_k": 5}, Place("chat.yaml"), "vllm")
 >>> options.max_new_tokens, options.chat.enable_thinking, options.top_k, extra
@@ -7,16 +7,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.config.files import Place
+from pipegen.config.files import Place, read_plain
 from pipegen.records.engine_list import DIALECTS
 from pipegen.records.fields import InvalidField
 from pipegen.records.option_table import OPTIONS, SERVER_NAMES, server_fields
 from pipegen.records.options import GROUPS, GenerationOptions, flat_values, in_our_words, merge, options_from
 
-__all__ = ["is_option", "not_in_extra_body", "options_beside"]
+__all__ = ["is_option", "not_in_extra_body", "options_beside", "read_options"]
 
 
 def _chat_fields(dialect: str) -> tuple[str, ...]:
@@ -43,6 +44,20 @@ def not_in_extra_body(*, chat: bool) -> tuple[str, ...]:
     from pipegen.backends.servers.chat_fields import OWN
 
     return OWN if chat else (*OWN, *_chat_fields("vllm"), "chat_template_kwargs")
+
+
+def read_options(path: str | os.PathLike[str]) -> GenerationOptions:
+    """The options of a `.json`, `.yaml` or `.yml` file: one mapping, flat (`strip_whitespace: true`) or nested (`decode: {strip_whitespace: true}`).
+
+    Nothing in it is ignored. Raises `InvalidField` (`UnknownField` for an unknown name, with the nearest one), which names the file and the place in it, also
+    when the file cannot be read.
+    """
+    values, place = read_plain(path, "an options file")
+    if not isinstance(values, dict):
+        raise InvalidField(f"{place}: takes a mapping of options, not {type(values).__name__}")
+    for name, value in values.items():  # one by one: so each refusal has its place
+        options_from({name: value}, place.at(name).line())
+    return options_from(values, place.line())
 
 
 def options_beside(entries: Mapping[str, Any], extra: Mapping[str, Any], place: Place, dialect: str | None) -> tuple[GenerationOptions, dict[str, Any]]:

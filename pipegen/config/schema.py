@@ -64,26 +64,18 @@ def schema() -> dict[str, Any]:
 
 def _backend() -> dict[str, Any]:
     """Which keys each type takes."""
-    kinds = {"hf": "hf", "vllm_server": "vllm_server", "sglang_server": "sglang_server"}
-    by_type = [_if({"type": kind}, kinds.get(kind, "openai_server")) for kind in TYPES if kind != "vllm"]
-    vllm = {"properties": {"type": {"const": "vllm"}}, "required": ["type"]}
     served = {"if": {"required": ["base_url"]}, "then": {"$ref": "#/$defs/openai_server"}, "else": {"$ref": "#/$defs/vllm"}}
-    own = [
-        {
-            "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
-            "then": {
-                "properties": {"dialect": {"enum": [name, None]}},
-                "propertyNames": {"not": {"enum": [field for field, dialects in passed_on().items() if name not in dialects]}},
-            },
-        }
-        for name in ("vllm", "sglang")
-    ]
-    return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, {"if": vllm, "then": served}, *own]}
+    own: list[dict[str, Any]] = []
+    by_type = [_of(kind, {"$ref": f"#/$defs/{kind if kind in BACKENDS else 'openai_server'}"}) for kind in TYPES if kind != "vllm"]
+    for name in ("vllm", "sglang"):
+        foreign = [field for field, dialects in passed_on().items() if name not in dialects]
+        own.append(_of(name, {"properties": {"dialect": {"enum": [name, None]}}, "propertyNames": {"not": {"enum": foreign}}}))
+    return {"type": "object", "properties": _NAMED, "required": ["type", "model"], "allOf": [*by_type, _of("vllm", served), *own]}
 
 
-def _if(fixed: Mapping[str, str], backend: str) -> dict[str, Any]:
-    condition = {"properties": {name: {"const": value} for name, value in fixed.items()}, "required": list(fixed)}
-    return {"if": condition, "then": {"$ref": f"#/$defs/{backend}"}}
+def _of(kind: str, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule for the backends of a type."""
+    return {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": rule}
 
 
 def _backend_keys(backend: str) -> dict[str, Any]:

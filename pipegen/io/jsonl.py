@@ -46,9 +46,7 @@ __all__ = [
     "logprobs_from",
     "prompt_logprobs_from",
     "readable",
-    "request_from_line",
     "request_from_row",
-    "result_from",
     "to_plain",
     "values_of_line",
 ]
@@ -197,8 +195,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "finish": Finish,
     "options": options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
-    "previous": lambda result: result_from(result),  # noqa: PLW0108 - it is defined below
-    "samples": lambda samples: tuple(result_from(sample) for sample in samples),
+    "previous": lambda result: _read(result, GenerationResult),
+    "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": logprobs_from,
     "prompt_logprobs": prompt_logprobs_from,
@@ -213,11 +211,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
 }
 """How fields are read whose type JSON does not have."""
-
-
-def result_from(values: Mapping[str, Any]) -> GenerationResult:
-    """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or malformed field."""
-    return _read(values, GenerationResult)
 
 
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:
@@ -268,16 +261,6 @@ def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
             yield Line(number, data, end)
 
 
-def request_from_line(line: Line) -> tuple[LineId, Slot[GenerationRequest]]:
-    """The request of a line, or `InvalidRequest`, with its id (the line's number if it has none).
-
-    >>> request_from_line(Line(3, b'{"prompt": "Hi"', 15))
-    ('3', <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>)
-    """
-    read = values_of_line(line)
-    return request_from_row(read.unwrap(), line.number, "line") if is_ok(read) else (str(line.number), Failure(read.failure()))
-
-
 def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") -> tuple[LineId, Slot[GenerationRequest]]:
     """The request of plain data, or `InvalidRequest`, with its id: its number where it has none.
 
@@ -292,7 +275,11 @@ def request_from_row(values: Mapping[str, Any], number: int, what: str = "row") 
 
 
 def values_of_line(line: Line) -> Slot[dict[str, Any]]:
-    """The JSON object of a line, or `InvalidRequest`, which names the line."""
+    """The JSON object of a line, or `InvalidRequest`, which names the line.
+
+    >>> values_of_line(Line(3, b'{"prompt": "Hi"', 15))
+    <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>
+    """
     line_name = f"line {line.number}"
     if line.data is None:
         return Failure(InvalidRequest(f"{line_name}: longer than a line may be", hint="give images as paths instead of data URLs"))

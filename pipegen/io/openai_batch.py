@@ -41,10 +41,7 @@ _SETTLED: Mapping[str, Any] = {
     "tool_choice": "auto",
 }
 """Fields that are accepted only with the value that a server uses by default."""
-_NOTES = (
-    *("model", "user", "metadata", "store", "safety_identifier", "service_tier"),
-    *("request_id", "priority", "cache_salt", "prompt_cache_key"),
-)
+_NOTES = (*("model", "user", "metadata", "store", "safety_identifier", "service_tier"), *("request_id", "priority", "cache_salt", "prompt_cache_key"))
 """Fields that do not affect what is generated. The run chooses the model."""
 _FORMS: Mapping[str, str] = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex", "choice": "choice"}
 """The keys of vLLM's `structured_outputs`, and the options that they set."""

@@ -5,20 +5,17 @@ A row of Parquet also has `row`: the columns of its input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipegen.io.jsonl import lines_of
+from pipegen.io.table_out import answer_columns
 from pipegen.io.tables import PARQUET, TableError, read_table
 from pipegen.records import strict_json
 
 __all__ = ["results_in"]
-
-_ANSWER = (
-    *("ok", "text", "finish_reason", "stop", "usage", "error", "raw_text", "reasoning", "tool_calls", "samples", "model", "options"),
-    *("prompt_token_ids", "token_ids", "tokens", "logprobs", "prompt_logprobs"),
-)
 
 
 def results_in(path: Path) -> Iterator[dict[str, Any]]:
@@ -27,7 +24,7 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
         table = read_table(path)
         if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
             raise TableError(f"{path}: not results of pipegen generate: it has no columns ok, text and finish_reason")
-        yield from map(_from_row, table)
+        yield from map(partial(_from_row, answer_columns(brief=False).names), table)
         return
     with path.open("rb") as stream:
         for line in lines_of(stream):
@@ -42,14 +39,12 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
             yield values
 
 
-def _from_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: row[name] for name in _ANSWER if row.get(name) is not None}
-    more: dict[str, Any] = {"id": row.get("id"), "ok": bool(row.get("ok")), "row": {name: value for name, value in row.items() if name not in _ANSWER}}
+def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
+    more: dict[str, Any] = {"id": row.get("id"), "ok": bool(row.get("ok")), "row": {name: value for name, value in row.items() if name not in answer}}
     if not more["ok"]:
         error = dict(row.get("error") or {})
         return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
-    for name in ("finish_reason", "model", "tokens", "logprobs", "prompt_logprobs", "usage", "samples", "options", "tool_calls"):
-        values.pop(name, None)
+    values = {name: row[name] for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids") if row.get(name) is not None}
     usage = row.get("usage") or {}
     more |= {"finish": row.get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens") or 0, "completion_tokens": usage.get("completion_tokens") or 0}
     options = strict_json.load(row["options"]) if row.get("options") else {}

@@ -19,10 +19,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import functools
 import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.functional import without_none
@@ -49,16 +51,9 @@ Write = Callable[[Row, LineId, Slot[GenerationResult]], None]
 CSV_COLUMNS = ("ok", "text", "finish_reason", "stop", "prompt_tokens", "completion_tokens", "error_type", "error_message", "error_hint")
 
 
-class _Options:
-    """The options of results as JSON text. Most results of a run share theirs."""
-
-    def __init__(self) -> None:
-        self._last: tuple[GenerationOptions | None, str] = (None, "")
-
-    def text(self, options: GenerationOptions) -> str:
-        if self._last[0] is not options and self._last[0] != options:
-            self._last = (options, strict_json.dump(strict_json.plain(without_none(flat_values(options)))))
-        return self._last[1]
+@functools.lru_cache(maxsize=64)  # most results of a run share theirs
+def _options(options: GenerationOptions) -> str:
+    return strict_json.dump(strict_json.plain(without_none(flat_values(options))))
 
 
 def answer_columns(*, brief: bool) -> pa.Schema:
@@ -85,7 +80,7 @@ def answer_columns(*, brief: bool) -> pa.Schema:
     return pa.schema(columns if brief else [*columns, *ids])
 
 
-def _answer(slot: Slot[GenerationResult], model: str, options: _Options, *, brief: bool) -> tuple[Any, ...]:
+def _answer(slot: Slot[GenerationResult], model: str, *, brief: bool) -> tuple[Any, ...]:
     """The values of the answer's columns."""
     if not is_ok(slot):
         error = slot.failure()
@@ -111,7 +106,7 @@ def _answer(slot: Slot[GenerationResult], model: str, options: _Options, *, brie
         strict_json.dump(strict_json.plain(result.tool_calls)) if result.tool_calls else None,
         samples,
         model,
-        options.text(result.options),
+        _options(result.options),
         *ids,
     )
 
@@ -203,7 +198,7 @@ class AnswerTable(TableOut):
 
         answer = answer_columns(brief=brief)
         super().__init__(schema.names, columns, folder, answer=answer.names)
-        self.model, self.brief, self.options, self.numbered = model, brief, _Options(), numbered
+        self.model, self.brief, self.numbered = model, brief, numbered
         self.rows: list[Row] = []
         self.ids: list[LineId] = []
         self.answers: list[tuple[Any, ...]] = []
@@ -240,7 +235,7 @@ class AnswerTable(TableOut):
 
     def add(self, row: Row, name: LineId, slot: Slot[GenerationResult]) -> bool:
         """Keep a row; whether there are enough to be written."""
-        values = _answer(slot, self.model, self.options, brief=self.brief)
+        values = _answer(slot, self.model, brief=self.brief)
         self.rows.append(row)
         self.ids.append(name)
         self.answers.append(values)
@@ -265,7 +260,7 @@ class AnswerTable(TableOut):
 
     def _inputs(self) -> list[Any]:
         """The input's columns: those of Arrow as they were read."""
-        runs = list(_runs(self.rows))
+        runs = [(block, list(rows)) for block, rows in groupby(self.rows, key=lambda row: row.block)]  # rows that were read together
         named = self.own_id and self.numbered
         return [self._named(self._column(field, runs)) if named and field.name == "id" else self._column(field, runs) for field in self.input]
 
@@ -305,18 +300,6 @@ def _by_path(images: Any) -> bool:
     import pyarrow as pa
 
     return bool((images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count)
-
-
-def _runs(rows: Sequence[Row]) -> Iterator[tuple[Block | None, list[Row]]]:
-    """The rows in pieces that were read together."""
-    piece: list[Row] = []
-    for row in rows:
-        if piece and row.block is not piece[0].block:
-            yield piece[0].block, piece
-            piece = []
-        piece.append(row)
-    if piece:
-        yield piece[0].block, piece
 
 
 def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:

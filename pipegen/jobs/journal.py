@@ -25,7 +25,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -179,7 +179,8 @@ class Journal(Finished):
         self._written.set()
         self._syncing.join()
         try:
-            with refused(self.folder, "synced", "start the job again, it goes on"), _closing(self._fd):
+            with refused(self.folder, "synced", "start the job again, it goes on"), contextlib.ExitStack() as held:
+                held.callback(os.close, self._fd)
                 if self._unsynced is not None:  # a later sync may succeed without what this one has lost
                     raise self._unsynced
                 os.fsync(self._fd)
@@ -199,14 +200,6 @@ class Journal(Finished):
                 self._failed = self._unsynced = refusal
                 return
             self._closed.wait(every)
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def _write(fd: int, data: bytes) -> None:

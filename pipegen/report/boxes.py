@@ -67,5 +67,5 @@ def _boxes(value: Any, depth: int) -> Iterator[tuple[str, list[float]]]:
 
 
 def _box(label: str, corners: list[float], across: float, down: float) -> Box:
-    x1, y1, x2, y2 = (min(max(corner / side * 100, 0.0), 100.0) for corner, side in zip(corners, (across, down, across, down), strict=True))
+    x1, y1, x2, y2 = (min(max(corner, 0.0), side) / side * 100 for corner, side in zip(corners, (across, down, across, down), strict=True))
     return Box(label, x1, y1, max(x2 - x1, 0.0), max(y2 - y1, 0.0))

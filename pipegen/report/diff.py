@@ -21,7 +21,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import flat_values
 from pipegen.records.results import GenerationResult
 
-__all__ = ["STAGES", "Compared", "Difference", "compare", "first_difference", "summary"]
+__all__ = ["STAGES", "Compared", "Difference", "common_prefix", "compare", "first_difference", "summary"]
 
 WIDTH = 60
 """How many characters of a value are shown."""
@@ -44,7 +44,12 @@ class Compared(NamedTuple):
     difference: Difference | None
 
 
-def _parting(first: Sequence[Any], second: Sequence[Any]) -> int:
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many entries the two have in common, from the first on.
+
+    >>> common_prefix("stop", "stick"), common_prefix([1], [1, 2])
+    (2, 1)
+    """
     return next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
 
 
@@ -52,7 +57,7 @@ def _ids(first: Sequence[int], second: Sequence[int]) -> tuple[str, str] | None:
     """None also if a side has no ids, as in brief files."""
     if first == second or not first or not second:
         return None
-    at = _parting(first, second)
+    at = common_prefix(first, second)
 
     def shown(ids: Sequence[int]) -> str:
         return f"{len(ids)} tokens, at {at}: {ids[at] if at < len(ids) else 'the end'}"
@@ -69,7 +74,7 @@ def _ids_in_context(first: GenerationResult, second: GenerationResult) -> tuple[
 def _texts(first: str, second: str) -> tuple[str, str] | None:
     if first == second:
         return None
-    at = _parting(first, second)
+    at = common_prefix(first, second)
     start = max(0, at - BEFORE)
     before = ("..." if start else "") + first[start:at]
     one, other = (f"at {at}: {before + text[at : at + WIDTH] + ('...' if len(text) > at + WIDTH else '')!r}" for text in (first, second))

@@ -25,6 +25,7 @@ from pipegen.jobs.keys import Counts
 from pipegen.records.engine_list import shown
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import Encoded
+from pipegen.report.diff import common_prefix
 from pipegen.stages.parts.samples import SAMPLING
 
 __all__ = ["BLOCK", "Estimate", "prepared"]
@@ -88,7 +89,7 @@ class Estimate:
         self.image_tokens += sum(image.tokens for image in prompt.images)
         self.completion_tokens += (options.max_new_tokens or 0) * samples
         self.longest = max(self.longest, (name, tokens), key=lambda one: one[1])
-        before = _parting(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
+        before = common_prefix(prompt.token_ids, prompt.compact_token_ids) if prompt.images else tokens
         self.shared_tokens += self.shared_of(prompt.token_ids, before, tuple(image.digest for image in prompt.images))
 
     def shared_of(self, ids: Sequence[int], before_images: int | None = None, images: Sequence[str] = ()) -> int:
@@ -124,7 +125,3 @@ class Estimate:
         if speed is not None:
             plain["most_seconds"] = round(self.completion_tokens / speed, 1)
         return plain
-
-
-def _parting(first: Sequence[int], second: Sequence[int]) -> int:
-    return next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))

@@ -15,7 +15,7 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from string import Template
@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from pipegen.core.distribution import version
 from pipegen.report.boxes import Box
+from pipegen.report.diff import common_prefix
 
-__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "safe"]
+__all__ = ["PAGE_ROWS", "Entry", "Overview", "Figure", "card", "ending", "marked", "opening", "printable", "safe"]
 
 PAGE_ROWS = 2000
 """The most rows of one page."""
@@ -59,6 +60,11 @@ class Entry(NamedTuple):
     reasoning: str = ""
     facts: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def outcome(self) -> tuple[str, ...] | str:
+        """What is compared with the same request's in another file: the texts, or the type of the error."""
+        return self.texts if self.ok else self.kind
+
 
 class Overview(NamedTuple):
     """Counts over all results of a file."""
@@ -73,15 +79,23 @@ class Overview(NamedTuple):
     differing: int = 0
 
 
+def printable(text: str) -> str:
+    r"""The text for a terminal or a page: control characters, except line feed and tab, and those that turn the text's direction become visible.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def safe(text: str) -> str:
-    r"""Foreign text for a page: escaped, with control characters and those that turn the text's direction made visible.
+    r"""Foreign text for a page: printable, and escaped.
 
     >>> safe("<script>\x1b[2J\u202e"), safe('"a" & \'b\'')
     ('&lt;script&gt;\\x1b[2J\\u202e', '&quot;a&quot; &amp; &#x27;b&#x27;')
     """
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"
-    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: found[0].encode("unicode_escape").decode(), shown)
-    return html.escape(shown)
+    return html.escape(printable(shown))
 
 
 def opening(overview: Overview, page: int, pages: int, names: Sequence[str]) -> str:
@@ -126,11 +140,7 @@ def card(
 ) -> str:
     """One result; where two files are compared, which have these names, beside that of the other."""
     sides = [_side(entry, other)] if compared is None else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
-    same = (
-        compared is not None
-        and other is not None
-        and (entry.ok, entry.texts, entry.kind if not entry.ok else "") == (other.ok, other.texts, other.kind if not other.ok else "")
-    )
+    same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
     asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
@@ -175,18 +185,13 @@ def _figure(figure: Figure) -> str:
 def marked(first: str, second: str) -> tuple[str, str]:
     """Two texts for a page, with the words marked that differ."""
     one, other = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (first, second))
-    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    left = min(len(one), len(other)) - start
-    end = next((place for place in range(left) if one[-1 - place] != other[-1 - place]), left)
+    start = common_prefix(one, other)
+    end = common_prefix(one[start:][::-1], other[start:][::-1])
     pieces = (one[start : len(one) - end], other[start : len(other) - end])
-    middle = _parted(*pieces) if max(map(len, pieces)) <= _WORDS else [(True, "".join(pieces[0]), "".join(pieces[1]))]
+    codes = SequenceMatcher(None, *pieces, autojunk=False).get_opcodes() if max(map(len, pieces)) <= _WORDS else [("replace", 0, None, 0, None)]
+    middle = [(tag != "equal", "".join(pieces[0][a:b]), "".join(pieces[1][c:d])) for tag, a, b, c, d in codes]
     whole = [(False, "".join(one[:start]), "".join(one[:start])), *middle, (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :]))]
     return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(_mark(differs, text) for differs, _, text in whole)
-
-
-def _parted(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[bool, str, str]]:
-    for tag, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        yield tag != "equal", "".join(one[a:b]), "".join(other[c:d])
 
 
 def _mark(differs: bool, text: str) -> str:

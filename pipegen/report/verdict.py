@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from pipegen.core.errors import GenerationError
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import record
+from pipegen.report.diff import common_prefix
 
 __all__ = ["Answer", "Fault", "KINDS", "Parting", "Precision", "Verdict", "judge", "spread"]
 
@@ -102,7 +103,7 @@ class Answer:
         ids, expected = self.prompt_token_ids, self.expected
         if not ids:
             return 0 < self.counted < len(expected)
-        left = len(ids) - _parting(ids, expected)
+        left = len(ids) - common_prefix(ids, expected)
         return len(ids) < len(expected) and ids[len(ids) - left :] == expected[len(expected) - left :]
 
     @property
@@ -220,18 +221,14 @@ def judge(answers: Sequence[Answer], precision: Precision = "float32", decode: D
     chat, by_ids = ([answer for answer in answers if answer.way == way] for way in ("chat", "ids"))
     same = [answer for answer in chat if not answer.other_prompt]
     computed = _of_computing(by_ids, precision, decode)
-    default = (
-        None if computed is not None and computed.kind == "weights" else _of_defaults(same, _looser(precision, computed), decode, few=1 if by_ids else _FEW)
-    )
+    default = None
+    if computed is None or computed.kind != "weights":
+        default = _of_defaults(same, precision if computed is None else "bfloat16", decode, few=1 if by_ids else _FEW)
     if computed is not None or not by_ids:
         default = default if default is not None and default.kind != "chat" else None
     if not by_ids and (default is None or default.kind != "penalty"):  # log probabilities may be those after the penalty
         computed = _of_computing(same, precision, decode, margins=default is None)
     return tuple(fault for fault in (_of_prompts(chat, decode), default, computed) if fault is not None)
-
-
-def _looser(precision: Precision, computed: Fault | None) -> Precision:
-    return precision if computed is None else "bfloat16"
 
 
 def _of_prompts(chat: Sequence[Answer], decode: Decode) -> Fault | None:
@@ -245,14 +242,10 @@ def _of_prompts(chat: Sequence[Answer], decode: Decode) -> Fault | None:
     kind: Kind = "context" if len(cut) == len(others) and alike else "template"
     example = f"{len(first.expected)} tokens of the prompt are expected, and the server counts {first.counted}"
     if first.prompt_token_ids and kind == "template":
-        place = _parting(first.expected, first.prompt_token_ids)
+        place = common_prefix(first.expected, first.prompt_token_ids)
         expected, made = (decode(ids[max(0, place - _SHOWN) : place + _SHOWN]) for ids in (first.expected, first.prompt_token_ids))
         example += f"; about token {place} {expected!r} is expected, and the server has {made!r}"
     return Fault(kind=kind, answers=len(others), of=len(chat), first=first, example=example)
-
-
-def _parting(first: Sequence[int], second: Sequence[int]) -> int:
-    return next((place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
 
 
 def _partings(answers: Sequence[Answer], precision: Precision) -> list[tuple[Answer, Parting]]:

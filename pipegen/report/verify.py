@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from returns.result import Failure, Success
@@ -26,9 +26,8 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.verdict import Answer, Precision, Verdict, judge, spread
-from pipegen.report.verify_prompts import prompts
 
-__all__ = ["Routes", "answers_of", "verify"]
+__all__ = ["Routes", "answers_of", "prompts", "verify"]
 
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
@@ -95,49 +94,34 @@ def verify(
     with contextlib.ExitStack() as stack:
         if reference is None:
             reference = stack.enter_context(backends.hf(model, dtype=dtype, device=device, **checkpoint))
-        chat = _chat(url, model, spoken, settings)
-        by_ids = None if chat_only or spoken == "plain" else _by_ids(url, model, spoken, {**settings, **checkpoint})
-        routes = Routes(stack.enter_context(chat), None if by_ids is None else stack.enter_context(by_ids), reference)
+        chat = stack.enter_context(_chat(url, model, spoken, settings))
+        serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
+        by_ids = None if chat_only or spoken == "plain" else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
+        routes = Routes(chat, by_ids, reference)
         wanted: Any = precision or Checkpoint(ModelLoadConfig(model=model, **checkpoint)).dtype
-        decode = routes.reference.engine.tokenizer.decode
-        answers: list[Answer] = []
-        failed: list[Failed] = []
+        decode = reference.engine.tokenizer.decode
+        found: list[Answer | Failed] = []
         count = 0
         for window in partition_all(WINDOW, prompts() if requests is None else requests):
-            for found in answers_of(routes, window, max_new_tokens, image_policy, lambda words: tell(count, words)):  # noqa: B023 - called at once
-                (answers if isinstance(found, Answer) else failed).append(found)  # type: ignore[arg-type]
+            found += answers_of(routes, window, max_new_tokens, image_policy, lambda words: tell(count, words))  # noqa: B023 - called at once
             count += len(window)
             tell(count, "")
-    return verdict_of(answers, failed, prompts=count, url=url, model=model, dialect=spoken, precision=wanted, decode=decode)
-
-
-def verdict_of(
-    answers: Sequence[Answer],
-    failed: Sequence[Failed],
-    *,
-    prompts: int,
-    url: str,
-    model: str,
-    dialect: str,
-    precision: Precision,
-    decode: Callable[[Sequence[int]], str],
-) -> Verdict:
-    """The verdict on a server that gave these answers."""
+    answers, failed = [one for one in found if isinstance(one, Answer)], [one for one in found if isinstance(one, Failed)]
     expected = [answer for answer in answers if not answer.other_prompt]
     margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
     wrong = [failure for failure in failed if not isinstance(failure.error, PromptTooLong)]
     return Verdict(
         url=url,
         model=model,
-        dialect=dialect,
-        precision=precision,
-        prompts=prompts,
+        dialect=spoken,
+        precision=wanted,
+        prompts=count,
         answers=len(answers),
         agreeing=len(expected) - len(margins),
         ways=tuple(way for way in ("chat", "ids") if any(answer.way == way for answer in answers)),
         spread=spread(answer for answer in expected if answer.way == "ids") or spread(expected),
         margin=max(margins, default=0.0),
-        faults=judge(answers, precision, decode),
+        faults=judge(answers, wanted, decode),
         failed=tuple(wrong),
         too_long=len({failure.id for failure in failed}) - len({failure.id for failure in wrong}),
     )
@@ -150,12 +134,6 @@ def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any]) -> Ro
         extra |= {"return_token_ids": True, "return_prompt_token_ids": True}
     make: Any = backends.openai_server
     route: Route = make(model, base_url=url, dialect=dialect, extra_body=extra, **settings)
-    return route
-
-
-def _by_ids(url: str, model: str, dialect: str, settings: Mapping[str, Any]) -> Route:
-    make: Any = backends.vllm_server if dialect == "vllm" else backends.sglang_server
-    route: Route = make(model, base_url=url, **settings)
     return route
 
 
@@ -265,3 +243,47 @@ def _read_as_written(answer: Answer, reference: Route) -> Answer:
         return answer
     kept = {name: getattr(answer, name)[: parting.place] for name in ("token_ids", "logprobs", "likeliest", "server_logprobs")}
     return dataclasses.replace(answer, **kept)
+
+
+_QUESTIONS = (
+    "List the months of the year.",
+    "What is 2 + 3? Answer with the number alone.",
+    "Count from 1 to 12.",
+    "Name three colours, one on each line.",
+    "Write a short story about a cat and a lighthouse.",
+    "Explain in two sentences why the sky is blue.",
+    'Give a JSON object with the keys "name" and "age".',
+    "Write a Python function that reverses a string.",
+    "Translate to French: The train leaves at eight.",
+    "Перечисли дни недели.",
+    "日本の首都はどこですか。",
+    "اكتب جملة قصيرة عن البحر.",
+    "Repeat after me: one one one two two two three three three",
+    "What comes after A, B, C, D?",
+    "Summarise: the meeting was moved from Monday to Thursday, since half of the team is ill.",
+    "  Two spaces before this,\n\ntwo line ends within, and a tab\tat the end.\t",
+    "Is a tomato a fruit? Give reasons for both answers 🍅",
+    "Sort these words: pear, apple, fig, melon, cherry",
+)
+_SYSTEMS = ("You are a helpful assistant.", "Answer in one short sentence.")
+_LONG = (100, 400, 1600)
+"""Sentences of the long prompts: about ten tokens each."""
+
+
+def prompts() -> Iterator[dict[str, Any]]:
+    """The requests that are asked where none are given: turns of every kind, many scripts, and long prompts. Each has an id that says what it is.
+
+    >>> len(list(prompts())), next(prompts())["id"]
+    (44, 'question-1')
+    """
+    for number, question in enumerate(_QUESTIONS, 1):
+        yield {"id": f"question-{number}", "messages": [{"role": "user", "content": question}]}
+    for number, question in enumerate(_QUESTIONS, 1):
+        system = {"role": "system", "content": _SYSTEMS[number % len(_SYSTEMS)]}
+        yield {"id": f"system-{number}", "messages": [system, {"role": "user", "content": question}]}
+    for number, question in enumerate(_QUESTIONS[:5], 1):
+        turns = [("user", "Hello!"), ("assistant", "Hello! How can I help you?"), ("user", question)]
+        yield {"id": f"turns-{number}", "messages": [{"role": role, "content": text} for role, text in turns]}
+    for sentences in _LONG:
+        text = " ".join(f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences))
+        yield {"id": f"long-{sentences}", "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}]}

@@ -18,8 +18,8 @@ from pipegen.records.requests import GenerationRequest, TextGenerationRequest
 from pipegen.records.results import GenerationResult, Raw
 
 __all__ = [
-    "LENGTH", "PROMPTS", "answers", "chat", "drawn_image", "error_of", "expect", "greedy", "honours", "longest", "engine_output", "png_file", "red_square",
-    "refused", "refuses", "runs_on", "same",
+    "LENGTH", "PROMPTS", "answer", "answers", "chat", "drawn_image", "engine_output", "error_of", "expect", "full", "greedy", "honours", "longest", "output",
+    "png_file", "red_square", "refused", "refuses", "runs_on", "same", "to_all",
 ]  # fmt: skip
 
 PROMPTS = ("List the months of the year.", "Count from 1 to 12.", "Tell me a story.", "Hi")
@@ -49,6 +49,26 @@ def answers(slots: Sequence[Slot[GenerationResult]]) -> list[GenerationResult]:
     return [slot.unwrap() for slot in slots]
 
 
+def answer(route: Route, request: GenerationRequest, options: GenerationOptions | None = None) -> GenerationResult:
+    """The result of a request that must succeed."""
+    return answers(run(route, [request], options))[0]
+
+
+def to_all(route: Route, options: GenerationOptions) -> list[GenerationResult]:
+    """The result of each of `PROMPTS` with these options; all must succeed."""
+    return answers(run(route, [chat(text) for text in PROMPTS], options))
+
+
+def output(result: GenerationResult) -> tuple[int, ...] | str:
+    """What was generated: ids, or of an engine that gives none the text."""
+    return result.token_ids or result.text
+
+
+def full(route: Route, **more: Any) -> GenerationOptions:
+    """Greedy options for answers that go on past the model's end tokens, where the engine can, with `more` options."""
+    return greedy(**{"stop": StopOptions(ignore_eos=True), **more}) if honours(route, "ignore_eos") else greedy(**more)
+
+
 def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
     """The error of a slot; None where it succeeded."""
     return None if is_ok(slot) else slot.failure()
@@ -56,12 +76,9 @@ def error_of(slot: Slot[GenerationResult]) -> GenerationError | None:
 
 def longest(route: Route) -> tuple[GenerationRequest, GenerationResult]:
     """The request with the longest answer, and that answer."""
-    requests = [chat(text) for text in PROMPTS]
-    free = greedy(stop=StopOptions(ignore_eos=True)) if honours(route, "ignore_eos") else greedy()
-    results = answers(run(route, requests, free))
-    best = max(range(len(requests)), key=lambda row: len(results[row].text))
-    expect(results[best].completion_tokens >= 8, "the answers are too short to test with: choose a model that generates at least 8 tokens")
-    return requests[best], results[best]
+    text, best = max(zip(PROMPTS, to_all(route, full(route)), strict=True), key=lambda pair: len(pair[1].text))
+    expect(best.completion_tokens >= 8, "the answers are too short to test with: choose a model that generates at least 8 tokens")
+    return chat(text), best
 
 
 def runs_on(free: GenerationResult) -> bool | None:

@@ -17,7 +17,7 @@ import asyncio
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipegen.core.errors import BadImage, InvalidRequest, UnsupportedMultimodal
@@ -26,16 +26,24 @@ from pipegen.drivers.batch import arun, run
 from pipegen.drivers.mapping import imap
 from pipegen.drivers.route import Route
 from pipegen.drivers.streaming import Delta, Done, stream
-from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions
+from pipegen.records.option_table import OPTIONS
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, StructuredOptions, options_from
 from pipegen.records.requests import TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.testing import conformance_ends, conformance_pairs, conformance_prompts, conformance_sampling
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
-from pipegen.testing.conformance_refusals import what_is_not_honoured_is_refused
+from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, error_of, expect, greedy, honours, longest, red_square, refused, refuses, same
 
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Route], None]
+_OTHERWISE = ("max_new_tokens", "samples", "max_prompt_tokens", "on_overflow", "use_generation_config", "skip_special_tokens", "strip_whitespace")
+"""Options that pipegen's own stages carry out for every engine."""
+_WITH_OTHERS = ("top_logprobs", "stop", "continue_final_message")
+"""Options that other checks try, with what they need beside them."""
+NOT_NEUTRAL: Mapping[str, GenerationOptions] = {
+    name: options_from({name: entry.row.trial}) for name, entry in OPTIONS.items() if name not in (*_OTHERWISE, *_WITH_OTHERS)
+}
+"""A value of each option that an engine itself must honour or refuse."""
 
 
 def an_empty_batch_gives_an_empty_batch(route: Route) -> None:
@@ -60,8 +68,8 @@ def results_report_what_was_done(route: Route) -> None:
 def effective_options_sent_again_give_the_same(route: Route) -> None:
     """So the options of a result repeat it."""
     for text in PROMPTS:
-        first = answers(run(route, [chat(text)], greedy()))[0]
-        again = answers(run(route, [chat(text, first.options)]))[0]
+        first = answer(route, chat(text), greedy())
+        again = answer(route, chat(text, first.options))
         expect(same(first, again) and first.options == again.options, "effective options sent again must give the same result")
 
 
@@ -71,7 +79,7 @@ def rows_do_not_depend_on_their_batch(route: Route) -> None:
     requests = [chat(text, own) for text, own in zip(PROMPTS, options, strict=True)]
     together = answers(run(route, requests))
     for request, row in zip(requests, together, strict=True):
-        expect(same(row, answers(run(route, [request]))[0]), "a greedy row must give the same alone and in a batch")
+        expect(same(row, answer(route, request)), "a greedy row must give the same alone and in a batch")
 
 
 def what_is_fed_gives_what_one_batch_gives(route: Route) -> None:
@@ -91,7 +99,7 @@ def order_is_kept_and_bad_rows_fail_alone(route: Route) -> None:
     expect([is_ok(slot) for slot in slots] == [True, False, True], "a bad row fails alone")
     expect(isinstance(slots[1].failure(), InvalidRequest), "an id outside the vocabulary, or where ids are not taken, is InvalidRequest")
     for row, text in ((0, PROMPTS[0]), (2, PROMPTS[1])):
-        expect(same(slots[row].unwrap(), answers(run(route, [chat(text)], greedy(max_new_tokens=4)))[0]), "its neighbours get their own answers")
+        expect(same(slots[row].unwrap(), answer(route, chat(text), greedy(max_new_tokens=4))), "its neighbours get their own answers")
 
 
 def seeds_make_rows_repeatable(route: Route) -> None:
@@ -102,13 +110,13 @@ def seeds_make_rows_repeatable(route: Route) -> None:
     if not honours(route, "repeatable"):
         return
     hot = [chat(PROMPTS[row % 2], greedy(temperature=1.5, seed=seed)) for row, seed in enumerate((1, 2, 3, 1, 1))]
-    again = [answers(run(route, [hot[0]]))[0] for _ in range(2)]
+    again = [answer(route, hot[0]) for _ in range(2)]
     expect(same(*again), "seed: a row that is asked twice with one seed gives two answers")
     results = answers(run(route, hot))
     for row in (0, 3, 4):
-        expect(same(results[row], answers(run(route, [hot[row]]))[0]), "repeatable: a seeded row must not depend on its batch")
+        expect(same(results[row], answer(route, hot[row])), "repeatable: a seeded row must not depend on its batch")
     expect(same(*answers(run(route, [hot[0], hot[0]]))), "seed: two equal rows with one seed must be equal")
-    many = answers(run(route, [hot[0]], GenerationOptions(samples=3)))[0]
+    many = answer(route, hot[0], GenerationOptions(samples=3))
     seeds = [sample.options.seed for sample in many.samples]
     expect(len(many.samples) == 3 and len(set(seeds)) == 3 and seeds[0] == 1, f"samples: they have seeds of their own, not {seeds}")
     expect(same(many.samples[0], results[0]), "samples: the first is the row with the request's own seed")
@@ -125,7 +133,7 @@ def logprobs_are_the_models_own(route: Route) -> None:
     if not honours(route, "logprobs"):
         refuses(route, greedy(logprobs=True), "logprobs")
         return
-    plain = answers(run(route, [chat(PROMPTS[0])], greedy(logprobs=True, top_logprobs=2)))[0]
+    plain = answer(route, chat(PROMPTS[0]), greedy(logprobs=True, top_logprobs=2))
     _complete(plain)
     for entry in plain.logprobs or ():
         expect(len(entry.top) == 2, f"top_logprobs: {len(entry.top)} of the likeliest tokens, and 2 were asked for")
@@ -179,9 +187,9 @@ def control_tokens_of_users_stay_text(route: Route) -> None:
         refuses(route, greedy(chat=ChatTemplateOptions(control_tokens="reject")), "control_tokens")
         return
     tokenizer = route.engine.tokenizer
-    harmless = answers(run(route, [chat("x y")], greedy(max_new_tokens=1)))[0]
+    harmless = answer(route, chat("x y"), greedy(max_new_tokens=1))
     for token, token_id in list(tokenizer.special_tokens.items())[:6]:
-        hostile = answers(run(route, [chat(f"x{token}y")], greedy(max_new_tokens=1)))[0]
+        hostile = answer(route, chat(f"x{token}y"), greedy(max_new_tokens=1))
         count = hostile.prompt_token_ids.count(token_id)
         expect(count == harmless.prompt_token_ids.count(token_id), f"control_tokens: {token!r} written by a user became a control token")
 
@@ -192,7 +200,7 @@ def images_are_taken_or_refused(route: Route) -> None:
     requests = [
         VlmGenerationRequest(prompt="What do you see?", images=[image]),
         chat("Hi"),
-        VlmGenerationRequest(prompt="What do you see?", images=[b"broken"]),
+        VlmGenerationRequest(prompt="What do you see?", images=[image, b"broken"]),
         VlmGenerationRequest(prompt="Compare.", images=[image, image]),
     ]
     slots = run(route, requests, greedy(max_new_tokens=4))
@@ -201,11 +209,12 @@ def images_are_taken_or_refused(route: Route) -> None:
         expect(all(isinstance(error_of(slots[row]), UnsupportedMultimodal) for row in (0, 3)), "images are UnsupportedMultimodal")
         expect(isinstance(error_of(slots[2]), (UnsupportedMultimodal, BadImage)), "a broken image fails in any case")
         return
-    expect(isinstance(error_of(slots[2]), BadImage), f"a broken image is BadImage, not {slots[2]}")
+    error = error_of(slots[2])
+    expect(isinstance(error, BadImage) and error.index == 1, f"a broken image is BadImage with its index, not {slots[2]}")
     one, two = answers([slots[0], slots[3]])
     if honours(route, "token_ids"):
         expect(len(one.image_grid_thw) == 1 and len(two.image_grid_thw) == 2, "images: each one's grid is reported")
-    expect(same(one, answers(run(route, [requests[0]], greedy(max_new_tokens=4)))[0]), "an image row does not depend on its batch")
+    expect(same(one, answer(route, requests[0], greedy(max_new_tokens=4))), "an image row does not depend on its batch")
 
 
 def _json_of(text: str) -> Any:
@@ -248,6 +257,13 @@ def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
         return
     logprobs = slot.unwrap().logprobs or ()
     expect(sum(entry.logprob for entry in logprobs) < -1e-3, "logprobs beside a form are the model's own, taken before its mask")
+
+
+def what_is_not_honoured_is_refused(route: Route) -> None:
+    """In its slot, by name."""
+    for name, options in NOT_NEUTRAL.items():
+        if not honours(route, name):
+            refuses(route, options, name)
 
 
 CHECKS: tuple[Check, ...] = (

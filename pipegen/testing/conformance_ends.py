@@ -13,7 +13,7 @@ from pipegen.records.options import DecodeOptions, StopOptions
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.stages.stopping import cut
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, engine_output, error_of, expect, greedy, honours, longest, refused, refuses, runs_on
+from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, engine_output, error_of, expect, greedy, honours, longest, refused, refuses, runs_on
 
 __all__ = ["CHECKS"]
 
@@ -25,7 +25,7 @@ def a_stop_string_cuts_and_halts(route: Route) -> None:
         for length in (1, 3):
             stop = free.text[start : start + length]
             stops = StopOptions(stop=(stop, "\u0007 never"), ignore_eos=runs_on(free))
-            result = answers(run(route, [request], greedy(stop=stops)))[0]
+            result = answer(route, request, greedy(stop=stops))
             wanted = cut(free.text, (stop,))
             expect(result.text == wanted.text, f"stop: with {stop!r} the text is {result.text!r}, not {wanted.text!r}")
             expect((result.finish, result.stop) == (Finish.STOP_STRING, stop), f"stop: {stop!r} must be named, not {result.finish}, {result.stop!r}")
@@ -46,7 +46,7 @@ def a_stop_token_ends_the_row(route: Route) -> None:
         return
     token = free.token_ids[len(free.token_ids) // 2]
     first = free.token_ids.index(token)
-    result = answers(run(route, [request], greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free)))))[0]
+    result = answer(route, request, greedy(stop=StopOptions(stop_token_ids=(token,), ignore_eos=runs_on(free))))
     expect((result.finish, result.stop) == (Finish.STOP_TOKEN, token), f"stop_token_ids: the stop token must be reported, not {result.finish}, {result.stop!r}")
     expect(result.token_ids == free.token_ids[: first + 1], "the row ends with the stop token")
 
@@ -104,11 +104,12 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
     """`ignore_eos` continues to `max_new_tokens`; the end token in the middle is in the text only without `skip_special_tokens`."""
     if not honours(route, "ignore_eos"):
         return
-    ended = [chat(text) for text, result in zip(PROMPTS, answers(run(route, [chat(text) for text in PROMPTS], greedy())), strict=True) if _by_itself(result)]
+    free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
+    ended = [chat(text) for text, result in zip(PROMPTS, free, strict=True) if result.finish is Finish.EOS and result.completion_tokens < LENGTH]
 
     def without_special_tokens(skips: bool) -> list[GenerationResult]:
         options = greedy(stop=StopOptions(ignore_eos=True), decode=DecodeOptions(skip_special_tokens=skips))
-        return list(answers(run(route, ended, options)))
+        return answers(run(route, ended, options))
 
     hidden = without_special_tokens(True)
     for one in hidden:
@@ -120,10 +121,6 @@ def end_tokens_are_ignored_where_asked(route: Route) -> None:
         expect(changed, "skip_special_tokens: texts with an end token in their middle are the same with and without special tokens")
 
 
-def _by_itself(result: GenerationResult) -> bool:
-    return result.finish is Finish.EOS and result.completion_tokens < LENGTH
-
-
 def whitespace_is_stripped_where_asked(route: Route) -> None:
     """`strip_whitespace` strips both ends of the text, after the cut."""
     ignores: bool | None = True if honours(route, "ignore_eos") else None
@@ -133,7 +130,7 @@ def whitespace_is_stripped_where_asked(route: Route) -> None:
             wanted = cut(free.text, (stop,)).text
             if wanted != wanted.strip() and wanted.strip():
                 options = greedy(stop=StopOptions(stop=(stop,), ignore_eos=ignores), decode=DecodeOptions(strip_whitespace=True))
-                seen = answers(run(route, [chat(text)], options))[0].text
+                seen = answer(route, chat(text), options).text
                 expect(seen == wanted.strip(), f"strip_whitespace: the text is {seen!r}, not {wanted.strip()!r}")
                 return
 
@@ -183,7 +180,7 @@ def plugins_act_on_the_row(route: Route) -> None:
             expect(not honours(route, plugin.name), f"{plugin.name}: it is honoured, and attaching such a plugin is refused: {refusal}")
             continue
         expect(honours(route, plugin.name), f"{plugin.name}: it is not honoured, so attaching such a plugin is UnsupportedPlugin")
-        result = answers(run(attached, [request], options))[0]
+        result = answer(attached, request, options)
         if plugin.name == "logits_processor":
             expect(set(result.token_ids) == {forced}, f"logits_processor: the row has other tokens than {forced}, to which the plugin holds it")
             continue

@@ -9,7 +9,7 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.records.options import StopOptions
 from pipegen.records.results import GenerationResult, TokenLogprob
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, engine_output, expect, greedy, honours, longest, refused, runs_on, same
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, engine_output, expect, full, greedy, honours, longest, output, refused, runs_on, same, to_all
 
 __all__ = ["CHECKS"]
 
@@ -47,16 +47,11 @@ def filters_hold_beside_each_other(route: Route) -> None:
     """A narrow filter leaves the greedy token only, whatever wide one is beside it."""
     if not honours(route, "temperature"):
         return
-    ends = StopOptions(ignore_eos=True) if honours(route, "ignore_eos") else None
-    wanted = [_output(result) for result in answers(run(route, [chat(text) for text in PROMPTS], greedy(stop=ends)))]
+    wanted = [output(result) for result in to_all(route, full(route))]
     for name, other in ((name, other) for name in NARROW for other in WIDE if name != other and honours(route, name) and honours(route, other)):
-        options = greedy(stop=ends, temperature=HOT, **{name: NARROW[name], other: WIDE[other]})
-        found = [_output(result) for result in answers(run(route, [chat(text) for text in PROMPTS], options))]
+        options = full(route, temperature=HOT, **{name: NARROW[name], other: WIDE[other]})
+        found = [output(result) for result in to_all(route, options)]
         expect(found == wanted, f"{name}: {name}={NARROW[name]} is ignored beside {other}={WIDE[other]}")
-
-
-def _output(result: GenerationResult) -> tuple[int, ...] | str:
-    return result.token_ids or result.text
 
 
 def any_seed_is_one(route: Route) -> None:

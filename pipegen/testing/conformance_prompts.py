@@ -16,7 +16,7 @@ from pipegen.drivers.scoring import scoring
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, VlmPreprocessOptions, resolve
 from pipegen.records.requests import GenerationRequest, TextGenerationRequest, VlmGenerationRequest
 from pipegen.records.results import Finish, GenerationResult
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, refuses, same
+from pipegen.testing.ask import LENGTH, PROMPTS, answer, answers, chat, drawn_image, expect, greedy, honours, red_square, refused, refuses, same, to_all
 
 __all__ = ["CHECKS"]
 
@@ -31,7 +31,7 @@ SMALL = 4096
 
 def answers_depend_on_the_prompt(route: Route) -> None:
     """A prompt's ids give the same as its messages, and not all prompts get the same answer."""
-    results = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
+    results = to_all(route, greedy())
     expect(len({result.text for result in results}) > 1, "token_ids: all prompts get the same answer")
     if honours(route, "token_ids"):
         by_ids = answers(run(route, [TextGenerationRequest(prompt_token_ids=result.prompt_token_ids) for result in results], greedy()))
@@ -50,7 +50,7 @@ def the_template_is_used_with_its_variables(route: Route) -> None:
     )
     for name, options, wanted in tries:
         if honours(route, name):
-            prompt = answers(run(route, [chat("Hi")], greedy(max_new_tokens=1, chat=options)))[0].prompt_text
+            prompt = answer(route, chat("Hi"), greedy(max_new_tokens=1, chat=options)).prompt_text
             expect(prompt == wanted, f"{name}: the prompt is {prompt!r}, not {wanted!r}")
 
 
@@ -59,9 +59,7 @@ def a_final_message_is_continued(route: Route) -> None:
     if not honours(route, "continue_final_message"):
         return
     begun = TextGenerationRequest(messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two"}])
-    kept, closed = (
-        answers(run(route, [begun], greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued))))[0] for continued in (True, False)
-    )
+    kept, closed = (answer(route, begun, greedy(max_new_tokens=1, chat=ChatTemplateOptions(continue_final_message=continued))) for continued in (True, False))
     if honours(route, "token_ids"):
         expect((kept.prompt_text or "").endswith("One, two"), f"continue_final_message: the prompt ends with {(kept.prompt_text or '')[-20:]!r}")
     else:
@@ -83,7 +81,7 @@ def control_tokens_are_rejected_or_allowed_where_asked(route: Route) -> None:
         turns = [("user", "Hi"), ("assistant", f"x{token}y"), ("user", "Go on.")]
         history = TextGenerationRequest(messages=[{"role": role, "content": text} for role, text in turns])
         trusts: tuple[tuple[Literal["assistant"], ...], ...] = (("assistant",), ())
-        rows = [answers(run(route, [history], greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust))))[0] for trust in trusts]
+        rows = [answer(route, history, greedy(max_new_tokens=1, chat=ChatTemplateOptions(trust=trust))) for trust in trusts]
         more, fewer = (result.prompt_token_ids.count(token_id) for result in rows)
         expect(more > fewer, f"trust: {token!r} in an earlier answer is not the token where that answer is trusted")
 
@@ -144,7 +142,7 @@ def what_does_not_fit_is_clipped_where_asked(route: Route) -> None:
     limit = route.engine.capabilities.context_length
     if not honours(route, "token_ids") or limit is None or not 2 * LENGTH < limit <= SMALL:
         return
-    short = answers(run(route, [chat("Hi")], greedy(max_new_tokens=1)))[0].prompt_token_ids
+    short = answer(route, chat("Hi"), greedy(max_new_tokens=1)).prompt_token_ids
     long = TextGenerationRequest(prompt_token_ids=(short * limit)[: limit - LENGTH])
     stops = StopOptions(ignore_eos=True) if honours(route, "ignore_eos") else None
     slot = run(route, [long], greedy(max_new_tokens=LENGTH + 5, on_overflow="clip", stop=stops))[0]

@@ -9,9 +9,8 @@ from typing import Any
 from pipegen.core.functional import partition_all
 from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
-from pipegen.records.options import StopOptions
 from pipegen.records.results import GenerationResult
-from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, greedy, honours, refused
+from pipegen.testing.ask import LENGTH, PROMPTS, answers, chat, expect, full, honours, output, refused, to_all
 
 __all__ = ["CHECKS"]
 
@@ -20,36 +19,27 @@ HOT, COLD = 2.0, 0.01
 SEEDS = (1, 2, 3, 4)
 
 
-def _output(result: GenerationResult) -> tuple[int, ...] | str:
-    return result.token_ids or result.text
-
-
-def _options(route: Route, **more: Any) -> Any:
-    """Options for answers of the full length."""
-    return greedy(**{"stop": StopOptions(ignore_eos=True), **more}) if honours(route, "ignore_eos") else greedy(**more)
-
-
 def _greedy(route: Route, **more: Any) -> list[GenerationResult]:
-    return answers(run(route, [chat(text) for text in PROMPTS], _options(route, **more)))
+    return to_all(route, full(route, **more))
 
 
 def _drawn(route: Route, temperature: float = HOT, **more: Any) -> list[GenerationResult]:
     """Each prompt with each seed, prompt by prompt; without seeds if the engine takes none."""
     seeds: Sequence[int | None] = SEEDS if honours(route, "seed") else (None,) * len(SEEDS)
-    rows = [chat(text, _options(route, temperature=temperature, seed=seed, **more)) for text in PROMPTS for seed in seeds]
+    rows = [chat(text, full(route, temperature=temperature, seed=seed, **more)) for text in PROMPTS for seed in seeds]
     return answers(run(route, rows))
 
 
 def _as_greedy(route: Route, drawn: Sequence[GenerationResult]) -> int:
     """How many of the drawn answers are the greedy ones."""
-    wanted = [_output(result) for result in _greedy(route) for _ in SEEDS]
-    return sum(_output(result) == expected for result, expected in zip(drawn, wanted, strict=True))
+    wanted = [output(result) for result in _greedy(route) for _ in SEEDS]
+    return sum(output(result) == expected for result, expected in zip(drawn, wanted, strict=True))
 
 
 def _followed(route: Route, drawn: Sequence[GenerationResult]) -> float:
     """The share of the greedy answers that the drawn ones begin with, from 0 to 1; they may part at a near tie."""
-    wanted = [_output(result) for result in _greedy(route) for _ in SEEDS]
-    pairs = list(zip(wanted, map(_output, drawn), strict=True))
+    wanted = [output(result) for result in _greedy(route) for _ in SEEDS]
+    pairs = list(zip(wanted, map(output, drawn), strict=True))
     shared = sum(1 for one, other in pairs for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     return shared / max(1, sum(len(one) for one in wanted))
 
@@ -85,7 +75,7 @@ def seeds_draw_apart(route: Route) -> None:
     """Rows of one prompt with different seeds are not all equal."""
     if not honours(route, "seed") or not honours(route, "temperature"):
         return
-    drawn = [_output(result) for result in _drawn(route)]
+    drawn = [output(result) for result in _drawn(route)]
     rows = [set(row) for row in partition_all(len(SEEDS), drawn)]
     expect(any(len(row) > 1 for row in rows), f"seed: the seeds {SEEDS} all give the same answers")
 
@@ -95,11 +85,11 @@ def samples_are_drawn_apart(route: Route) -> None:
     hot: dict[str, Any] = {"temperature": HOT} if honours(route, "temperature") else {}
     if honours(route, "seed"):
         hot["seed"] = 1
-    results = answers(run(route, [chat(text) for text in PROMPTS], _options(route, samples=3, **hot)))
+    results = to_all(route, full(route, samples=3, **hot))
     for result in results:
         expect(len(result.completions) == 3 and all(answers(result.completions)), f"samples: {len(result.completions)} completions, and 3 were asked for")
     if hot:
-        expect(any(len({_output(sample) for sample in result.samples}) > 1 for result in results), "samples: the samples of each prompt are all equal")
+        expect(any(len({output(sample) for sample in result.samples}) > 1 for result in results), "samples: the samples of each prompt are all equal")
 
 
 def penalties_count_what_was_written(route: Route) -> None:
@@ -107,9 +97,9 @@ def penalties_count_what_was_written(route: Route) -> None:
     for name, value in (("repetition_penalty", 2.0), ("presence_penalty", 2.0), ("frequency_penalty", 2.0)):
         if not honours(route, name):
             continue
-        changed = [_output(result) for result in _greedy(route, **{name: value})] != [_output(result) for result in _greedy(route)]
+        changed = [output(result) for result in _greedy(route, **{name: value})] != [output(result) for result in _greedy(route)]
         if not changed and honours(route, "temperature"):  # a model may be too sure of its greedy answers to change them
-            changed = [_output(result) for result in _drawn(route, **{name: value})] != [_output(result) for result in _drawn(route)]
+            changed = [output(result) for result in _drawn(route, **{name: value})] != [output(result) for result in _drawn(route)]
         expect(changed, f"{name}: no answer changes with {name}={value}")
         if name != "repetition_penalty" and honours(route, "top_logprobs") and honours(route, "token_ids"):
             _penalised(route, name, value)
@@ -117,7 +107,7 @@ def penalties_count_what_was_written(route: Route) -> None:
 
 def _penalised(route: Route, name: str, value: float) -> None:
     """Logprobs are before penalties, so the effect of a subtracted penalty is known. (That of a division depends on the logits.)"""
-    options = _options(route, logprobs=True, top_logprobs=20, **{name: value})
+    options = full(route, logprobs=True, top_logprobs=20, **{name: value})
     slots = run(route, [chat(text) for text in PROMPTS], options)
     if any(refused(slot, "logprobs") for slot in slots):
         return

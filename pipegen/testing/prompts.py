@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hypothesis import strategies as st
+from hypothesis import strategies as st
 
 __all__ = ["harmless_texts", "hostile_texts", "messages"]
 
@@ -22,8 +21,6 @@ _HARMLESS = (
 
 def hostile_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
     """Texts full of control tokens, whole, halved, nested and doubled, among harmless ones and white space."""
-    from hypothesis import strategies as st
-
     token = st.sampled_from(control)
     halves = token.flatmap(lambda whole: st.integers(1, max(1, len(whole) - 1)).map(lambda at: whole[:at]))
     rests = token.flatmap(lambda whole: st.integers(1, max(1, len(whole) - 1)).map(lambda at: whole[at:]))
@@ -34,8 +31,6 @@ def hostile_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
 
 def harmless_texts(control: tuple[str, ...]) -> st.SearchStrategy[str]:
     """Texts that hold no control token."""
-    from hypothesis import strategies as st
-
     texts = st.lists(st.one_of(st.sampled_from(_HARMLESS), st.text(max_size=8)), max_size=8).map("".join)
     return texts.filter(lambda text: not any(token in text for token in control))
 
@@ -45,8 +40,6 @@ def messages(texts: st.SearchStrategy[str], *, parts: bool = True, tools: bool =
 
     User and tool content is drawn from `texts`, as a string or (with `parts`) as a list of text parts; the other turns are harmless.
     """
-    from hypothesis import strategies as st
-
     content = st.one_of(texts, st.lists(texts.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=3)) if parts else texts
     user = content.map(lambda value: {"role": "user", "content": value})
     tool = content.map(lambda value: {"role": "tool", "content": value, "name": "look"})

@@ -160,7 +160,7 @@ async def renderers_generate(url: str) -> Any:
 @arm("pipegen's transport")
 async def pipegen_transport(url: str) -> Any:
     from pipegen.backends.http.access import access_to
-    from pipegen.backends.http.transport import Transport
+    from pipegen.backends.http.transport import AttemptFailed, Transport
     from pipegen.backends.servers.reading import json_of
     from pipegen.backends.servers.wire import WireRequest
     from pipegen.engines.settings import ServerSettings
@@ -171,10 +171,13 @@ async def pipegen_transport(url: str) -> Any:
     async def one() -> None:
         deadline = transport.ends()
 
-        async def attempt(_: int) -> Any:
+        async def attempt() -> Any:
             return json_of((await transport.once(WireRequest(path="/v1/chat/completions", body=BODY), deadline)).body).unwrap()
 
-        await transport.again(attempt, deadline)
+        try:
+            await attempt()
+        except AttemptFailed as failed:
+            await transport.retry(failed, attempt, deadline)
 
     async def close() -> None:
         transport.close()

@@ -264,7 +264,7 @@ def vllm_alone() -> None:
 
 def guess() -> Rows:
     """One row that copies from its prompt, and one that does not, on SmolLM2-135M."""
-    from pipegen.backends.hf.lookup import Lookup
+    from pipegen.backends.hf.scheduler import Lookup
 
     people = (("Anna Berg", "Oslo", 31), ("Carl Lind", "Bergen", 45), ("Eva Dahl", "Tromso", 28), ("Nils Holm", "Stavanger", 52))
     text = " ".join(f"{name} lives in {city} and is {age} years old." for name, city, age in people)

@@ -6,16 +6,15 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, pieces_of, run_cases
-from pipegen.cli.report import boxes_of, page
-from pipegen.report.boxes import Box
+from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, page, pieces_of, run_cases
+from pipegen.report.boxes import Box, Scale, boxes_in
 from pipegen.testing.fake import FakeEngine
 
 DETECTED = '{"objects":[{"shape":"circle","color":"red","bbox_2d":[100,200,500,1000]}]}'
@@ -126,7 +125,7 @@ def test_what_came_out_wrong_is_marked(outcomes: tuple[Outcome, ...]) -> None:
 
 
 def test_boxes_are_thousandths_of_the_sides() -> None:
-    assert boxes_of(DETECTED) == (Box("red circle", 10, 20, 40, 80),)
+    assert boxes_in(DETECTED, (640, 480), "thousandths") == (Box("red circle", 10, 20, 40, 80),)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +141,14 @@ def test_boxes_are_thousandths_of_the_sides() -> None:
     ],
 )
 def test_an_answer_without_boxes_draws_none(text: str) -> None:
-    assert boxes_of(text) == ()
+    assert boxes_in(text, (640, 480), "thousandths") == ()
 
 
-@given(st.lists(st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False), min_size=4, max_size=4))
-def test_boxes_stay_on_their_image(corners: list[float]) -> None:
-    (box,) = boxes_of(json.dumps({"objects": [{"bbox_2d": corners}]}))
+@given(st.lists(st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False), min_size=4, max_size=4), st.sampled_from(get_args(Scale)))
+@example([0, 0, 10**400, -(10**400)], "auto")
+@example([0, 0, 10**400, -(10**400)], "thousandths")
+def test_boxes_stay_on_their_image(corners: list[float], scale: Scale) -> None:
+    (box,) = boxes_in(json.dumps({"objects": [{"bbox_2d": corners}]}), (640, 480), scale)
     assert 0 <= box.left <= box.left + box.width <= 100 + 1e-9
     assert 0 <= box.top <= box.top + box.height <= 100 + 1e-9
 

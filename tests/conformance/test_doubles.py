@@ -18,7 +18,7 @@ from pipegen.records.fields import altered
 from pipegen.records.options import GROUPS, option_names
 from pipegen.records.results import Encoded, Raw
 from pipegen.testing import conformance, conformance_ends, conformance_prompts
-from pipegen.testing.conformance_refusals import NOT_NEUTRAL
+from pipegen.testing.conformance import NOT_NEUTRAL
 
 FORGOTTEN: dict[str, Any] = {"control_tokens": "allow", "max_new_tokens": 60}
 """What takes the place of an option that is ignored, where that is not its default."""

@@ -16,7 +16,7 @@ from returns.result import Failure, Success
 from pipegen.core import errors
 from pipegen.core.errors import GenerationError, InvalidRequest, RateLimited, Timeout
 from pipegen.core.slots import is_ok
-from pipegen.io.jsonl import Line, error_from, from_plain, lines_of, request_from_line, result_from, to_plain
+from pipegen.io.jsonl import Line, error_from, from_plain, lines_of, request_from_row, to_plain, values_of_line
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, StopOptions, options_from, resolve
@@ -147,7 +147,7 @@ def test_infinite_log_probabilities_are_strict_json_and_come_back() -> None:
     assert strict_json.load(line)["logprobs"] == [
         {"token_id": 1, "logprob": "-Infinity", "top": [[2, "-Infinity"]], "margin": None, "text": "a", "top_texts": ["b"]}
     ]
-    assert result_from({key: value for key, value in json.loads(line).items() if key != "ok"}) == result
+    assert from_plain(json.loads(line)).unwrap() == result
 
 
 def test_margins_are_written_also_in_brief_and_come_back() -> None:
@@ -176,9 +176,14 @@ def test_error_from_is_the_inverse_for_an_error_with_history() -> None:
 # Lines
 
 
+def request_of(line: Line) -> tuple[Any, Any]:
+    read = values_of_line(line)
+    return request_from_row(read.unwrap(), line.number, "line") if is_ok(read) else (str(line.number), Failure(read.failure()))
+
+
 def only(text: str | bytes) -> tuple[Any, Any]:
     (line,) = lines_of(io.BytesIO(text if isinstance(text, bytes) else text.encode()))
-    return request_from_line(line)
+    return request_of(line)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,7 @@ def test_a_malformed_line_is_a_failure_that_names_the_place(text: str | bytes, w
 
 def test_blank_lines_are_left_out_but_counted_and_a_byte_order_mark_is_no_matter() -> None:
     text = '\ufeff{"prompt": "a"}\r\n\n  \r\n{"prompt": "b"}'
-    found = [request_from_line(line) for line in lines_of(io.BytesIO(text.encode()))]
+    found = [request_of(line) for line in lines_of(io.BytesIO(text.encode()))]
     assert [(name, slot.unwrap().prompt) for name, slot in found] == [("1", "a"), ("4", "b")]
 
 
@@ -230,8 +235,8 @@ def test_a_line_that_is_too_long_fails_alone_and_is_never_held() -> None:
     stream = io.BytesIO(b'{"prompt": "' + b"a" * 3_000_000 + b'"}\n{"prompt": "b"}\n')
     first, second = lines_of(stream, limit=1000)
     assert first == Line(1, None, 3_000_015)
-    assert "longer than a line may be" in request_from_line(first)[1].failure().message
-    assert request_from_line(second)[1].unwrap().prompt == "b"
+    assert "longer than a line may be" in request_of(first)[1].failure().message
+    assert request_of(second)[1].unwrap().prompt == "b"
 
 
 def test_a_line_of_just_the_limit_is_taken() -> None:
@@ -255,7 +260,7 @@ def test_no_json_object_whatever_crashes_the_reader(values: dict[str, Any]) -> N
 @given(st.binary(max_size=40))
 def test_no_bytes_whatever_crash_the_reader(data: bytes) -> None:
     for line in lines_of(io.BytesIO(data), limit=16):
-        request_from_line(line)
+        request_of(line)
 
 
 def test_a_score_comes_back_whole_and_a_brief_one_without_its_context() -> None:

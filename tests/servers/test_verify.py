@@ -13,7 +13,7 @@ import launch
 import pytest
 
 import pipegen as pg
-from pipegen.report.verify_prompts import prompts
+from pipegen.report.verify import prompts
 
 WORDS = (
     "the cat",

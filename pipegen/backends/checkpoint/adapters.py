@@ -13,6 +13,7 @@ from typing import Any
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.foreign import broken_file, header, stored_names
+from pipegen.backends.checkpoint.locate import cached
 
 __all__ = ["BadAdapter", "adapter_config", "check_adapter", "largest_rank", "refuse_parts", "weight_names"]
 
@@ -78,11 +79,8 @@ def check_adapter(checkpoint: Checkpoint, adapter: str) -> None:
 
 
 def _file(adapter: str, name: str) -> Path | None:
-    from transformers.utils.hub import cached_file
-
     where = Path(adapter).expanduser()
-    path = cached_file(str(where) if where.is_dir() else adapter, name, _raise_exceptions_for_missing_entries=False)
-    return None if path is None else Path(path)
+    return cached(str(where) if where.is_dir() else adapter, name)
 
 
 def weight_names(adapter: str) -> frozenset[str]:

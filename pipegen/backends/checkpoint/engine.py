@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.positions import Positions
-from pipegen.core.errors import CallFailed, GenerationError
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -20,61 +20,15 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
+from pipegen.records.results import Encoded, PreparedImage, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order"]
-
-
-class ModelMetadata(Protocol):
-    """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def has_weights(self) -> bool: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def renderer(self) -> Renderer: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def bos_token(self) -> str | None: ...
-
-    @property
-    def image_placeholder(self) -> str | None: ...
-
-    @property
-    def image_token_id(self) -> int | None: ...
-
-    @property
-    def vocab_size(self) -> int | None: ...
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]: ...
-
-    @property
-    def images_unsupported_reason(self) -> str: ...
-
-    @property
-    def positions(self) -> Positions: ...
-
-    def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
-        """What is wrong where the model's own processor would give an image of the prompt another size."""
-        ...
-
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
+__all__ = ["CheckpointEngine", "HasModelMetadata", "in_order", "release"]
 
 
 class HasModelMetadata:
-    """The part of a `TokenEngine` that it takes from its `ModelMetadata`: tokenizer, template and end tokens are the model's, whatever computes."""
+    """The part of a `TokenEngine` that it takes from its checkpoint: tokenizer, template and end tokens are the model's, whatever computes."""
 
-    _checkpoint: ModelMetadata
+    _checkpoint: Checkpoint
 
     @property
     def identity(self) -> str:
@@ -111,13 +65,12 @@ class CheckpointEngine(HasModelMetadata, ABC):
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
 
-    _checkpoint: Checkpoint
     generates_by_stream = True
     """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
-        self._checkpoint = checkpoint or Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
-        self._plugins: tuple[Plugin, ...] = ()
+        self._checkpoint = checkpoint or Checkpoint(load)
+        self.plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:
         try:
@@ -131,16 +84,12 @@ class CheckpointEngine(HasModelMetadata, ABC):
         """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
         return self._checkpoint.dtype
 
-    @property
-    def plugins(self) -> tuple[Plugin, ...]:
-        return self._plugins
-
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)
 
     def with_plugin(self, plugin: Plugin) -> Self:
         other = copy.copy(self)  # it shares all that is loaded
-        other._plugins = (*self._plugins, plugin)
+        other.plugins = (*self.plugins, plugin)
         return other
 
     def generate(self, inputs: Sequence[Encoded]) -> list[Slot[Raw]]:
@@ -173,3 +122,14 @@ def in_order(events: Iterable[TokensMade | RowDone]) -> list[Slot[Raw]]:
     """The rows' answers, in the order of the call's inputs."""
     done = {event.row: event.slot for event in events if isinstance(event, RowDone)}
     return [done[position] for position in range(len(done))]
+
+
+def release() -> None:
+    """Give what nobody holds any more back to the devices."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pipegen.backends.checkpoint.locate import cached
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig
@@ -68,7 +69,7 @@ class Broken(NamedTuple):
 
 
 @contextlib.contextmanager
-def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "") -> Iterator[None]:
+def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "", failed: str = "cannot read {} of") -> Iterator[None]:
     """Around code of other projects that loads `what` of a model: any exception becomes `CallFailed`; see `load_failed`.
 
     What pipegen itself refuses (`InvalidField`, `MissingExtra`, `CallFailed`) comes through.
@@ -78,7 +79,7 @@ def loading(load: ModelLoadConfig, what: str, source: str = "", *, hint: str = "
     except (CallFailed, InvalidField, MissingExtra):
         raise
     except Exception as raised:  # whatever other projects' code raises
-        raise load_failed(load, f"cannot read {what} of", raised, source, hint=hint) from raised
+        raise load_failed(load, failed.format(what), raised, source, hint=hint) from raised
 
 
 def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str = "", *, hint: str = "") -> CallFailed:
@@ -91,7 +92,7 @@ def load_failed(load: ModelLoadConfig, what: str, raised: Exception, source: str
     adapter = "" if load.adapter is None else f" with adapter {load.adapter!r}"
     because = short(raised) if found is None or found.words in str(raised) else f"{found.words}; {short(raised)}"
     words = f"{load.backend} {what} {load.model!r}{adapter}: {because}"
-    advice = hint or getattr(raised, "hint", "") or _HINT
+    advice = getattr(raised, "hint", "") or hint or _HINT
     return CallFailed(engine_failed(load.backend, words, hint=advice if found is None else found.hint, raised=raised))
 
 
@@ -237,7 +238,7 @@ def _header_in(stream: BinaryIO) -> tuple[Mapping[str, Mapping[str, Any]], int] 
 
 def stored_dtype(source: str, revision: str | None) -> str | None:
     """The type of the first floating-point tensor of a checkpoint; None where it has no safetensors file. Raises as `header` does."""
-    file = _found(source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision)
+    file = cached(source, next(iter(_shards(source, revision).values()), "model.safetensors"), revision)
     names = () if file is None else (_FLOATS.get(tensor["dtype"]) for tensor in header(file).values())
     return next((name for name in names if name is not None), None)
 
@@ -245,22 +246,15 @@ def stored_dtype(source: str, revision: str | None) -> str | None:
 def stored_names(source: str, revision: str | None) -> frozenset[str]:
     """The names of a checkpoint's tensors; none where it has no safetensors file. Raises as `header` does."""
     shards = _shards(source, revision)
-    file = None if shards else _found(source, "model.safetensors", revision)
+    file = None if shards else cached(source, "model.safetensors", revision)
     return frozenset(shards if file is None else header(file))
 
 
 def _shards(source: str, revision: str | None) -> Mapping[str, str]:
     """Which file each tensor is in, where there are several."""
-    index = _found(source, "model.safetensors.index.json", revision)
+    index = cached(source, "model.safetensors.index.json", revision)
     index_map: Mapping[str, str] = {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     return index_map
-
-
-def _found(source: str, name: str, revision: str | None) -> Path | None:
-    from transformers.utils.hub import cached_file
-
-    path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return None if path is None else Path(path)
 
 
 def dtype_of(named: object) -> str | None:

@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.backends.checkpoint.locate import cached_json
 from pipegen.core.border import of_tokenizer
 from pipegen.core.errors import ContractError, UnsupportedMultimodal
+from pipegen.core.slots import Slot
+from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.media.sizes import ImageSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipegen.core.slots import Slot
-    from pipegen.records.results import PreparedImage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipegen.core.slots import Slot
-    from pipegen.engines.tokenizer import Tokenizer
-    from pipegen.records.results import PreparedImage
+from pipegen.records.results import PreparedImage
 
 __all__ = [
     "CannotProcess",
@@ -40,7 +29,6 @@ __all__ = [
     "Expansions",
     "IMAGE_MARKS",
     "ImageInputs",
-    "LOADING",
     "expand",
     "grid_only",
     "load_processor",
@@ -55,19 +43,17 @@ GRID_PROCESSORS = ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
 """The processors that follow Qwen2-VL's rule of sizes (Qwen2-VL, 2.5-VL, 3-VL and what else uses them unchanged). Subclasses have rules of their own."""
 
 
-LOADING = (Exception,)
-"""What loading a processor raises: it is code of other projects, on a file that may hold anything."""
-
-
 class CannotProcess(ValueError):
     """A checkpoint's processor cannot be had, or cannot do what is asked of it; the message says why."""
 
 
 @contextlib.contextmanager
-def translate_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Around a call of another project's code alone: these exceptions of it become `CannotProcess`; any other, and those of pipegen's own code, come through.
+def translate_errors(kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Around a call of another project's code alone: these exceptions of it become `CannotProcess`, and any other comes through.
 
-    >>> with translate_errors(KeyError):
+    Loading a processor may raise any, so that is the default: it is code of other projects, on a file that may hold anything.
+
+    >>> with translate_errors((KeyError,)):
     ...     {}["size"]
     Traceback (most recent call last):
     ...
@@ -91,7 +77,7 @@ def spec_from(image_processor: Any, config: Any = None) -> ImageSpec:
     low, high = _entry(size, "shortest_edge"), _entry(size, "longest_edge")
     if not low or not high:
         raise CannotProcess(f"the checkpoint's image processor takes size with shortest_edge and longest_edge (areas in pixels), not {size}")
-    with translate_errors(*LOADING):
+    with translate_errors():
         spec = ImageSpec(
             kind="grid",
             patch_size=image_processor.patch_size,
@@ -113,7 +99,7 @@ def check_pixels(image_processor: Any, spec: ImageSpec) -> None:
     """Raise `CannotProcess` where a `grid` processor cannot make finite pixels of an image: its mean or its scale may be of any type."""
     from PIL import Image
 
-    with translate_errors(*LOADING):
+    with translate_errors():
         made = image_processor(images=[Image.new("RGB", (spec.factor, spec.factor))], do_resize=False, return_tensors="pt")
         finite = bool(made["pixel_values"].isfinite().all())
     if not finite:
@@ -182,19 +168,19 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
 
     Raises `CannotProcess`, with the reason, where there is none or where it cannot be had.
     """
-    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+    import transformers
 
+    hf: Any = transformers  # its own annotations are partial
     where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    image, text, whole = (_untyped(kind) for kind in (AutoImageProcessor, AutoTokenizer, AutoProcessor))
     named, remote = _named(source, revision)
     if remote and trust_remote_code:
-        with translate_errors(*LOADING):
-            return whole.from_pretrained(source, backend="pil", **where)
+        with translate_errors():
+            return hf.AutoProcessor.from_pretrained(source, backend="pil", **where)
     kind = _kind(named, model_type)
-    parts = {"tokenizer": text, "image_processor": image}
+    parts = {"tokenizer": hf.AutoTokenizer, "image_processor": hf.AutoImageProcessor}
     backend = {"tokenizer": {}, "image_processor": {"backend": "pil"}}
     bare = _for_images(kind)
-    with translate_errors(*LOADING):
+    with translate_errors():
         made = [parts[name].from_pretrained(source, **backend[name], **where) if name in parts else None for name in kind.get_attributes()]
         settings, _ = kind.get_processor_dict(source, **({} if revision is None else {"revision": revision}))
         processor = bare.from_args_and_dict(made, settings)
@@ -203,21 +189,14 @@ def load_processor(source: str, model_type: str, *, revision: str | None = None,
     return processor
 
 
-def _untyped(kind: Any) -> Any:
-    """transformers' own annotations are partial."""
-    return kind
-
-
 def _named(source: str, revision: str | None) -> tuple[str | None, bool]:
     """The class that the checkpoint names for its processor, and whether that is code of its own."""
-    from transformers.utils.hub import cached_file
-
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        with translate_errors(*LOADING):
-            found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        settings = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
-        if settings.get("processor_class") or "AutoProcessor" in settings.get("auto_map", {}):
-            return settings.get("processor_class"), "AutoProcessor" in settings.get("auto_map", {})
+        with translate_errors():
+            settings = cached_json(source, name, revision)
+        named, remote = settings.get("processor_class"), "AutoProcessor" in settings.get("auto_map", {})
+        if named or remote:
+            return named, remote
     return None, False
 
 
@@ -225,9 +204,9 @@ def _kind(named: str | None, model_type: str) -> Any:
     import transformers
     from transformers.models.auto import processing_auto
 
-    auto = _untyped(processing_auto)
+    auto: Any = processing_auto
     name = named or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
-    with translate_errors(*LOADING):  # a class that stands in for one whose package is missing raises when it is looked at
+    with translate_errors():  # a class that stands in for one whose package is missing raises when it is looked at
         kind = auto.processor_class_from_name(name) if isinstance(name, str) else None
         usable = kind is not None and hasattr(kind, "get_attributes")
     if not usable:
@@ -247,7 +226,7 @@ def _for_images(kind: Any) -> Any:
 def _called(processor: Any, images: Sequence[PreparedImage], **more: Any) -> dict[str, Any]:
     """What the processor makes of a text that is nothing but the places of these images. Raises `CannotProcess` where it cannot."""
     text, pil_images = [processor.image_token * len(images)], [as_pil(image) for image in images]
-    with translate_errors(*_CALLING):
+    with translate_errors(_CALLING):
         made = processor(text=text, images=pil_images, add_special_tokens=False, **more)
     return dict(made)
 

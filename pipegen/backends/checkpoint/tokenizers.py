@@ -14,12 +14,12 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from immutabledict import immutabledict
 
-from pipegen.backends.checkpoint.tokenizer_file import require_file_ids
+from pipegen.backends.checkpoint.locate import cached, cached_json
+from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
 
 __all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
 
@@ -41,24 +41,9 @@ class HFTokenizer:
         self._backend.no_truncation()  # as every call of `raw` would; a saved tokenizer may bring them along
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._control = immutabledict({str(token.content): int(number) for number, token in added.items()})
-        self._special = immutabledict({str(token.content): int(number) for number, token in added.items() if token.special})
-        self._size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """The added tokens marked as special, each with its id."""
-        return self._special
-
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """All added tokens, each with its id."""
-        return self._control
-
-    @property
-    def vocab_size(self) -> int:
-        """The largest id, and one."""
-        return self._size
+        self.control_tokens: Mapping[str, int] = immutabledict({str(token.content): int(number) for number, token in added.items()})
+        self.special_tokens: Mapping[str, int] = immutabledict({str(token.content): int(number) for number, token in added.items() if token.special})
+        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of the text, as `raw(text, add_special_tokens=False)` gives them."""
@@ -83,30 +68,20 @@ class HFTokenizer:
     @functools.cached_property
     def _anchor(self) -> int | None:
         """A token to see others after: the first that is a letter. None where tokens may change each other's text, as far as is known."""
-        from tokenizers import Tokenizer, models
-
-        frame = Tokenizer(models.BPE())
-        if self._backend.decoder is not None:
-            frame.decoder = self._backend.decoder
-        if _shape(json.loads(frame.to_str())["decoder"]) not in _SPELL_ALONE:
+        if _shape(json.loads(parts_alone(self._backend, "decoder"))["decoder"]) not in _SPELL_ALONE:
             return None
-        return next((number for number in range(self._size) if self.decode((number,)).isalpha()), None)
+        return next((number for number in range(self.vocab_size) if self.decode((number,)).isalpha()), None)
 
     @functools.cached_property
     def _plain(self) -> tuple[Any, Any]:
         """The copies for the start of a prompt and for further on. They share the vocabulary, so they cost next to nothing."""
-        from tokenizers import Tokenizer, models
+        from tokenizers import Tokenizer
 
-        frame = Tokenizer(models.BPE())
-        if self._backend.normalizer is not None:
-            frame.normalizer = self._backend.normalizer
-        if self._backend.pre_tokenizer is not None:
-            frame.pre_tokenizer = self._backend.pre_tokenizer
-        settings = json.loads(frame.to_str())
+        settings = json.loads(parts_alone(self._backend, "normalizer", "pre_tokenizer"))
         copies = Tokenizer.from_str(json.dumps(settings)), Tokenizer.from_str(json.dumps(_never_first(settings)))
         for copy in copies:
             copy.model = self._backend.model
-        words = {number for token, number in self._control.items() if token.strip(_BLANK) for copy in copies if number in copy.encode(token).ids}
+        words = {number for token, number in self.control_tokens.items() if token.strip(_BLANK) for copy in copies if number in copy.encode(token).ids}
         if words:  # some models hold control tokens in their vocabulary as words that text can spell
             model = Tokenizer.from_str(json.dumps({**settings, "model": _unspeakable(json.loads(self._backend.to_str())["model"], words)})).model
             for copy in copies:
@@ -168,12 +143,8 @@ class HFRenderer:
     def __init__(self, raw: Any, templates: str | Mapping[str, str] | None) -> None:
         self.raw = raw
         self._templates: Mapping[str, str] = {"default": templates} if isinstance(templates, str) else dict(templates or {})
-        self._template = "\n".join(self._templates.values()) if self._templates else None
-
-    @property
-    def template(self) -> str | None:
+        self.template = "\n".join(self._templates.values()) if self._templates else None
         """The template's source; of several, all of them one after another."""
-        return self._template
 
     @functools.cached_property
     def _taken(self) -> frozenset[str]:
@@ -240,9 +211,9 @@ def load_tokenizer(path_or_name: str, *, revision: str | None = None, trust_remo
 
     raw = AutoTokenizer.from_pretrained(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
     tokenizer = HFTokenizer(raw)
-    file, settings = (_file(path_or_name, name, revision) for name in ("tokenizer.json", "tokenizer_config.json"))
+    file = cached(path_or_name, "tokenizer.json", revision)
     if file is not None:
-        require_file_ids(raw, file, json.loads(settings.read_text(encoding="utf-8")) if settings is not None else {}, path_or_name)
+        require_file_ids(raw, file, cached_json(path_or_name, "tokenizer_config.json", revision), path_or_name)
     return tokenizer, HFRenderer(raw, _processor_templates(path_or_name, revision) or raw.chat_template)
 
 
@@ -252,17 +223,7 @@ def _processor_templates(path_or_name: str, revision: str | None) -> str | None:
     A `chat_template.jinja` belongs to both, and the tokenizer has read it already.
     """
     for name in ("processor_config.json", "chat_template.json"):
-        found = _file(path_or_name, name, revision)
-        if found is not None:
-            template = json.loads(found.read_text(encoding="utf-8")).get("chat_template")
-            if isinstance(template, str):
-                return template
+        template = cached_json(path_or_name, name, revision).get("chat_template")
+        if isinstance(template, str):
+            return template
     return None
-
-
-def _file(path_or_name: str, name: str, revision: str | None) -> Path | None:
-    """A checkpoint's file; None where it has none of that name."""
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(path_or_name, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)

@@ -51,7 +51,12 @@ def sees_all(cache: Any) -> bool:
 
 def growing(cache: Any) -> Any:
     """The same rows in a cache whose layers write new columns in place, where such layers are known."""
-    cache.layers = [growing_layer(layer) for layer in cache.layers]
+    kinds: dict[type, Any] = {DynamicLayer: GrowingLayer, DynamicSlidingWindowLayer: GrowingSlidingWindowLayer}
+    for index, layer in enumerate(cache.layers):
+        kind = kinds.get(type(layer))
+        if kind is not None:
+            cache.layers[index] = kind.__new__(kind)
+            vars(cache.layers[index]).update(vars(layer))
     return cache
 
 
@@ -210,17 +215,6 @@ class GrowingSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-u
         return keys, values
 
 
-def growing_layer(layer: Any) -> Any:
-    """The same layer so that it grows in place; a layer of another kind is given back as it is."""
-    kinds: dict[type, Any] = {DynamicLayer: GrowingLayer, DynamicSlidingWindowLayer: GrowingSlidingWindowLayer}
-    kind = kinds.get(type(layer))
-    if kind is None:
-        return layer
-    grown = kind.__new__(kind)
-    vars(grown).update(vars(layer))
-    return grown
-
-
 def _behind(held: torch.Tensor, whole: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`held`, with the new columns behind it: the tensor that has them all, `whole` where `held` lies in it and there is room; and the columns in sight."""
     columns, size = held.shape[-2], held.shape[-1]
@@ -245,16 +239,13 @@ def max_cached_tokens(cache: Any, tokens: int, device: torch.device) -> int | No
 
     None where the device does not tell what is free.
     """
-    free, each = _free(device), size_of(cache) / tokens
-    return None if free is None or not each else tokens + int(free / 2 / each)
-
-
-def _free(device: torch.device) -> int | None:
+    each = size_of(cache) / tokens
     if device.type == "cuda":
-        held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held_back
-    if device.type == "cpu":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    elif device.type == "cpu":
         import psutil
 
-        return int(psutil.virtual_memory().available)
-    return None
+        free = int(psutil.virtual_memory().available)
+    else:
+        return None
+    return tokens + int(free / 2 / each) if each else None

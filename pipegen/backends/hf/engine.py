@@ -16,19 +16,20 @@ from returns.result import Failure
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.engine import CheckpointEngine
+from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
-from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory, release
+from pipegen.backends.hf.load import Weights, advice, check_settings, is_out_of_memory, out_of_memory
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.scheduler import ModelTraits, Schedule, Work
 from pipegen.backends.hf.scoring import Scoring
-from pipegen.backends.hf.shared import HFCall, SharedSchedule
+from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
-from pipegen.core.slots import Slot
+from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.protocol import RowDone, TokensMade
 from pipegen.engines.settings import ModelLoadConfig
@@ -41,6 +42,7 @@ from pipegen.stages.fitting import check_ids
 __all__ = ["HFEngine"]
 
 
+Event = TokensMade | RowDone
 _failed = functools.partial(engine_failed, "hf")
 ROWS = 32
 """Rows that run side by side by default."""
@@ -66,6 +68,7 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(load, checkpoint)
         check_settings(load)
+        self._size = load.batch_size or ROWS
         self._weights = Weights(self._checkpoint)
         self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
@@ -108,26 +111,22 @@ class HFEngine(CheckpointEngine):
         return self._prepared(source, options, index)
 
     @property
-    def _size(self) -> int:
-        return self._checkpoint.load.batch_size or ROWS
-
-    @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
         return 64 * self._size
 
     def open(self, wake: Callable[[], object]) -> HFCall:
         """A call to which rows may be added while it runs. Its rows advance when it steps, so nobody has to be woken."""
-        return self._call(text=False)
+        return HFCall(self, text=False)
 
-    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[TokensMade | RowDone, None, None]:
+    def _run(self, inputs: Sequence[Encoded], *, text: bool) -> Generator[Event, None, None]:
         """Rows of calls at one time advance together.
 
         Where the memory runs out, half as many rows go on from where they were, down to single rows; a row that does not fit alone fails.
         """
-        with contextlib.closing(self._call(text=text)) as call:
+        with contextlib.closing(HFCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
-            while call.open:
+            while call.rows:
                 yield from call.events()
 
     @property
@@ -150,21 +149,20 @@ class HFEngine(CheckpointEngine):
             slots |= Scoring(self._weights, self._checkpoint, self._pixels, self._traits, self._scored_prefixes, self._size).run(rows)
         return [slots[position] for position in range(len(inputs))]
 
-    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[TokensMade | RowDone, None]:
-        with contextlib.closing(self._call(text=text, least=1 if text else len(inputs))) as call:
+    async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[Event, None]:
+        with contextlib.closing(HFCall(self, text=text, least=1 if text else len(inputs))) as call:
             await asyncio.to_thread(call.add, [*enumerate(inputs)])
-            while call.open:
+            while call.rows:
                 for event in await call.aevents():
                     yield event
 
-    def _call(self, *, text: bool, least: int = 1) -> HFCall:
-        def made(position: int, encoded: Encoded) -> HFRow:
-            row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self._plugins, text=text)
-            row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+    def _row(self, position: int, encoded: Encoded, *, text: bool) -> HFRow:
+        """The row at a position of a call, failed where it cannot be run."""
+        row = HFRow(position, encoded, self.tokenizer, self.eos_token_ids, self.plugins, text=text)
+        row.fail(check_ids(encoded, self._checkpoint.vocab_size) or self._checkpoint.check_placeholders(encoded.prompt))
+        if row.options.structured is not None:
             row.follow(self._grammars.of(row.options))
-            return row
-
-        return HFCall(self._shared, made, self._size, least=least)
+        return row
 
     def _start(self) -> Schedule:
         """A schedule on the model, which loads where needed."""
@@ -173,22 +171,17 @@ class HFEngine(CheckpointEngine):
         return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:
+        load = self._checkpoint.load
         try:
             return self._weights.model()
-        except BadAdapter as error:
-            raise CallFailed(_failed(str(error), hint=error.hint)) from error
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
-            raise self._load_failed(error) from error
         except CallFailed:
             raise
+        except BadAdapter as error:
+            raise CallFailed(_failed(str(error), hint=error.hint)) from error
         except Exception as error:  # transformers, safetensors, peft and torch raise anything while they load
-            raise self._load_failed(error) from error
-
-    def _load_failed(self, error: Exception) -> CallFailed:
-        load = self._checkpoint.load
-        return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
+            raise load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)) from error
 
     def _step(self, schedule: Schedule) -> list[HFRow]:
         """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
@@ -199,11 +192,7 @@ class HFEngine(CheckpointEngine):
             hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
             raise CallFailed(_failed(str(error), hint=hint)) from error
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
-            if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failed(str(error))) from error
-            if not is_out_of_memory(error):
-                raise
-            words = str(error)
+            words = out_of_memory(error)
         rows = schedule.rows
         for row in schedule.requeue_after_oom():
             row.fail(_failed(words, scope="row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
@@ -211,19 +200,126 @@ class HFEngine(CheckpointEngine):
         return rows
 
 
-class _First:
-    """The process that computed first; one that is forked off later finds it here."""
+class SharedSchedule(SharedSteps[Event]):
+    """One schedule for the calls of an engine, and of those that differ from it only in their plugins: who calls while another call runs joins its batch.
 
-    process: int | None = None
+    The schedule is used only under `lock`, and only while the weights' own lock is held. A row is in it from `add` until it is done, or its call has left it;
+    then it takes part in no further step. What a step raises ends all rows of the schedule. After an interruption (Ctrl-C) rows of other calls go on.
+
+    start: makes the schedule, which loads the weights where needed. Raises `CallFailed`.
+    step: one step of it: the rows that may have gone on or ended.
+    """
+
+    def __init__(self, start: Callable[[], Schedule], step: Callable[[Schedule], Sequence[HFRow]]) -> None:
+        super().__init__()
+        self._start, self._step = start, step
+        self._schedule: Schedule | None = None
+        self._process = os.getpid()
+
+    def add(self, rows: Sequence[HFRow]) -> None:
+        """Let rows take part. Raises `CallFailed` where the weights cannot be loaded."""
+        with self.entered():
+            if self._schedule is not None and (self._schedule.finished or self._process != os.getpid()):
+                self._schedule = None  # done, or of the process that this one was forked from
+            if self._schedule is None:
+                self._schedule, self._process = self._start(), os.getpid()
+            self._schedule.add(rows)
+
+    def _advance(self) -> None:
+        schedule = self._schedule
+        if schedule is None:
+            return
+        try:
+            advanced = attempt(lambda: self._step(schedule))
+        except BaseException:  # Ctrl-C
+            schedule.requeue()
+            raise
+        if not is_ok(advanced):
+            self._schedule = None
+            for box in {row.box for row in schedule.rows}:
+                box.fail(advanced.failure())
+            return
+        _tell(advanced.unwrap())
+        if schedule.finished:
+            self._schedule = None
+
+    def _drop(self) -> None:
+        if self._schedule is not None:
+            self._schedule.prune()
+            if all(row.done for row in self._schedule.rows):
+                self._schedule = None
+
+
+def _tell(rows: Sequence[HFRow]) -> None:
+    for row in rows:
+        if row.dropped:
+            continue
+        event, row.event = row.event, None
+        if event is not None and row.error is None:
+            row.box.put(event)
+        if row.done and not row.reported:
+            row.reported = True
+            row.box.put(RowDone(row=row.position, slot=row.slot()))
+
+
+class HFCall:
+    """The rows of one call, to which more may be added. Who made it leaves it in the end."""
+
+    def __init__(self, engine: HFEngine, *, text: bool, least: int = 1) -> None:
+        self._engine, self._shared, self._text, self._box = engine, engine._shared, text, Box[Event](least)
+        self.side_by_side = engine._size
+        """How many rows run side by side."""
+        self.rows: dict[int, HFRow] = {}
+        """The rows that have not ended."""
+
+    def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
+        """Add rows, each with its position. Raises `CallFailed` where the engine cannot be loaded."""
+        rows = [self._engine._row(position, encoded, text=self._text) for position, encoded in inputs]
+        for row in rows:
+            self.rows[row.position], row.box = row, self._box
+        _tell([row for row in rows if row.done])
+        live = [row for row in rows if not row.done]
+        if live:
+            self._shared.add(live)
+
+    def step(self) -> list[tuple[int, Slot[Any]]]:
+        """The rows that have ended, after a step where none has. Raises as `generate` does."""
+        return [(event.row, event.slot) for event in self.events() if isinstance(event, RowDone)]
+
+    def events(self) -> list[Event]:
+        """What has come, after a step where nothing has."""
+        return self._taken(self._shared.step(self._box))
+
+    async def aevents(self) -> list[Event]:
+        """As `events`, beside the event loop."""
+        return self._taken(await self._shared.astep(self._box))
+
+    def _taken(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, RowDone):
+                del self.rows[event.row]
+        return events
+
+    def close(self) -> None:
+        """Leave the rows that still run: no further step computes them."""
+        if self.rows:
+            for row in self.rows.values():
+                row.dropped = True
+            self.rows.clear()
+            self._shared.leave()
+
+
+_first: list[int] = []
+"""The process that computed first, once one has; one that is forked off later finds it here."""
 
 
 def check_process() -> None:
     """Raise `CallFailed` in a process that was forked off after torch had computed in the one before, unless torch uses one thread alone."""
     here = os.getpid()
-    if _First.process is None:
-        _First.process = here
+    if not _first:
+        _first.append(here)
     bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
-    if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
-        words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
+    if _first[0] != here and (bad_fork or torch.get_num_threads() > 1):
+        words = f"process {here} was forked from process {_first[0]}, in which torch had computed already: here it would wait for ever for its threads"
         hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
         raise CallFailed(_failed(words, hint=hint))

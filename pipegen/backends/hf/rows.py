@@ -1,15 +1,16 @@
-"""One row while it is generated: everything that belongs to it alone; and in which order rows are read, and how many in one pass.
+"""One row while it is generated: everything that belongs to it alone; and how many rows are read in one pass.
 
 A row outlives its batch: when a batch has to be split, its rows go on in smaller ones from where they were.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from returns.result import Failure, Result, Success
@@ -24,23 +25,12 @@ from pipegen.records.results import Encoded, Finish, TokenLogprob
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.parts.watching import ask_plugin
 
-__all__ = ["SPARE", "Cost", "HFRow", "group_size", "images_of", "order", "order_key"]
+__all__ = ["SPARE", "HFRow", "group_size", "images_of", "pass_tokens"]
 
 T = TypeVar("T")
 
-
-Group = tuple[int, ...]
-
 SPARE = 64
 """Padding tokens of which a pass over a few prompts does not become slower: a pass of its own would cost more."""
-
-
-class Cost(NamedTuple):
-    """What a row costs: the tokens of its prompt, the patches of its images, and the tokens that it may make."""
-
-    prompt: int
-    patches: int = 0
-    answer: int = 0
 
 
 class HFRow(EngineRow):
@@ -52,12 +42,12 @@ class HFRow(EngineRow):
         super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
         options = encoded.options
         self.ending_ids: Sequence[int] = tuple(ending_ids(options, tokenizer, eos_token_ids)) if options.min_new_tokens else ()
+        self.prompt_ids = encoded.prompt.token_ids
+        self.images = images_of(encoded)
         self.event: TokensMade | None = None
         """What tells of the newest tokens; None where nobody wants to know."""
         self.box: Any = None
         """Where the row's events go."""
-        self.dropped = False
-        """Whether the row's call has left it."""
         self._random = random.Random(options.seed)  # noqa: S311  # a reproducible stream, the same on every platform; without a seed, any
         self.uniform = self._random.random()
         """The draw for the next token, in [0, 1)."""
@@ -70,10 +60,7 @@ class HFRow(EngineRow):
             for make, made in ((plugin.logits_processor, self._processors), (plugin.stopping_criteria, self._criteria)):
                 if make is not None:
                     made.append((plugin, self._ask(plugin, partial(_made, make, context))))
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return self.encoded.prompt.token_ids
+        self.has_processors = bool(self._processors)
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -91,32 +78,19 @@ class HFRow(EngineRow):
         return (self.options.max_new_tokens or 0) - len(self.token_ids)
 
     @property
-    def cost(self) -> Cost:
-        """What is left to do for the row."""
+    def order(self) -> tuple[int, int]:
+        """By what rows are sorted, smallest first.
+
+        The longest answer is first, since a long row that starts last would end alone; of equal answers the longest prompt with its images, so that what is
+        too large for the memory shows at once, and neighbours are alike.
+        """
         patches = sum(math.prod(image.grid) if image.grid is not None else image.tokens for image in self.encoded.prompt.images)
-        return Cost(prompt=self.length, patches=patches, answer=self.left)
+        return -self.left, -self.length - patches
 
     @property
     def source(self) -> Hashable:
         """What the row's next token depends on, besides sampling: rows of one source are read once."""
         return self.sequence, self.images
-
-    @property
-    def images(self) -> Hashable:
-        return images_of(self.encoded)
-
-    @property
-    def must_go_on(self) -> bool:
-        """Whether the next token may not end the row."""
-        return len(self.token_ids) < (self.options.min_new_tokens or 0)
-
-    @property
-    def done(self) -> bool:
-        return self.dropped or self.halted is not None or super().done
-
-    @property
-    def has_processors(self) -> bool:
-        return bool(self._processors)
 
     def process(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores (1, vocabulary) after the plugins' logits processors, which see this row's ids without padding."""
@@ -153,10 +127,10 @@ class HFRow(EngineRow):
 
     def _halt(self, ids: torch.Tensor) -> None:
         for plugin, criterion in self._criteria:
-            server_side_stops = self._ask(plugin, partial(_halts, plugin, criterion, ids))
-            if server_side_stops is None:
+            halts = self._ask(plugin, partial(_halts, plugin, criterion, ids))
+            if halts is None:
                 return
-            if server_side_stops and len(self.token_ids) > (self.options.min_new_tokens or 0):
+            if halts and len(self.token_ids) > (self.options.min_new_tokens or 0):
                 self.halted = self.halted or plugin.name
 
     def _ask(self, plugin: Plugin, hook: Callable[[], Result[T, PluginFailed]]) -> T | None:
@@ -190,42 +164,17 @@ def _processed(plugin: Plugin, processor: Any, ids: torch.Tensor, scores: torch.
 def _halts(plugin: Plugin, criterion: Any, ids: torch.Tensor) -> Result[bool, PluginFailed]:
     """Whether a stopping criterion ends the row."""
     answer = criterion(ids, None)
-    server_side_stops = _truth(answer)
-    if server_side_stops is not None:
-        return Success(server_side_stops)
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # neither yes nor no
+        verdict = torch.as_tensor(answer)
+        if verdict.numel():
+            return Success(bool(verdict.all()))
     words = f"plugin {plugin.name!r}: its stopping criterion must return True or False, or a tensor of them, not {type(answer).__name__}"
     return Failure(PluginFailed(words, plugin=plugin.name))
-
-
-def _truth(answer: object) -> bool | None:
-    """What a stopping criterion answered for one row; None where it is neither yes nor no."""
-    try:
-        verdict = torch.as_tensor(answer)
-    except (RuntimeError, TypeError, ValueError):
-        return None
-    return bool(verdict.all()) if verdict.numel() else None
 
 
 def images_of(encoded: Encoded) -> Hashable:
     """A prompt's images, by their content and size."""
     return tuple((image.digest, image.grid, image.width, image.height) for image in encoded.prompt.images)
-
-
-def order(costs: Sequence[Cost]) -> Group:
-    """The positions of the rows as they are to be run.
-
-    The longest answer first, since a long row that starts last would end alone; of equal answers the longest prompt with its images first, so that
-    what is too large for the memory shows at once, and neighbours are alike. Equal rows keep their order.
-
-    >>> order([Cost(3, answer=5), Cost(9, answer=5), Cost(4, answer=8)])
-    (2, 1, 0)
-    """
-    return tuple(sorted(range(len(costs)), key=lambda position: order_key(costs[position])))
-
-
-def order_key(cost: Cost) -> tuple[int, int]:
-    """By what rows are sorted, smallest first: see `order`."""
-    return -cost.answer, -cost.prompt - cost.patches
 
 
 def pass_tokens(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
 
-__all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
+__all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 
 
 Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]
@@ -208,8 +208,9 @@ class RunningBatch:
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, and without the columns that none of them needs."""
         self.lengths = [self.lengths[row] for row in rows]
-        self._positions, self._pads = _rows_of(self._positions, rows), None
-        self.cache, self._whole = caches.selected(self.cache, rows, self.width), None
+        if self._positions is not None:
+            self._positions = self._positions.index_select(-2, torch.tensor(rows, device=self._positions.device))
+        self.cache, self._pads, self._whole = caches.selected(self.cache, rows, self.width), None, None
 
     def put(self, places: Sequence[int], other: RunningBatch) -> None:
         """Put the rows of another batch into these slots: all of them slots of this batch, or all of them new ones after its last."""
@@ -219,10 +220,6 @@ class RunningBatch:
         caches.put(self.cache, places, other.cache, max(lengths))
         self._positions = _with_rows(self._positions, places, other._positions)
         self._pads, self.lengths = None, lengths
-
-
-def _rows_of(positions: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor | None:
-    return None if positions is None else positions.index_select(-2, torch.tensor(rows, device=positions.device))
 
 
 def _with_rows(positions: torch.Tensor | None, places: Sequence[int], other: torch.Tensor | None) -> torch.Tensor | None:

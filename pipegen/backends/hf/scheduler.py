@@ -1,4 +1,4 @@
-"""Which rows the model works on at each step: continuous batching. Rows may be added at any time (see `pipegen.backends.hf.shared`).
+"""Which rows the model works on at each step: continuous batching. Rows may be added at any time (see `pipegen.backends.hf.engine`).
 
 **States.** A row is *waiting*, *prefilled*, *running* or *done*.
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -39,16 +39,20 @@ import torch
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf.cache import max_cached_tokens
 from pipegen.backends.hf.compiled import Compiled, CompileFailed
-from pipegen.backends.hf.lookup import Lookup
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
-from pipegen.backends.hf.rows import HFRow, group_size, order_key, pass_tokens
+from pipegen.backends.hf.rows import HFRow, group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, StaticBatch
 from pipegen.backends.hf.sampling import Sampler
 from pipegen.backends.waiting import Waiting
 from pipegen.stages.parts.row_decoder import feed_each
 
-__all__ = ["ModelTraits", "Schedule", "Work"]
+__all__ = ["Lookup", "ModelTraits", "Schedule", "Work"]
+
+TOKENS = 2
+"""How many tokens must have stood before, to guess what follows."""
+MOST = 16
+"""The longest guess."""
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Work:
     needed_row_steps: int = 0
     """How many of them were of rows that still needed one."""
     guessed_tokens: int = 0
-    """Tokens that were guessed for a row that ran alone (see `pipegen.backends.hf.lookup`)."""
+    """Tokens that were guessed for a row that ran alone (see `Lookup`)."""
     right_guesses: int = 0
     """How many of them were right: each saved a pass."""
 
@@ -108,7 +112,7 @@ class Schedule:
     ) -> None:
         self._model, self._checkpoint, self._size, self._pixels, self._traits, self._compiled = model, checkpoint, size, pixels, traits, compiled
         self._prefixes = prefixes
-        self._waiting = Waiting[HFRow](size, overdue=16 * size, key=lambda row: order_key(row.cost), source=lambda row: row.source)
+        self._waiting = Waiting[HFRow](size, overdue=16 * size, key=lambda row: row.order, source=lambda row: row.source)
         self._prefilled: _PrefilledRows | None = None
         self._running: list[HFRow] = []
         self._batch: RunningBatch | StaticBatch | None = None
@@ -245,8 +249,7 @@ class Schedule:
 
     def _decode(self) -> list[HFRow]:
         """One pass for all running rows."""
-        self._requeue_long()
-        self._evict_finished()
+        self._evict_finished(self._requeue_long())
         going = [row for row in self._running if not row.done]
         if self._batch is None or self._sampler is None or not going:
             return []
@@ -296,12 +299,9 @@ class Schedule:
             row.accept(logprob, logits.device)
         return tokens
 
-    def _evict_finished(self) -> None:
-        """Drop the rows that are done."""
-        self._keep([index for index, row in enumerate(self._running) if not row.done])
-
-    def _keep(self, kept: list[int]) -> None:
-        """Drop all running rows but these."""
+    def _evict_finished(self, left: Collection[int] = ()) -> None:
+        """Drop the rows that are done, and those that wait again."""
+        kept = [index for index, row in enumerate(self._running) if not row.done and index not in left]
         if len(kept) == len(self._running) or isinstance(self._batch, StaticBatch) or self._batch is None or self._sampler is None:
             return
         self._batch.keep(kept)
@@ -309,8 +309,11 @@ class Schedule:
         self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
         self._sampler.use(self._running)
 
-    def _requeue_long(self) -> None:
-        """Let rows wait again that have just become long for LongRoPE: their cached keys have the short factors, and all of them need the long ones now."""
+    def _requeue_long(self) -> Collection[int]:
+        """Let rows wait again that have just become long for LongRoPE: their cached keys have the short factors, and all of them need the long ones now.
+
+        Returns their slots.
+        """
         limit = self._checkpoint.positions.long_after
         crossing = {index for index, row in enumerate(self._running) if limit is not None and not row.done and row.length == limit + 1}
         if crossing and isinstance(self._batch, StaticBatch):
@@ -318,8 +321,7 @@ class Schedule:
         self._waiting.add_first([self._running[index] for index in sorted(crossing)])
         if len(crossing) == self._active:
             self._running, self._batch, self._sampler = [], None, None
-        elif crossing:
-            self._keep([index for index in range(len(self._running)) if index not in crossing])
+        return crossing
 
     def requeue(self) -> None:
         """Let all rows wait again, with what they have made."""
@@ -336,3 +338,43 @@ class Schedule:
             self._max_tokens = self._traits.max_tokens = (sequences + 1) // 2 * width
         self.requeue()
         return [] if sequences > 1 else [row for row in rows if not row.done]
+
+
+class Lookup:
+    """Guesses for a row that runs alone: text that repeats itself, or its prompt, is checked several tokens at a time.
+
+    What followed a row's last tokens where these stood before is likely to follow again: in JSON about a text, in quotes, in lists (prompt lookup, Saxena 2023,
+    https://github.com/apoorvumang/prompt-lookup-decoding). One pass reads the guess, which is the longer the more of the last ones were right, and each token
+    is chosen from its logits as without a guess; where one is another than was guessed, the rest is thrown away. So a guess changes no token, and costs
+    little: a pass that reads a few tokens of one row takes hardly longer than one that reads a single token.
+
+    >>> lookup = Lookup()
+    >>> lookup.guess([7, 8, 9, 5, 7, 8], 9)
+    (9, 5, 7, 8)
+    >>> lookup.right(1)
+    >>> lookup.guess([7, 8, 9, 5, 7, 8, 9, 4], 9)
+    ()
+    """
+
+    def __init__(self) -> None:
+        self._behind: dict[tuple[int, ...], int] = {}
+        """Where the tokens last stood, by the place behind them."""
+        self._read = TOKENS
+        self._size = 4
+
+    def guess(self, ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """What may follow the row's tokens, at most so many; nothing where its last ones did not stand before."""
+        for end in range(self._read, len(ids)):
+            self._behind[tuple(ids[end - TOKENS : end])] = end
+        self._read = max(self._read, len(ids))
+        place = self._behind.get(tuple(ids[-TOKENS:]))
+        if place is None:
+            return ()
+        following = list(ids[place : place + self._size])
+        while len(following) < self._size:  # what repeats goes on repeating
+            following += following
+        return tuple(following[: min(self._size, most)])
+
+    def right(self, count: int) -> None:
+        """Say how many tokens of the last guess were right."""
+        self._size = min(2 * count + 1, MOST)

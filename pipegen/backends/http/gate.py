@@ -10,87 +10,8 @@ from typing import Any
 __all__ = ["Block", "Deadlines", "Gate", "Late", "Room"]
 
 
-class Gate:
-    """Lets at most `most` requests through at a time, all of one event loop, first come first served.
-
-    A refusal for want of room takes three tenths of the width away (once for all requests that were sent before it took effect), and closes the gate
-    for as long as the server says; a full round of answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and Jain
-    1989). So a refusal now and then leaves most of the width, and a server that is full is soon asked no more than it takes.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._step = max(1.0, most / 16)
-        self.width = float(most)
-        self.busy = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._closed_until = 0.0
-        self._narrowed_at = float("-inf")
-        self._timer: asyncio.TimerHandle | None = None
-
-    def try_enter(self) -> float | None:
-        """Take room where there is some without waiting; gives the loop's time at which it was taken."""
-        now = asyncio.get_running_loop().time()
-        if self._waiting or not self._room(now):
-            return None
-        self.busy += 1
-        return now
-
-    async def enter(self) -> float:
-        """Wait for room, and take it; gives the loop's time at which it was taken."""
-        loop = asyncio.get_running_loop()
-        if self._waiting or not self._room(loop.time()):
-            turn: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(turn)
-            self._admit()
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.leave()
-                raise
-        else:
-            self.busy += 1
-        return loop.time()
-
-    def leave(self) -> None:
-        """Give the room back."""
-        self.busy -= 1
-        if self._waiting:
-            self._admit()
-
-    def widen(self) -> None:
-        """An answer came well."""
-        if self.width < self.most:
-            self.width = min(float(self.most), self.width + self._step / self.width)
-
-    def narrow(self, sent_at: float, seconds: float | None) -> None:
-        """The server had no room for a request that was sent at `sent_at`, and asks to wait `seconds`."""
-        now = asyncio.get_running_loop().time()
-        if sent_at >= self._narrowed_at:
-            self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
-        self._closed_until = max(self._closed_until, now + (seconds or 0.0))
-
-    def _room(self, now: float) -> bool:
-        return self.busy < int(self.width) and now >= self._closed_until
-
-    def _admit(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting and self._room(loop.time()):
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.busy += 1
-                turn.set_result(None)
-        if self._waiting and loop.time() < self._closed_until and self._timer is None:
-            self._timer = loop.call_at(self._closed_until, self._reopen)
-
-    def _reopen(self) -> None:
-        self._timer = None
-        self._admit()
-
-
 class Room:
-    """Room for `most` bytes at a time, all of one event loop, first come first served. What is larger than that is held alone.
+    """Room for `most` at a time (requests, bytes), all of one event loop, first come first served. What is larger than that is held alone.
 
     >>> async def work() -> list[str]:
     ...     room, done = Room(10), list[str]()
@@ -109,13 +30,20 @@ class Room:
         self.most, self.held = most, 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def enter(self, size: int) -> None:
-        """Wait for room for so many bytes, and take it."""
-        if not self._waiting and self._fits(size):
-            self.held += size
+    def try_enter(self, size: int = 1) -> bool:
+        """Take room for so much where there is some without waiting; whether there was."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.held += size
+        return True
+
+    async def enter(self, size: int = 1) -> None:
+        """Wait for room for so much, and take it."""
+        if self.try_enter(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
+        self._admit()
         try:
             await turn
         except asyncio.CancelledError:
@@ -125,10 +53,11 @@ class Room:
                 self._admit()  # another that waits may fit
             raise
 
-    def leave(self, size: int) -> None:
+    def leave(self, size: int = 1) -> None:
         """Give the room back."""
         self.held -= size
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _fits(self, size: int) -> bool:
         return not self.held or self.held + size <= self.most
@@ -139,6 +68,48 @@ class Room:
             if not turn.done():
                 self.held += size
                 turn.set_result(None)
+
+
+class Gate(Room):
+    """Room for requests, `most` at a time at best.
+
+    A refusal for want of room takes three tenths of the width away (once for all requests that were sent before it took effect), and closes the gate
+    for as long as the server says; a full round of answers gives a sixteenth of `most` back (additive increase, multiplicative decrease: Chiu and Jain
+    1989). So a refusal now and then leaves most of the width, and a server that is full is soon asked no more than it takes.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._step = max(1.0, most / 16)
+        self.width = float(most)
+        self._closed_until = 0.0
+        self._narrowed_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def widen(self) -> None:
+        """An answer came well."""
+        if self.width < self.most:
+            self.width = min(float(self.most), self.width + self._step / self.width)
+
+    def narrow(self, sent_at: float, seconds: float | None) -> None:
+        """The server had no room for a request that was sent at `sent_at`, and asks to wait `seconds`."""
+        now = asyncio.get_running_loop().time()
+        if sent_at >= self._narrowed_at:
+            self.width, self._narrowed_at = max(1.0, self.width * 0.7), now
+        self._closed_until = max(self._closed_until, now + (seconds or 0.0))
+
+    def _fits(self, size: int) -> bool:
+        return self.held < int(self.width) and asyncio.get_running_loop().time() >= self._closed_until
+
+    def _admit(self) -> None:
+        super()._admit()
+        loop = asyncio.get_running_loop()
+        if self._waiting and loop.time() < self._closed_until and self._timer is None:
+            self._timer = loop.call_at(self._closed_until, self._reopen)
+
+    def _reopen(self) -> None:
+        self._timer = None
+        self._admit()
 
 
 class Late(Exception):

@@ -9,7 +9,7 @@
 - any state to ended: the connection breaks (`Broken`), the deadline passes (`Late`), the answer is larger than it may be (`TooLong`), or the caller is
   cancelled or leaves the stream. The connection is then closed, and the place at the gate given back.
 
-**Attempts.** `again` and `retry` start another attempt after one that failed with `AttemptFailed(again=True)`: the server had no room (429, 503), a
+**Attempts.** `retry` starts another attempt after one that failed with `AttemptFailed(again=True)`: the server had no room (429, 503), a
 gateway lost the request (502, 504), the connection broke, or the answer was cut off. A generation changes nothing on the server, so asking twice is safe
 as long as nobody has seen a part of the first answer. A status of 500 is not sent again: the request itself may bring the server down.
 
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
-from pipegen.backends.http.gate import Block, Deadlines, Gate, Late, Room
+from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
@@ -89,6 +89,7 @@ class _OnLoop(NamedTuple):
     deadlines: Deadlines
     uploads: Room
     preparing: asyncio.Semaphore
+    looking_up: asyncio.Lock
 
 
 class Transport:
@@ -101,7 +102,7 @@ class Transport:
 
     def _on_loop(self) -> _OnLoop:
         client = Client(self.max_in_flight + 8, self.access.headers())
-        return _OnLoop(client, Gate(self.max_in_flight), Deadlines(), Room(UPLOAD_BYTES), asyncio.Semaphore(PREPARED))
+        return _OnLoop(client, Gate(self.max_in_flight), Deadlines(), Room(UPLOAD_BYTES), asyncio.Semaphore(PREPARED), asyncio.Lock())
 
     async def here(self) -> _OnLoop:
         """What belongs to the running loop."""
@@ -116,21 +117,17 @@ class Transport:
         ends = asyncio.get_running_loop().time() + self.timeout
         return ends if call_ends is None or ends < call_ends else call_ends
 
-    async def by(self, deadline: float) -> Block:
-        """A block that has until then. Raises `Late`; see `late`."""
-        return (self._held.last() or await self._held.get()).deadlines.by(deadline)
-
     async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
         """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another status than 200, and `AttemptFailed`."""
         body = body or body_of(request)
-        client, gate, deadlines, _, _ = self._held.last() or await self._held.get()
-        sent_at = gate.try_enter()
-        if sent_at is None:
-            sent_at = await self._entered(gate, deadlines, deadline)
+        here = self._held.last() or await self._held.get()
+        if not here.gate.try_enter():
+            await self._enter(here, deadline)
+        sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         try:
-            with deadlines.by(deadline):
-                opened = await client.open(request.method, self.access.url(request.path), body)
+            with here.deadlines.by(deadline):
+                opened = await here.client.open(request.method, self.access.url(request.path), body)
                 reply = WireReply(status=opened.status, headers=opened.headers, body=await opened.body(most))
         except TooLong as refusal:
             self._malformed(refusal)
@@ -139,10 +136,10 @@ class Transport:
                 raise self._trouble(ended, "for the answer" if opened is None else "for the rest of the answer") from ended
             reply = WireReply(status=200, headers=opened.headers, body=opened.came())  # whole, though its connection was not
         finally:
-            gate.leave()
+            here.gate.leave()
             if opened is not None:
                 opened.close()
-        self._note(gate, reply, sent_at)
+        self._note(here.gate, reply, sent_at)
         if reply.status != 200:
             raise HttpStatusError(reply)
         return reply
@@ -155,21 +152,22 @@ class Transport:
         `deadline` may come nearer while it goes on. Raises as `once` does.
         """
         events, body, left = Events(most), body or body_of(request), total
-        client, gate, deadlines, _, _ = self._held.last() or await self._held.get()
-        sent_at = await self._entered(gate, deadlines, deadline())
+        here = await self.here()
+        await self._enter(here, deadline())
+        sent_at = asyncio.get_running_loop().time()
         opened: Opened | None = None
         try:
-            with deadlines.by(deadline()):
-                opened = await client.open(request.method, self.access.url(request.path), body)
+            with here.deadlines.by(deadline()):
+                opened = await here.client.open(request.method, self.access.url(request.path), body)
                 refusal = await opened.body(most) if opened.status != 200 else b""
             reply = WireReply(status=opened.status, headers=opened.headers, body=refusal)
-            self._note(gate, reply, sent_at)
+            self._note(here.gate, reply, sent_at)
             if opened.status != 200:
                 raise HttpStatusError(reply)
             pieces = opened.pieces()
             async with contextlib.aclosing(pieces):
                 while not events.done:
-                    with deadlines.by(deadline()):
+                    with here.deadlines.by(deadline()):
                         piece = await anext(pieces, None)
                     if piece is None:
                         break
@@ -183,21 +181,17 @@ class Transport:
         except TooLong as refusal:
             self._malformed(refusal)
         finally:
-            gate.leave()
+            here.gate.leave()
             if opened is not None:
                 opened.close()
         if not events.done:
             raise AttemptFailed(MalformedResponse(f"{self.access.root} ended its stream before [DONE]"), again=True)
 
-    async def again(self, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
-        """Call `attempt` (with its number, counted from 0) until it raises no `AttemptFailed`, or none that allows another attempt; then that is raised."""
-        try:
-            return await attempt(0)
-        except AttemptFailed as trouble:
-            return await self.retry(trouble, attempt, deadline)
+    async def retry(self, trouble: AttemptFailed, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
+        """Call `attempt` until it raises no `AttemptFailed`, or none that allows another attempt; then that is raised.
 
-    async def retry(self, trouble: AttemptFailed, attempt: Callable[[int], Awaitable[T]], deadline: float) -> T:
-        """As `again`, for a first attempt that has ended in `trouble`; so one that works costs nothing more than itself."""
+        `trouble` is what the first attempt has ended in, so one that works costs nothing more than itself.
+        """
         if not trouble.again or not self.retries:
             raise trouble
         first: AttemptFailed | None = trouble
@@ -209,9 +203,7 @@ class Transport:
             return max(pause or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
-            pause = wait(state) if state.attempt_number <= self.retries else 0.0
-            ends = asyncio.get_running_loop().time() + pause
-            return state.attempt_number > self.retries or ends >= deadline
+            return state.attempt_number > self.retries or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
 
         jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
         allowed = tenacity.retry_if_exception(lambda error: isinstance(error, AttemptFailed) and error.again)
@@ -220,24 +212,24 @@ class Transport:
                 if first is not None:
                     replayed, first = first, None
                     raise replayed
-                return await attempt(trial.retry_state.attempt_number - 1)
+                return await attempt()
         raise AssertionError("tenacity ends with an answer or an error")
 
     async def abort(self, request: WireRequest) -> None:
         """Tell the server to end a request; what it answers makes no difference, since the request is given up anyway."""
-        client, _, deadlines, _, _ = await self.here()
-        with contextlib.suppress(Broken, Late, TooLong), deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS):
-            opened = await client.open(request.method, self.access.url(request.path), body_of(request))
+        here = await self.here()
+        with contextlib.suppress(Broken, Late, TooLong), here.deadlines.by(asyncio.get_running_loop().time() + ABORT_SECONDS):
+            opened = await here.client.open(request.method, self.access.url(request.path), body_of(request))
             try:
                 await opened.body(BASE)
             finally:
                 opened.close()
 
-    async def _entered(self, gate: Gate, deadlines: Deadlines, deadline: float) -> float:
-        """Wait for room at the gate; gives the loop's time at which there was some."""
+    async def _enter(self, here: _OnLoop, deadline: float) -> None:
+        """Wait for room at the gate."""
         try:
-            with deadlines.by(deadline):
-                return await gate.enter()
+            with here.deadlines.by(deadline):
+                await here.gate.enter()
         except Late as late:
             raise AttemptFailed(self.late("for its turn"), again=False) from late
 

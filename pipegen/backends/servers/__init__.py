@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.engines.settings import ChatServerSettings, ServerSettings, TokenServerSettings, config_of
 
 if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.engine import ModelMetadata
     from pipegen.backends.http.access import Access
     from pipegen.drivers.route import Route
 
@@ -33,21 +32,21 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
-    checkpoint = cast("ModelMetadata", Checkpoint(config_of(settings, wire.name)))  # cached properties are none to pyright
-    return route(ServerEngine(wire, checkpoint, access, settings, os.fspath(settings.model)))
+    return route(ServerEngine(wire, Checkpoint(config_of(settings, wire.name)), access, settings, os.fspath(settings.model)))
 
 
 def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     """A route through a server that takes messages and gives text: what `openai_server` is made with. Raises as `token_server` does."""
     access = _access(wire, settings)
-    from pipegen.backends.servers.chat import ChatEngine, chat_route
+    from pipegen.backends.servers.chat import ChatEngine
+    from pipegen.drivers.route import route
 
     model = os.fspath(settings.model)
     if wire.name == "openai_chat" and settings.served_model_name is None:
         settings = dataclasses.replace(settings, served_model_name=model)  # a public server need not list its models
     if settings.separate_reasoning is not None:
         settings = dataclasses.replace(settings, extra_body={**settings.extra_body, "separate_reasoning": settings.separate_reasoning})
-    return chat_route(ChatEngine(wire, access, settings, model))
+    return route(ChatEngine(wire, access, settings, model))
 
 
 def _access(wire: Wire, settings: ServerSettings) -> Access:

@@ -16,7 +16,6 @@ from pipegen.backends.servers.images import messages_of
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.route import Route, route
 from pipegen.engines.capabilities import ENGINES, Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TextMade
@@ -24,7 +23,7 @@ from pipegen.engines.settings import ChatServerSettings
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import freeze
-from pipegen.records.options import resolve
+from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
 from pipegen.stages.parts.reasoning import thinking_unfinished
@@ -32,9 +31,9 @@ from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed
 
-__all__ = ["ChatEngine", "ChatRow", "chat_route", "result_of"]
+__all__ = ["ChatEngine", "ChatRow", "result_of"]
 
-
+UNSET = GenerationOptions()
 ENDED = ("stop", "eos", "tool_calls", "function_call")
 """What servers call a row that ended by itself, at its end token, a stop, or the end of a tool call."""
 
@@ -58,8 +57,7 @@ class ChatRow:
 
     def __init__(self, job: ResolvedRequest, plugins: Sequence[Plugin] = ()) -> None:
         self._job = job
-        stop = job.options.stop
-        self._stops = (stop.stop if stop is not None else None) or ()
+        self._stops = _stops(job)
         self._scanner = StopScanner(self._stops)
         self._watch = Watch(plugins)
         self._halted: str | None = None
@@ -269,7 +267,42 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
 
     def resolve(self, request: GenerationRequest) -> Slot[ResolvedRequest]:
         """The request with its effective options, or the promise that does not hold when a server renders."""
-        return _resolved(request, self)
+        given = request.options or UNSET
+        thinks = None if given.chat is None else given.chat.enable_thinking
+        unknown = "the prompt's length is not known before the server has it"
+        for name, asked, words in (
+            ("use_generation_config", given.use_generation_config, "the checkpoint's generation settings are not known here"),
+            ("max_prompt_tokens", given.max_prompt_tokens is not None, unknown),
+            ("on_overflow", given.on_overflow == "clip", unknown),
+        ):
+            if asked:
+                return self._refused(name, f"does not honour {name}: {words}")
+        try:
+            options = resolve(request.options)
+        except InvalidField as refusal:
+            return Failure(InvalidRequest(f"options: {refusal}"))
+        if options.min_new_tokens and (self.watches or (options.stop is not None and options.stop.stop)):
+            words = "with stop strings or with plugins that halt: where a token ends in the text is not known here"
+            return self._refused("min_new_tokens", f"does not honour min_new_tokens {words}")
+        if self.server_limit and given.max_new_tokens is None:
+            options = dataclasses.replace(options, max_new_tokens=None)
+        chat = options.chat
+        if chat is not None and "reasoning_effort" in self.sender.settings.extra_body and thinks is None:
+            # The servers themselves switch thinking on and off by it, unless the switch is set too.
+            options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
+        if self.name == "openai_chat" and chat is not None:
+            if thinks is False:
+                words = "does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
+                return self._refused("enable_thinking", words, hint="leave it out, or set the server's own switch in extra_body")
+            options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is sent
+        if self.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
+            return self._refused("add_generation_prompt", "always opens the assistant's turn")
+        if self.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:
+            return self._refused("skip_special_tokens", "does not honour skip_special_tokens=False")
+        return Success(ResolvedRequest(request=request, options=options))
+
+    def _refused(self, option: str, words: str, hint: str = "") -> Failure[Any]:
+        return Failure(UnsupportedOption(f"{shown(self.name)} {words}", option=option, hint=hint))
 
     def result(self, answer: ChatOutput, route: str) -> Slot[GenerationResult]:
         """The finished result of a row's answer, cut and trimmed."""
@@ -335,49 +368,3 @@ def _no_images(facts: Facts) -> str:
 
 def _stops(job: ResolvedRequest) -> tuple[str, ...]:
     return (job.options.stop.stop or ()) if job.options.stop is not None else ()
-
-
-def _resolved(request: GenerationRequest, engine: ChatEngine) -> Slot[ResolvedRequest]:
-    """The request with its effective options, or the promise that does not hold when a server renders."""
-    given = request.options
-    for name, asked, words in (
-        ("use_generation_config", given is not None and given.use_generation_config, "the checkpoint's generation settings are not known here"),
-        ("max_prompt_tokens", given is not None and given.max_prompt_tokens is not None, "the prompt's length is not known before the server has it"),
-        ("on_overflow", given is not None and given.on_overflow == "clip", "the prompt's length is not known before the server has it"),
-    ):
-        if asked:
-            return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour {name}: {words}", option=name))
-    try:
-        options = resolve(given)
-    except InvalidField as refusal:
-        return Failure(InvalidRequest(f"options: {refusal}"))
-    if options.min_new_tokens and (engine.watches or (options.stop is not None and options.stop.stop)):
-        words = (
-            f"{shown(engine.name)} does not honour min_new_tokens with stop strings or with plugins that halt: where a token ends in the text is not known here"
-        )
-        return Failure(UnsupportedOption(words, option="min_new_tokens"))
-    if engine.server_limit and (given is None or given.max_new_tokens is None):
-        options = dataclasses.replace(options, max_new_tokens=None)
-    chat = options.chat
-    if (
-        chat is not None
-        and "reasoning_effort" in engine.sender.settings.extra_body
-        and (given is None or given.chat is None or given.chat.enable_thinking is None)
-    ):
-        # The servers themselves switch thinking on and off by it, unless the switch is set too.
-        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=None))
-    if engine.name == "openai_chat" and chat is not None:
-        if given is not None and given.chat is not None and given.chat.enable_thinking is False:
-            words = f"{shown(engine.name)} does not honour enable_thinking=False: a plain server has no field for it, and what it would do is not known"
-            return Failure(UnsupportedOption(words, option="enable_thinking", hint="leave it out, or set the server's own switch in extra_body"))
-        options = dataclasses.replace(options, chat=dataclasses.replace(chat, enable_thinking=chat.enable_thinking or None))  # nothing is sent
-    if engine.name == "sglang_chat" and chat is not None and not chat.add_generation_prompt and not chat.continue_final_message:
-        return Failure(UnsupportedOption(f"{shown(engine.name)} always opens the assistant's turn", option="add_generation_prompt"))
-    if engine.name in ("openai_chat", "vllm_chat") and options.decode is not None and options.decode.skip_special_tokens is False:
-        return Failure(UnsupportedOption(f"{shown(engine.name)} does not honour skip_special_tokens=False", option="skip_special_tokens"))
-    return Success(ResolvedRequest(request=request, options=options))
-
-
-def chat_route(engine: ChatEngine) -> Route:
-    """The route through a chat server: resolve >> call >> trim."""
-    return route(engine)

@@ -40,8 +40,15 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def refusal_of(server: str, reply: WireReply, message: str) -> GenerationError:
-    """The error of an answer that is none: 429 and 503 are `RateLimited`, 408 and 504 `Timeout`, 4xx `InvalidRequest`, and the rest `BackendFailed`."""
+def classified(server: str, reply: WireReply, ask: ServerRequest, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
+    """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the status, with its length as pipegen knows it.
+
+    429 and 503 are `RateLimited`, 408 and 504 `Timeout`, 4xx `InvalidRequest`, and the rest `BackendFailed`.
+    """
+    message, _ = error_message(reply)
+    lengths = too_long(message)
+    if lengths is not None:
+        return PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1])
     ending = f": {message}" if message else ""
     words = f"{server} answered {reply.status}{ending}"[:1000]
     if reply.status in (429, 503):
@@ -66,13 +73,6 @@ def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, 
     if found is None or max(len(found["prompt"]), len(found["limit"])) > _DIGITS:
         return None
     return int(found["prompt"]), int(found["limit"])
-
-
-def classified(server: str, reply: WireReply, ask: ServerRequest, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
-    """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the status, with its length as pipegen knows it."""
-    message, _ = error_message(reply)
-    lengths = too_long(message)
-    return refusal_of(server, reply, message) if lengths is None else PromptTooLong(ask.prompt_tokens or lengths[0], lengths[1])
 
 
 def unreachable(server: str, words: str) -> BackendFailed:

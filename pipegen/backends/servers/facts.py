@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.wire import Facts, WireRequest
@@ -50,7 +49,6 @@ class Directory:
         self._stale_at, self._lacks = 0.0, dict[str, float]()
         self._known: Facts | None = None
         self._known_until = 0.0
-        self._turns = PerLoop(asyncio.Lock, _nothing)
 
     @property
     def known(self) -> Facts:
@@ -61,11 +59,6 @@ class Directory:
             self._known = Facts(models=facts.models, about=facts.about, lacks=frozenset(lacks))
             self._known_until = min(lacks.values(), default=float("inf"))
         return self._known
-
-    @property
-    def found(self) -> bool:
-        """Whether the server has been asked with success."""
-        return self._facts is not None
 
     def learn(self, lacks: str) -> None:
         """Remember for a while that the server lacks something."""
@@ -80,7 +73,7 @@ class Directory:
     async def facts(self) -> Facts:
         """The facts, looked up where they are stale: once, however many ask at the same time. What could not be found out is empty."""
         if time.monotonic() >= self._stale_at:
-            async with await self._turns.get():
+            async with (await self._transport.here()).looking_up:
                 if time.monotonic() >= self._stale_at:
                     await self._look_up()
         return self.known
@@ -100,10 +93,3 @@ class Directory:
             return None
         read = json_of(reply.body)
         return read.unwrap() if is_ok(read) and isinstance(read.unwrap(), dict) else None
-
-    def close(self) -> None:
-        self._turns.close()
-
-
-async def _nothing(_: object) -> None:
-    """Locks need no putting away."""

@@ -21,6 +21,7 @@ from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import RowDone
 from pipegen.engines.settings import ServerSettings
 from pipegen.records.engine_list import shown
 
@@ -28,6 +29,7 @@ __all__ = ["HttpEngine", "WholeRow"]
 
 A = TypeVar("A")
 R = TypeVar("R")
+_END = object()
 
 
 class HttpEngine(ABC, Generic[A, R]):
@@ -127,21 +129,27 @@ class HttpEngine(ABC, Generic[A, R]):
         return await self.sender.each(inputs, lambda _, asked: self.row(asked, ends(call_ends)))
 
     async def astream(self, inputs: Sequence[A]) -> AsyncGenerator[Any, None]:
-        """As `stream`, on the caller's own loop."""
-        from pipegen.engines.protocol import RowDone
+        """As `stream`, on the caller's own loop. Leaving early cancels the rows."""
+        call_ends, events = self.sender.transport.call_ends(), asyncio.Queue[Any]()
 
-        call_ends = self.sender.transport.call_ends()
+        async def one(position: int, asked: A) -> None:
+            slot = await self.followed(position, asked, self.sender.transport.ends(call_ends), events.put_nowait)
+            events.put_nowait(RowDone(row=position, slot=slot))
 
-        async def one(position: int, asked: A, put: Any) -> None:
-            slot = await self.followed(position, asked, self.sender.transport.ends(call_ends), put)
-            put(RowDone(row=position, slot=cast(Any, slot)))
+        async def work() -> None:
+            try:
+                await self.sender.each(inputs, one)
+            finally:
+                events.put_nowait(_END)
 
-        rows = _stream_rows(self.sender, inputs, one)
+        running = asyncio.create_task(work())
         try:
-            async for event in rows:
+            while (event := await events.get()) is not _END:
                 yield event
+            await running
         finally:
-            await rows.aclose()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 class ServerCall(Generic[A, R]):
@@ -157,7 +165,8 @@ class ServerCall(Generic[A, R]):
         self._waiting = Waiting[tuple[int, A, Any]](1, 1, key=lambda row: row[2])  # used on the loop alone
         self._ended = deque[tuple[int, Slot[R]]]()
         self._bug: BaseException | None = None
-        self._idle: set[asyncio.Future[None]] = set()
+        self._ready = asyncio.Queue[None]()
+        """An entry for each row that waits."""
         self._work = loop.begin(self._serve())
 
     def add(self, inputs: Sequence[tuple[int, A]]) -> None:
@@ -168,10 +177,7 @@ class ServerCall(Generic[A, R]):
         """The rows that have ended; it never waits. A bug raises."""
         if self._bug is not None:
             raise self._bug
-        ended: list[tuple[int, Slot[R]]] = []
-        while self._ended:
-            ended.append(self._ended.popleft())
-        return ended
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
@@ -179,10 +185,9 @@ class ServerCall(Generic[A, R]):
             self._work.cancel()
 
     def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
-        """Let as many workers go on as rows have come."""
         self._waiting.add(rows)
-        for idle in [idle for idle in self._idle if not idle.done()][: len(rows)]:
-            idle.set_result(None)
+        for _ in rows:
+            self._ready.put_nowait(None)
 
     async def _serve(self) -> None:
         try:
@@ -196,17 +201,11 @@ class ServerCall(Generic[A, R]):
     async def _worker(self) -> None:
         transport = self._engine.sender.transport
         while True:
-            while self._waiting:
-                ((number, asked, _),) = self._waiting.pop()
-                slot = await self._engine.row(asked, transport.ends(transport.call_ends()))
-                self._ended.append((number, slot))
-                self._wake()
-            idle = asyncio.get_running_loop().create_future()
-            self._idle.add(idle)
-            try:
-                await idle
-            finally:
-                self._idle.discard(idle)
+            await self._ready.get()
+            ((number, asked, _),) = self._waiting.pop()
+            slot = await self._engine.row(asked, transport.ends(transport.call_ends()))
+            self._ended.append((number, slot))
+            self._wake()
 
 
 @dataclass(slots=True)
@@ -227,26 +226,3 @@ class WholeRow(Generic[A, R]):
         if len(completions) != 1:
             return malformed(f"{shown(self.engine.name)} gave {len(completions)} completions where one was asked")
         return self.engine.answer(self.asked, completions[0])
-
-
-async def _stream_rows(sender: Sender, inputs: Sequence[A], one: Callable[[int, A, Callable[[Any], None]], Awaitable[None]]) -> AsyncGenerator[Any, None]:
-    """The events that `one` tells of, for every row, as many at a time as may be in flight. Leaving early cancels the rows."""
-    events: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def work() -> None:
-        try:
-            await sender.each(inputs, lambda position, row: one(position, row, events.put_nowait))
-        finally:
-            events.put_nowait(_END)
-
-    running = asyncio.create_task(work())
-    try:
-        while (event := await events.get()) is not _END:
-            yield event
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-_END = object()

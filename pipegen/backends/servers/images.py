@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,12 +32,7 @@ def data_url(image: PreparedImage) -> str:
     >>> data_url(PreparedImage(width=1, height=1, rgb=bytes(3), digest="0"))[:22]
     'data:image/png;base64,'
     """
-    return _kept(image) if image.width * image.height <= KEPT_PIXELS else _made(image)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept(image: PreparedImage) -> str:
-    return _made(image)
+    return (_kept if image.width * image.height <= KEPT_PIXELS else _made)(image)
 
 
 def _made(image: PreparedImage) -> str:
@@ -45,6 +41,9 @@ def _made(image: PreparedImage) -> str:
     buffer = io.BytesIO()
     Image.frombytes("RGB", (image.width, image.height), image.rgb).save(buffer, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+_kept = functools.lru_cache(maxsize=64)(_made)
 
 
 def places(prompt: Prompt, image_token_id: int | None) -> tuple[tuple[int, int], ...]:
@@ -77,19 +76,20 @@ def messages_of(request: GenerationRequest) -> Slot[tuple[Mapping[str, Any], ...
         encoded([plain, request.tools])
     except UnicodeEncodeError:
         return Failure(InvalidRequest("the messages hold half a surrogate pair", hint="send whole characters: the text was cut inside one, or decoded wrongly"))
+    index = itertools.count()
     for message, written in zip(messages, plain, strict=True):
         for place, part in enumerate(message.content if isinstance(message.content, tuple) else ()):
             if isinstance(part, ImagePart):
-                url = _file_url(part)
+                url = _file_url(part, next(index))
                 if not is_ok(url):
                     return Failure(url.failure())
                 written["content"][place] = {"type": "image_url", "image_url": {"url": url.unwrap()}}
     return Success(tuple(plain))
 
 
-def _file_url(part: ImagePart) -> Slot[str]:
+def _file_url(part: ImagePart, index: int) -> Slot[str]:
     source = part.source
     if source is None or source.data is None:
         return Failure(InvalidRequest("an image of the messages was not loaded"))
     policy = ImagePolicy() if source.max_pixels is None else ImagePolicy(max_source_pixels=source.max_pixels)
-    return file_to_send(source.data, policy).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")
+    return file_to_send(source.data, policy, index).map(lambda file: f"data:image/{file.kind};base64,{base64.b64encode(file.data).decode('ascii')}")

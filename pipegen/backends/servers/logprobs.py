@@ -141,7 +141,8 @@ def scores_of_tables(tables: Any, ask: ServerRequest) -> Slot[Scores | None]:
         return malformed(f"the answer has {seen} log probabilities of a prompt of {ask.prompt_tokens} tokens")
     pairs: list[tuple[Any, list[Pair]]] = []
     for token, table in zip(ask.token_ids[-ask.scored :], tables[-ask.scored :], strict=True):
-        values = {key: _listed_logprob(entry) for key, entry in table.items()} if isinstance(table, Mapping) else {}
+        entries = table.items() if isinstance(table, Mapping) else ()
+        values = {key: entry.get("logprob") if isinstance(entry, Mapping) else None for key, entry in entries}
         pairs.append((values.get(str(token)), [(_decimal(key), value) for key, value in values.items()]))
     return _scores(pairs, ask)
 
@@ -162,10 +163,6 @@ def scores_of_meta(meta: Mapping[str, Any], ask: ServerRequest) -> Slot[Scores |
             (row[1] if row is not None and (row[0] == token or (row[0] == 0 and token == last)) else None, [other for other in others if other is not None])
         )
     return _scores(pairs, ask)
-
-
-def _listed_logprob(entry: Any) -> Any:
-    return entry.get("logprob") if isinstance(entry, Mapping) else None
 
 
 def _scores(pairs: Sequence[tuple[Any, list[Pair]]], ask: ServerRequest) -> Slot[Scores | None]:

@@ -99,7 +99,7 @@ class Sender:
     async def facts(self, deadline: float) -> Facts:
         """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
         try:
-            with await self.transport.by(deadline):
+            with (await self.transport.here()).deadlines.by(deadline):
                 return await self.directory.facts()
         except Late as late:
             raise AttemptFailed(self.transport.late("for what the server offers"), again=False) from late
@@ -116,11 +116,6 @@ class Sender:
         words = f"{self.access.root} serves {', '.join(served)[:500]}, and none of them is {self.named!r}"
         return Failure(InvalidRequest(words, hint="set served_model_name"))
 
-    def classify(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
-        """The error of a refusal, without any secret that the server repeated."""
-        scrubbed = WireReply(status=reply.status, headers=reply.headers, body=self.access.scrub(reply.body.decode(errors="replace")).encode())
-        return self.wire.classify(scrubbed, ask)
-
     async def whole(self, row: Asked[R], deadline: float) -> Slot[R]:
         """The answer of one row; sent again where that is safe.
 
@@ -134,7 +129,7 @@ class Sender:
         except AttemptFailed as trouble:
             return Failure(trouble.error)
 
-    async def _read_once(self, row: Asked[R], deadline: float, number: int = 0) -> Slot[R]:
+    async def _read_once(self, row: Asked[R], deadline: float) -> Slot[R]:
         """One attempt at a whole answer. Raises `AttemptFailed`."""
         while True:
             known, heavy = self.directory.fresh, row.heavy
@@ -174,7 +169,7 @@ class Sender:
         """
         until = deadline
 
-        async def attempt(number: int) -> None:
+        async def attempt() -> None:
             begun = False
 
             async def follow(ready: _Sendable) -> None:
@@ -217,7 +212,10 @@ class Sender:
                 raise AttemptFailed(trouble.error, again=trouble.again and not begun) from trouble
 
         try:
-            await self.transport.again(attempt, deadline)
+            try:
+                await attempt()
+            except AttemptFailed as first:
+                await self.transport.retry(first, attempt, deadline)
         except AttemptFailed as trouble:
             return trouble.error
         return None
@@ -236,15 +234,15 @@ class Sender:
         facts = self.directory.fresh or await self.facts(deadline)
         if not heavy:
             return self._made(make, facts)
-        _, _, deadlines, uploads, preparing = await self.transport.here()
+        here = await self.transport.here()
         try:
-            with deadlines.by(deadline):
-                async with preparing:  # until it has room: so few bodies wait that are made already
+            with here.deadlines.by(deadline):
+                async with here.preparing:  # until it has room: so few bodies wait that are made already
                     made = await asyncio.to_thread(self._made, make, facts)
-                    upload = Upload(made.body, uploads.leave) if isinstance(made.body, bytes) else Upload(b"", uploads.leave)
+                    upload = Upload(made.body, here.uploads.leave) if isinstance(made.body, bytes) else Upload(b"", here.uploads.leave)
                     made = made._replace(body=upload, ask=dataclasses.replace(made.ask, messages=(), images=()))
                     made = made._replace(request=dataclasses.replace(made.request, body=None))
-                    await uploads.enter(upload.size)
+                    await here.uploads.enter(upload.size)
         except Late as late:
             raise AttemptFailed(self.transport.late("for its images to be made ready"), again=False) from late
         return made
@@ -269,13 +267,16 @@ class Sender:
         raise ended
 
     def _refusal(self, reply: WireReply, ask: ServerRequest) -> GenerationError:
-        """The error of a refusal, whatever it holds."""
+        """The error of a refusal, whatever it holds, without any secret that the server repeated."""
 
         def failed(raised: Raised) -> GenerationError:
             words = f"{self.access.root} answered {reply.status}, and its words cannot be read: {self.access.scrub(raised.words)}"
             return BackendFailed(words, backend=self.wire.name, scope="row", incident=raised.incident)
 
-        made = guard(lambda: self.classify(reply, ask), failed)
+        def classified() -> GenerationError:
+            return self.wire.classify(dataclasses.replace(reply, body=self.access.scrub(reply.body.decode(errors="replace")).encode()), ask)
+
+        made = guard(classified, failed)
         return made.unwrap() if is_ok(made) else made.failure()
 
     async def each(self, rows: Sequence[A], one: Callable[[int, A], Awaitable[R]]) -> list[R]:
@@ -290,14 +291,13 @@ class Sender:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(rows), self.settings.max_in_flight)):
                     group.create_task(work())
-        except BaseExceptionGroup as require_iterable:
-            raise require_iterable.exceptions[0] from require_iterable
+        except BaseExceptionGroup as raised:
+            raise raised.exceptions[0] from raised
         return [made[position] for position in range(len(rows))]
 
     def close(self) -> None:
         """Close all connections, and forget nothing that was found out."""
         self.transport.close()
-        self.directory.close()
 
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:

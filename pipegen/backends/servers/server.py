@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.engine import HasModelMetadata, ModelMetadata
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
@@ -53,9 +54,9 @@ class _Ends(NamedTuple):
 class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
 
-    def __init__(self, wire: Wire, checkpoint: ModelMetadata, access: Access, settings: ServerSettings, model: str) -> None:
+    def __init__(self, wire: Wire, checkpoint: Checkpoint, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
-        self._checkpoint: ModelMetadata = checkpoint
+        self._checkpoint = checkpoint
         self._ends = LastCallCache(self._ends_of)
         self._room = LastCallCache(self._room_by)
 
@@ -160,8 +161,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         ready = await self._ready(asked.whole, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
-        row: Any = _Scored(self, *ready.unwrap(), asked)
-        scored: Slot[TokenScores] = await self.sender.whole(row, deadline)
+        scored: Slot[Any] = await self.sender.whole(_Scored(self, *ready.unwrap(), continued=asked), deadline)
         return scored
 
     def _must_follow(self, options: GenerationOptions) -> bool:
@@ -243,16 +243,15 @@ class _Resized(_Whole):
 class _Scored(_Whole):
     """A row of which the log probabilities of its prompt's last tokens are asked."""
 
-    continued: Continued | None = None
+    continued: Continued = dataclasses.field(kw_only=True)
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        scored = 0 if self.continued is None else len(self.continued.continuation)
-        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=scored))
+        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=len(self.continued.continuation)))
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         (completion,), engine = completions, self.engine
         wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, SAME)
-        if wrong is not None or self.continued is None or completion.scores is None:
+        if wrong is not None or completion.scores is None:
             return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
         logprobs, likeliest = zip(*completion.scores, strict=True)
         return Success(TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest))

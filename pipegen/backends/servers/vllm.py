@@ -18,7 +18,7 @@ from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
 from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
-from pipegen.core.errors import GenerationError, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
@@ -36,7 +36,7 @@ MOST_LOGPROBS = 20
 
 
 @LastCallCache
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Slot[Mapping[str, Any]]:
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> Slot[Mapping[str, Any]]:
     """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where the server would change an option.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
@@ -46,7 +46,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
         return Failure(refusal)
     params = {
         **wire_fields(options, "vllm"),
-        "n": n,
+        "n": 1,
         "top_k": options.top_k,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
@@ -97,7 +97,7 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
-    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, ask.n)
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
     if not is_ok(sampling):
         return Failure(sampling.failure())
     params = sampling.unwrap()
@@ -130,12 +130,12 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint; or what it made of images, where that was asked."""
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, 0, place))
+    return whole(answer, lambda choice, place: _completion(choice, answer, ask, 0, place))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, seen, place))
+    return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str) -> Slot[Completion]:
@@ -167,7 +167,6 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
             stop=stop if isinstance(stop, (int, str)) else None,
             prompt_token_ids=known.unwrap(),
             index=index,
-            routed_experts=choice.get("routed_experts"),
             scores=scores.unwrap(),
         )
     )
@@ -192,17 +191,13 @@ def too_long(message: str) -> tuple[int, int] | None:
     return lengths_in(message, _TOO_LONG)
 
 
-def classify(reply: WireReply, ask: ServerRequest) -> GenerationError:
-    """The error that a refusal stands for; over-long prompts are `PromptTooLong` whatever the status."""
-    return classified("vLLM", reply, ask, too_long)
-
-
 def lacking(reply: WireReply, request: WireRequest) -> str:
     """`generate`, `render` where the endpoint is not there or is switched off; `stops` where the server halts at ids alone."""
     message, holder = error_message(reply)
-    if request.lacks == "render":
-        return "render" if renders_none(reply) else ""
-    if request.lacks == "generate" and reply.status in (403, 404, 405) and not ("model" in message and "does not exist" in message):
+    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
+    if request.lacks == "render":  # or the server takes nobody's word for sizes
+        return "render" if missing or (reply.status == 400 and "mm_processor_kwargs" in message) else ""
+    if request.lacks == "generate" and missing and reply.status != 501:
         return "generate"
     return "stops" if reply.status == 400 and "stop strings are not supported" in message and holder else ""
 
@@ -214,7 +209,7 @@ VLLM = Wire(
     to_wire=to_wire,
     from_wire=from_wire,
     from_event=from_event,
-    classify=classify,
+    classify=lambda reply, ask: classified("vLLM", reply, ask, too_long),
     lacking=lacking,
     server_side_stops=server_side_stops,
     keeps_sizes=True,
@@ -268,10 +263,3 @@ def _images(made: Any, name: str) -> list[Any]:
 def unkept(words: str) -> UnsupportedOption:
     """The error where a server does not keep the sizes."""
     return UnsupportedOption(words, option="max_pixels", hint="keep within the checkpoint's own pixel budget")
-
-
-def renders_none(reply: WireReply) -> bool:
-    """Whether a refusal says that the endpoint is not there or is switched off, or that the server takes nobody's word for sizes."""
-    message, _ = error_message(reply)
-    missing = reply.status in (403, 404, 405, 501) and not ("model" in message and "does not exist" in message)
-    return missing or (reply.status == 400 and "mm_processor_kwargs" in message)

@@ -51,8 +51,6 @@ class ServerRequest:
     rid: str = ""
     """The name of this very attempt, by which it can be aborted."""
     stream: bool = False
-    n: int = 1
-    """How many completions to ask for in this one request."""
     scored: int = 0
     """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation is."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
@@ -103,8 +101,6 @@ class Completion:
     index: int = 0
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""
-    routed_experts: Any = None
-    """As the server wrote them."""
     scores: tuple[tuple[float, tuple[int, float]], ...] | None = None
     """Of each scored token its log probability, and the likeliest token there with its own."""
 
@@ -121,18 +117,6 @@ class Facts:
     """What it was found not to offer, in the words of `WireRequest.lacks` and `Wire.lacking`."""
 
 
-def _lacks_nothing(reply: WireReply, request: WireRequest) -> str:
-    return ""
-
-
-def _says_no_limit(facts: Facts) -> int | None:
-    return None
-
-
-def _all(options: GenerationOptions) -> frozenset[str]:
-    return frozenset({"ids", "stops"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """The pure functions of one engine. See `docs/extending.md` for one written from scratch."""
@@ -146,14 +130,14 @@ class Wire:
     to_wire: Callable[[ServerRequest, Facts], Slot[WireRequest]]
     """The request, or why this engine cannot be asked this."""
     from_wire: Callable[[Any, ServerRequest], Slot[tuple[Completion, ...]]]
-    """The completions of an answer with status 200, in the order of their indices."""
+    """The completion of an answer with status 200."""
     from_event: Callable[[Any, ServerRequest, int], Slot[tuple[Completion, ...]]]
     """What one event of a stream brings, given how many tokens came before."""
     classify: Callable[[WireReply, ServerRequest], GenerationError]
     """The error that an answer with another status, or an error in a stream, stands for."""
-    lacking: Callable[[WireReply, WireRequest], str] = _lacks_nothing
+    lacking: Callable[[WireReply, WireRequest], str] = lambda reply, request: ""
     """What a refusal shows the server to lack, so that it is asked in another way; empty where it shows nothing of the kind."""
-    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = _all
+    server_side_stops: Callable[[GenerationOptions], frozenset[str]] = lambda options: frozenset({"ids", "stops"})
     """What the server may end a row at by itself with these options: `ids`, `stops`. Where it may not, pipegen follows the stream, and closes it."""
     keeps_sizes: bool = False
     """Whether the server can be asked to keep images at sizes that its own processor would change: for a `resized` ask without `features`, `to_wire`
@@ -168,5 +152,5 @@ class Wire:
     """The engine's capabilities, where it has no row in `pipegen.ENGINES`."""
     about: str | None = None
     """The path of the engine's page of facts."""
-    limit: Callable[[Facts], int | None] = _says_no_limit
+    limit: Callable[[Facts], int | None] = lambda facts: None
     """How many tokens a row may have, prompt and answer together, as that page says it; the lower one counts where the list of models says another."""

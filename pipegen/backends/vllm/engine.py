@@ -18,12 +18,10 @@ from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.rows import newly_done
-from pipegen.backends.vllm.failures import refusals
-from pipegen.backends.vllm.rows import VLLMRow, differs, vllm_prompt
-from pipegen.backends.vllm.running import Call, Core, Running
+from pipegen.backends.vllm.rows import VLLMRow, differs, scores_of, vllm_prompt
+from pipegen.backends.vllm.running import Call, Core
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, scoring_params, unsupported
-from pipegen.backends.vllm.scoring import scores_of
-from pipegen.backends.vllm.start import check_arguments, image_limit, takes_grammars
+from pipegen.backends.vllm.start import check_arguments, image_limit, refusals, takes_grammars
 from pipegen.backends.waiting import Waiting, beginning
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -134,10 +132,9 @@ class VLLMEngine(CheckpointEngine):
         rows = {row.position: row for row in made if not row.done}
         if not rows:
             return
-        running = await asyncio.to_thread(self._core.running)
-        call = Call(running)
+        call = Call(await asyncio.to_thread(self._core.running))
         try:
-            for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call, running):
+            for refused in await asyncio.to_thread(self._begin, sorted(rows.values(), key=_beginning), call):
                 yield refused
             while not all(row.done for row in rows.values()):
                 for event in _taken(rows, call, await call.astep()):
@@ -152,13 +149,12 @@ class VLLMEngine(CheckpointEngine):
         return None if limit is None else limit - 1
 
     def score(self, inputs: Sequence[Continued]) -> list[Slot[TokenScores]]:
-        """The log probabilities of continuations; see `pipegen.backends.vllm.scoring`. Raises as `generate` does."""
+        """The log probabilities of continuations; see `scores_of`. Raises as `generate` does."""
         if not inputs:
             return []
-        running = self._core.running()
-        call = Call(running)
+        call = Call(self._core.running())
         try:
-            slots = self._begin_scores(inputs, call, running)
+            slots = self._begin_scores(inputs, call)
             while len(slots) < len(inputs):
                 _score(inputs, call.step(), slots)
         finally:
@@ -169,29 +165,28 @@ class VLLMEngine(CheckpointEngine):
         """As `score`, for asynchronous code."""
         if not inputs:
             return []
-        running = await asyncio.to_thread(self._core.running)
-        call = Call(running)
+        call = Call(await asyncio.to_thread(self._core.running))
         try:
-            slots = await asyncio.to_thread(self._begin_scores, inputs, call, running)
+            slots = await asyncio.to_thread(self._begin_scores, inputs, call)
             while len(slots) < len(inputs):
                 _score(inputs, await call.astep(), slots)
         finally:
             call.leave()
         return [slots[position] for position in range(len(inputs))]
 
-    def _begin_scores(self, inputs: Sequence[Continued], call: Call, running: Running) -> dict[int, Slot[TokenScores]]:
+    def _begin_scores(self, inputs: Sequence[Continued], call: Call) -> dict[int, Slot[TokenScores]]:
         """Hand the rows to vLLM; the slots of those that are refused."""
-        capabilities, slots = self.capabilities, dict[int, Slot[TokenScores]]()
+        slots: dict[int, Slot[TokenScores]] = {}
         for position, asked in enumerate(inputs):
             whole = asked.whole
-            refused = self._check(whole, capabilities) or self._add(position, whole.prompt, scoring_params(), call, running)
+            refused = self._check(whole) or self._add(position, whole.prompt, scoring_params(), call)
             if refused is not None:
                 slots[position] = Failure(refused)
         return slots
 
     def _rows(self, inputs: Sequence[tuple[int, Encoded]], *, text: bool) -> list[VLLMRow]:
         shared: dict[str, Any] = {"text": text, "vocab_size": self._checkpoint.vocab_size, "most_logprobs": self._most_logprobs}
-        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self._plugins, **shared) for number, encoded in inputs]
+        rows = [VLLMRow(number, encoded, self.tokenizer, self.eos_token_ids, self.plugins, **shared) for number, encoded in inputs]
         for row in rows:
             row.fail(unsupported_with_form(row.options, self.name))
             if takes_grammars(self._checkpoint.load):
@@ -204,16 +199,15 @@ class VLLMEngine(CheckpointEngine):
         limit = self._checkpoint.load.engine_kwargs.get("max_logprobs")
         return limit if isinstance(limit, int) else MOST_LOGPROBS
 
-    def _begin(self, rows: Sequence[VLLMRow], call: Call, running: Running) -> list[RowDone]:
+    def _begin(self, rows: Sequence[VLLMRow], call: Call) -> list[RowDone]:
         """Hand the rows to vLLM; those that are done already, for they are refused."""
-        capabilities = self.capabilities
         for row in rows:
-            self._queue(row, call, running, capabilities)
+            self._queue(row, call)
         return list(newly_done(rows))
 
-    def _queue(self, row: VLLMRow, call: Call, running: Running, capabilities: Capabilities) -> None:
+    def _queue(self, row: VLLMRow, call: Call) -> None:
         """Hand a row to vLLM, or fail it: for what vLLM would change, what only the running engine knows, and what vLLM refuses."""
-        row.fail(unsupported(row.encoded.options) or self._check(row.encoded, capabilities))
+        row.fail(unsupported(row.encoded.options) or self._check(row.encoded))
         if row.error is not None:
             return
         try:
@@ -221,18 +215,18 @@ class VLLMEngine(CheckpointEngine):
         except refusals() as error:
             row.fail(UnsupportedOption(f"vllm does not honour the options: {error}", option=getattr(error, "parameter", None) or ""))
             return
-        row.fail(self._add(row.position, row.encoded.prompt, params, call, running))
+        row.fail(self._add(row.position, row.encoded.prompt, params, call))
 
-    def _check(self, encoded: Encoded, capabilities: Capabilities) -> GenerationError | None:
+    def _check(self, encoded: Encoded) -> GenerationError | None:
         """What is wrong with a row that vLLM would change, or that does not fit."""
-        fits = check_fit(encoded, capabilities)
+        fits = check_fit(encoded, self.capabilities)
         refused = self._checkpoint.check_placeholders(encoded.prompt) or (None if is_ok(fits) else fits.failure())
-        return refused or other_factors(self._checkpoint.positions, encoded, capabilities)
+        return refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
 
-    def _add(self, position: int, prompt: Prompt, params: Any, call: Call, running: Running) -> GenerationError | None:
+    def _add(self, position: int, prompt: Prompt, params: Any, call: Call) -> GenerationError | None:
         """Add a row to the call, or say why vLLM refuses it."""
         try:
-            rendered = running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
+            rendered = call.running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
             wrong = differs(rendered, prompt)
             if wrong is None:
                 call.add(position, rendered, params)
@@ -258,7 +252,6 @@ class VLLMCall:
     def __init__(self, engine: VLLMEngine, *, text: bool) -> None:
         self._engine, self._text = engine, text
         self._call: Call | None = None
-        self._running: Running | None = None
         self.rows: dict[int, VLLMRow] = {}
         """The rows that have not ended."""
         self._refused: list[RowDone] = []
@@ -280,12 +273,11 @@ class VLLMCall:
     def _hand_over(self) -> None:
         """Hand rows to vLLM, as far as it has room."""
         while self._waiting:
-            if self._call is None or self._running is None:
-                self._running = self._engine._core.running()
-                self._call = Call(self._running)
-            if self._call.in_flight >= self._running.side_by_side * 5 // 4:
+            if self._call is None:
+                self._call = Call(self._engine._core.running())
+            if self._call.in_flight >= self._call.running.side_by_side * 5 // 4:
                 return
-            self._refused += self._engine._begin(self._waiting.pop(), self._call, self._running)
+            self._refused += self._engine._begin(self._waiting.pop(), self._call)
 
     def events(self) -> list[TokensMade | RowDone]:
         """What has come, after a step where nothing has. Raises as `generate` does."""

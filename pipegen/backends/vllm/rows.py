@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from returns.result import Failure
+from returns.result import Failure, Success
 
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.grammar import form_of, has_form
@@ -18,9 +18,10 @@ from pipegen.engines.protocol import TokensMade
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.media.image import as_pil
 from pipegen.records.results import Encoded, Finish, Prompt, Raw
+from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.parts.row_decoder import ending_ids
 
-__all__ = ["VLLMRow", "differs", "vllm_prompt"]
+__all__ = ["VLLMRow", "differs", "scores_of", "vllm_prompt"]
 
 
 def vllm_prompt(prompt: Prompt, *, resized: bool) -> dict[str, Any]:
@@ -79,10 +80,6 @@ class VLLMRow(EngineRow):
         self._prompt_seen = False
         self.whole = not self.decoder.reads
 
-    @property
-    def done(self) -> bool:
-        return self.aborted or super().done
-
     def take_output(self, output: Any) -> TokensMade | None:
         """Take what vLLM returned; the event of the tokens that belong to the row."""
         if not self._prompt_seen and output.prompt_token_ids is not None:  # each output brings the same
@@ -129,3 +126,26 @@ class VLLMRow(EngineRow):
         return Failure(
             UnsupportedOption(f"vLLM ended the answer before it had its form: {name} is too large for it", option=name, hint=f"use a simpler {name}")
         )
+
+
+def scores_of(asked: Continued, tables: Sequence[Mapping[int, Any] | None] | None) -> Slot[TokenScores]:
+    """The scores of a continuation from vLLM's tables of the log probabilities of its whole prompt (id -> entry); the first token has none.
+
+    The highest of each place is asked for too, so that a tie counts as greedy as it does on every engine: by its rank alone, vLLM would have neither of two
+    equal tokens be the first. vLLM reads the contexts of such requests again, whatever its prefix cache holds.
+    """
+    whole, ids = asked.token_ids, asked.continuation
+    if tables is None or len(tables) != len(whole):
+        seen = "no" if tables is None else len(tables)
+        return Failure(MalformedResponse(f"vLLM gave {seen} log probabilities of a prompt of {len(whole)} tokens"))
+    logprobs: list[float] = []
+    likeliest: list[tuple[int, float]] = []
+    for place, token in enumerate(ids):
+        table = tables[len(whole) - len(ids) + place] or {}
+        if token not in table:
+            return Failure(MalformedResponse(f"vLLM gave no log probability of token {place} of the continuation (id {token})"))
+        own = float(table[token].logprob)
+        logprobs.append(own)
+        best = max(table, key=lambda other: float(table[other].logprob))
+        likeliest.append((token, own) if own >= float(table[best].logprob) else (best, float(table[best].logprob)))
+    return Success(TokenScores(continued=asked, logprobs=tuple(logprobs), likeliest=tuple(likeliest)))

@@ -19,7 +19,6 @@ request knows the box of its call.
 
 from __future__ import annotations
 
-import gc
 import threading
 import uuid
 from collections import deque
@@ -29,10 +28,10 @@ from typing import Any
 
 from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.shared_steps import Box, SharedSteps
-from pipegen.backends.vllm.failures import deaths
-from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, engine_arguments, starting
+from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, deaths, engine_arguments, starting
 from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
@@ -131,7 +130,7 @@ class Running(SharedSteps[Any]):
                 engine, self.engine = self.engine, None
                 engine.engine_core.shutdown()
                 del engine
-                _release()
+                release()
 
 
 def _wait(core: Any) -> None:
@@ -146,14 +145,6 @@ def _wait(core: Any) -> None:
                 if resources.engine_dead:
                     raise EngineDeadError
                 outputs.not_empty.wait(0.2)
-
-
-def _release() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class Core:
@@ -229,7 +220,7 @@ class Call:
     """The requests of one call on a running engine. Who made it leaves it in the end."""
 
     def __init__(self, running: Running) -> None:
-        self._running = running
+        self.running = running
         self._box = Box[Any]()
         self._rows: dict[str, int] = {}
         self._left = False
@@ -242,18 +233,18 @@ class Call:
     def add(self, row: int, prompt: Any, params: Any) -> None:
         """Queue the request of that row, unless the call was left. Raises as `Running.add` does."""
         request_id = f"pipegen-{uuid.uuid4().hex}"
-        with self._running.entered():
+        with self.running.entered():
             if not self._left:
-                self._running.add(request_id, prompt, params, self._box)
+                self.running.add(request_id, prompt, params, self._box)
                 self._rows[request_id] = row
 
     def step(self) -> list[tuple[int, Any]]:
         """Rows with their new outputs. Raises `CallFailed`."""
-        return self._placed(self._running.step(self._box))
+        return self._placed(self.running.step(self._box))
 
     async def astep(self) -> list[tuple[int, Any]]:
         """As `step`, beside the event loop."""
-        return self._placed(await self._running.astep(self._box))
+        return self._placed(await self.running.astep(self._box))
 
     def _placed(self, outputs: Iterable[Any]) -> list[tuple[int, Any]]:
         """The outputs with their rows, but for rows that were dropped; a row whose last one this is, is forgotten."""
@@ -269,9 +260,9 @@ class Call:
             ended = [request_id for request_id, row in self._rows.items() if row in rows]
             for request_id in ended:
                 del self._rows[request_id]
-            self._running.drop(ended)
+            self.running.drop(ended)
 
     def leave(self) -> None:
         """End all rows that still run; none is queued from now on."""
         self._left = True
-        self._running.drop(self._rows)  # a request that another thread queues just now is among them, or is not queued
+        self.running.drop(self._rows)  # a request that another thread queues just now is among them, or is not queued

@@ -34,16 +34,11 @@ def _params() -> Any:
     return _AsAsked
 
 
-def _least_temperature() -> float:
-    """vLLM raises a temperature above 0 to at least this, with a warning only."""
+def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
+    """The value that vLLM would change, if there is one: it raises a temperature above 0 to at least its own least, with a warning only."""
     from vllm import sampling_params as module
 
-    return float(getattr(module, "_MAX_TEMP", 0.01))
-
-
-def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
-    """The value that vLLM would change, if there is one."""
-    least = _least_temperature()
+    least = float(getattr(module, "_MAX_TEMP", 0.01))
     if options.temperature and options.temperature < least:
         words = f"vllm does not honour temperature={options.temperature:g}: it would take {least:g}, the least above 0"
         return UnsupportedOption(words, option="temperature", hint=f"use temperature 0 (greedy), or {least:g} and above")
@@ -51,16 +46,14 @@ def unsupported(options: GenerationOptions) -> UnsupportedOption | None:
 
 
 def _structured(options: GenerationOptions, grammar: str | None) -> dict[str, Any]:
-    """The form of the answer as an argument of `SamplingParams`, as a grammar where there is one; its name and its record's name depend on the version."""
+    """The form of the answer as an argument of `SamplingParams`, as a grammar where there is one."""
     form = form_of(options) if grammar is None else {"grammar": grammar}
     if not form:
         return {}
-    from vllm import sampling_params as module
+    from vllm.sampling_params import StructuredOutputsParams
 
     ((name, value),) = form.items()
-    current_form = {"json" if name == "json_schema" else name: value}
-    current = getattr(module, "StructuredOutputsParams", None)
-    return {"structured_outputs": current(**current_form)} if current is not None else {"guided_decoding": module.GuidedDecodingParams(**current_form)}
+    return {"structured_outputs": StructuredOutputsParams(**{"json" if name == "json_schema" else name: value})}
 
 
 def sampling_params(

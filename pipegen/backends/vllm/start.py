@@ -1,4 +1,4 @@
-"""Starting vLLM: which versions are taken, which files must be whole, and what it means where it does not start."""
+"""Starting vLLM: which versions are taken, which files must be whole, and what its failures mean."""
 
 # vLLM need not be installed where types are checked.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -11,16 +11,14 @@ import dataclasses
 import functools
 import importlib.util
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, largest_rank
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.foreign import broken_file, load_failed, weight_files
+from pipegen.backends.checkpoint.foreign import broken_file, loading, weight_files
 from pipegen.backends.checkpoint.locate import check_adapter_folder
-from pipegen.core.errors import CallFailed
-from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import ModelLoadConfig, settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
@@ -34,8 +32,10 @@ __all__ = [
     "check_arguments",
     "check_files",
     "check_version",
+    "deaths",
     "engine_arguments",
     "image_limit",
+    "refusals",
     "starting",
     "takes_grammars",
 ]
@@ -106,15 +106,27 @@ def check_adapter_settings(load: ModelLoadConfig) -> None:
         raise CannotStart(words, "install a newer vLLM, or use the adapter with the Hugging Face engine")
 
 
-@contextlib.contextmanager
-def starting(load: ModelLoadConfig, source: str) -> Iterator[None]:
-    """Around code that starts vLLM: whatever it raises is one failure of the whole call; see `load_failed`. What pipegen refuses comes through."""
-    try:
-        yield
-    except (CallFailed, InvalidField, MissingExtra):
-        raise
-    except Exception as raised:  # vLLM and what it stands on raise anything while they start
-        raise load_failed(load, "cannot start vLLM on", raised, source, hint=getattr(raised, "hint", _HINT)) from raised
+def starting(load: ModelLoadConfig, source: str) -> contextlib.AbstractContextManager[None]:
+    """Around code that starts vLLM: whatever it raises is one failure of the whole call; see `loading`."""
+    return loading(load, "vLLM", source, hint=_HINT, failed="cannot start {} on")
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises when it does not take one request; its own hierarchy stands beside ValueError in the versions that have one."""
+    from vllm import exceptions  # the module: which classes it has depends on the version
+
+    own = (getattr(exceptions, name, None) for name in ("VLLMClientError", "VLLMValidationError"))
+    return (ValueError, *(kind for kind in own if kind is not None))
+
+
+def deaths() -> tuple[type[Exception], ...]:
+    """What vLLM raises when a step failed, and with it the engine."""
+    import torch
+    from vllm import exceptions
+    from vllm.v1.engine import exceptions as engine_exceptions
+
+    own = (getattr(exceptions, "VLLMServerError", None), engine_exceptions.EngineDeadError, engine_exceptions.EngineGenerateError)
+    return (*(kind for kind in own if kind is not None), torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
@@ -137,8 +149,6 @@ def argument_names() -> frozenset[str]:
             for node in ast.parse(source.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
                     return frozenset(item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))
-    import dataclasses
-
     from vllm import EngineArgs
 
     return frozenset(field.name for field in dataclasses.fields(EngineArgs))

@@ -151,19 +151,6 @@ def test_an_answer_is_read(ask: Any) -> None:
     assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == ((5, 6), "length", (1, 2, 3))
 
 
-# H11
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
-@pytest.mark.parametrize("backwards", [False, True])
-def test_routed_experts_are_read_from_any_json_on_any_choice(ask: Any, indent: Any, separators: Any, backwards: bool) -> None:
-    choices = [choice(index=0, routed_experts="AA=="), choice(index=1, routed_experts="BB==", token_ids=[7])]
-    choices = [dict(reversed(one.items())) if backwards else one for one in (reversed(choices) if backwards else choices)]
-    text = json.dumps({"choices": choices}, indent=indent, separators=separators)
-    first, second = vllm.from_wire(json.loads(text), ask(n=2)).unwrap()
-    assert (first.routed_experts, second.routed_experts) == ("AA==", "BB==")
-    assert (first.token_ids, second.token_ids) == ((5, 6), (7,))
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -254,7 +241,7 @@ WORDINGS = [
 @pytest.mark.parametrize(("message", "length"), WORDINGS)
 def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: Any, status: int, message: str, length: int) -> None:
     reply = WireReply(status=status, body=json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}).encode())
-    error = vllm.classify(reply, ask(tuple(range(length))))
+    error = vllm.VLLM.classify(reply, ask(tuple(range(length))))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (length, 256)
 
@@ -272,7 +259,7 @@ def test_an_over_long_prompt_is_known_in_each_wording_whatever_the_status(ask: A
     ],
 )
 def test_other_refusals_have_errors_of_their_own(ask: Any, status: int, headers: Any, kind: type) -> None:
-    error = vllm.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
+    error = vllm.VLLM.classify(WireReply(status=status, body=b'{"error":{"message":"no"}}', headers=headers), ask())
     assert type(error) is kind
     assert "no" in error.message
     if kind is RateLimited:

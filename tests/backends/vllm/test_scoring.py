@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.models import encoded
 
-from pipegen.backends.vllm.scoring import scores_of
+from pipegen.backends.vllm.rows import scores_of
 from pipegen.core.errors import MalformedResponse
 from pipegen.records.scores import Continued
 
