@@ -151,6 +151,19 @@ def test_the_files_that_pages_name_are_there() -> None:
     assert sorted(path for path in named if "NAME" not in path and not (HERE / path).exists()) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_the_names_of_pipegen_on_a_page_exist(page: Path) -> None:
+    pytest.importorskip("torch")
+
+    def exists(name: str) -> bool:
+        value: Any = pipegen
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        return value is not None
+
+    assert [name for name in re.findall(r"\bpg\.(\w+(?:\.\w+)*)", page.read_text(encoding="utf-8")) if not exists(name)] == []
+
+
 def test_every_family_of_laws_has_its_section() -> None:
     families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
     assert set(re.findall(r"^## .*`(test_\w+\.py)`", (DOCS / "laws.md").read_text(encoding="utf-8"), re.MULTILINE)) == families
