@@ -60,8 +60,8 @@ class Rebinding:
 class Pipe(Generic[A_contra, B_co]):
     """A named way from a batch of A to a batch of B: N slots in, N slots out, in order.
 
-    `keeps_text` says of a stage that it leaves the text of what goes through it as it is; `owns` are the engines released when the pipe, used as a
-    context manager, is left.
+    Make one with `each`, `pure`, `call` or `fallback`, and join two with `>>`. As a context manager it releases its engines at the end.
+    `keeps_text` says of a stage that it leaves the text of what goes through it as it is; `owns` are the engines that are released.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Pipe(Generic[A_contra, B_co]):
     keeps_text: bool = True
     owns: tuple[Closes, ...] = ()
     row: Callable[[Any], Slot[Any]] | None = field(default=None, kw_only=True)
-    """What a stage that looks at each row alone does to a live one."""
+    """What a stage that looks at each row alone does to the value of a slot."""
     makes_no_calls: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
     takes: type[Any] | None = field(default=None, kw_only=True)
@@ -104,7 +104,7 @@ class Pipe(Generic[A_contra, B_co]):
         Stages that follow one another and look at each row alone go row by row: a row is through all of them before the next one begins.
         """
         if not isinstance(then, Pipe):
-            raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) lifts a function")
+            raise TypeError(f"a pipe is joined with a pipe, not {type(then).__name__}: each(name, stage) or pure(name, f) makes one of a function")
         name = " >> ".join(name for name in (self.name, then.name) if name)
         return Pipe(name, Joined(()), owns=union(self.owns, then.owns)).with_parts((*self.parts, *then.parts))
 
@@ -204,7 +204,7 @@ def identity() -> Pipe[A, A]:
 
 
 def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False) -> Pipe[Taken, B]:
-    """Lift a stage over the slots: live ones go through it, failed ones pass.
+    """A stage made of a function that gives a slot: it is called with the value of each slot that has one; failed slots stay as they are.
 
     The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays as it is), and so does one row that is too
     large or nested too deep for the stage (a `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage
@@ -244,7 +244,7 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
 
 
 def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pipe[Taken, B]:
-    """Lift a total function: one that has an answer for every value. Raises `ContractError` when it returns a `Result`, as a stage does.
+    """A stage made of a function that cannot fail, and gives a value. Otherwise as `each`. Raises `ContractError` when the function gives a slot.
 
     >>> pure("double", lambda n: 2 * n).apply((Success(2),))
     (<Success: 4>,)
@@ -254,7 +254,7 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
     def always(value: Taken) -> Slot[B]:
         made = f(value)
         if isinstance(made, (Success, Failure)):
-            raise ContractError(f"the function {name!r} returned a Result: each({name!r}, ...) lifts a function that does")
+            raise ContractError(f"the function {name!r} returned a Result: each({name!r}, ...) takes a function that does")
         return Success(made)
 
     return each(name, always, keeps_text=keeps_text)
@@ -268,7 +268,7 @@ def _named(lift: str, name: Any, f: Any) -> None:
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
-    """One call of the engine with exactly the live inputs, none when there are none. The only constructor that yields an effect; its stage is `call`.
+    """One call of the engine with exactly the slots that have a value; where none has, it is not called. The only stage with an effect; it is named `call`.
 
     Raises `TypeError` for what is no engine.
     """
@@ -283,5 +283,5 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
 
 def _stage_of(stage: Any) -> Pipe[Any, Any]:
     if not isinstance(stage, Pipe):
-        raise TypeError(f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) lifts a function")
+        raise TypeError(f"a stage is a pipe, not {type(stage).__name__}: each(name, stage) or pure(name, f) makes one of a function")
     return stage

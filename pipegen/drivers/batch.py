@@ -85,7 +85,7 @@ def run(
     image_policy: ImagePolicy | None = None,
     policy: RequestPolicy | None = None,
 ) -> Batch[B]:
-    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all live ones.
+    """Generate for a batch: N requests in, N slots out, in order, with one engine call for all of them that are valid.
 
     `image_policy` says which image sources may be read, `policy` what a request may ask for. An empty batch calls no engine and loads nothing.
 

@@ -66,7 +66,8 @@ class Scorer:
 
 
 def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
-    """The stage that calls an engine with exactly the live inputs; none are no call. It is named `call`, and alone has an effect.
+    """The stage that calls an engine, once, with exactly the slots that have a value; where none has, it is not called. It is named `call`, and alone has an
+    effect.
 
     With token ids, an engine is called once for what the rows generate, and before that once for the prompts that are to be scored. A prompt whose scores
     fail fails its rows. `UnsupportedOption` where the engine gives no scores, and for prompts with images.

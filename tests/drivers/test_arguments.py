@@ -129,7 +129,7 @@ def test_a_fallback_takes_these(when: Any) -> None:
 
 @pytest.mark.parametrize("then", [str.strip, "strip", FakeEngine("a"), None])
 def test_a_pipe_is_joined_with_pipes_only(then: Any) -> None:
-    with pytest.raises(TypeError, match=r"a pipe is joined with a pipe, not .*: each\(name, stage\) or pure\(name, f\) lifts a function"):
+    with pytest.raises(TypeError, match=r"a pipe is joined with a pipe, not .*: each\(name, stage\) or pure\(name, f\) makes one of a function"):
         _ = ROUTE >> then
 
 
@@ -157,7 +157,7 @@ def test_a_stage_fails_with_an_error_that_can_say_what_to_do(error: Any) -> None
 @pytest.mark.parametrize("slot", [pg.Success(1), pg.Failure(pg.StageFailed("no"))])
 def test_a_function_that_gives_slots_is_no_pure_one(slot: Any) -> None:
     lifted: Any = pg.pure("half", lambda result: slot)
-    with pytest.raises(pg.ContractError, match=re.escape("the function 'half' returned a Result: each('half', ...) lifts a function that does")):
+    with pytest.raises(pg.ContractError, match=re.escape("the function 'half' returned a Result: each('half', ...) takes a function that does")):
         pg.run(ROUTE >> lifted, [{"prompt": "Hi"}])
 
 
