@@ -67,6 +67,7 @@ class Rendered:
     hidden: str | None = None
     """The same with look-alikes of control tokens hidden behind `marks`; None where there are none."""
     marks: Marks = Marks()
+    """What stands for what in `hidden`."""
     control: ControlTokens | None = None
     """The control tokens to guard against; None where all of them count."""
     refuses: bool = False
@@ -74,8 +75,11 @@ class Rendered:
     bos: str = ""
     """What was put in front of a plain prompt."""
     token_ids: tuple[int, ...] | None = None
+    """The ids that the caller gave in the place of a text."""
     thinking: Thinking | None = None
+    """As in `GenerationResult`."""
     images: tuple[PreparedImage, ...] = ()
+    """The prepared images, in message order."""
 
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
@@ -87,10 +91,15 @@ class Rendered:
         return (self.text if self.hidden is None else self.hidden) or ""
 
     def rewritten(self, f: Callable[[str], str]) -> Rendered:
-        """The prompt with its text changed by `f`. Control tokens that `f` writes count; those that foreign words spell stay text."""
+        """The prompt with its text changed by `f`. Control tokens that `f` writes count; what looks like one in the words of users stays text.
+
+        Raises `InvalidField` for a prompt of token ids, and `TypeError` if `f` gives something other than text.
+        """
         if self.text is None:
             raise InvalidField("a prompt of token ids has no text to rewrite")
-        changed = f(self.to_tokenize)
+        changed: object = f(self.to_tokenize)
+        if not isinstance(changed, str):
+            raise TypeError(f"rewritten takes a function from text to text; this one gave {type(changed).__name__}")
         return dataclasses.replace(self, text=self.marks.put_back(changed), hidden=None if self.hidden is None else changed)
 
 

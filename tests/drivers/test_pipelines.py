@@ -208,6 +208,8 @@ def test_a_rendered_prompt_is_one_text() -> None:
     assert pg.run(plain, [{"prompt": "x"}])[0].unwrap().prompt_token_ids == route.engine.tokenizer.encode("x!")
     with pytest.raises(pg.InvalidField, match="no text to rewrite"):
         pg.run(route.insert(pg.pure("more", lambda rendered: rendered.rewritten(str.upper)), after="render"), [{"prompt_token_ids": [1]}])
+    with pytest.raises(TypeError, match="from text to text; this one gave int"):
+        pg.run(route.insert(pg.pure("more", lambda rendered: rendered.rewritten(len)), after="render"), [{"prompt": "x"}])
 
 
 class Plain:
