@@ -17,6 +17,7 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -168,7 +169,9 @@ class Pipe(Generic[A_contra, B_co]):
         return self if self.rebind is None else self.rebind(new)  # type: ignore[return-value]
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
-        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
+        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver; and `TypeError` for what is no batch of slots."""
+        if not isinstance(batch, (tuple, list)) or not all(isinstance(slot, (Success, Failure)) for slot in batch):
+            raise TypeError(f"a batch is a tuple of slots, such as (pg.Success(value),), not {batch!r:.80}")
         running = counted(self, batch)
         try:
             wanted = next(running)
@@ -260,6 +263,8 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
 def _named(lift: str, name: Any, f: Any) -> None:
     if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
+    if inspect.iscoroutinefunction(f):
+        raise TypeError(f"the stage {name!r} is an async function: a stage is a plain one, and only an engine is awaited")
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:
