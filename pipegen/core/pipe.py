@@ -28,7 +28,7 @@ from pipegen.core.backend import Backend, require_backend
 from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
-from pipegen.core.joining import Joined, counted, row_by_row
+from pipegen.core.joining import Joined, RowStage, counted, row_by_row
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
@@ -72,8 +72,8 @@ class Pipe(Generic[A_contra, B_co]):
     """What a stage that looks at each row alone does to the value of a slot."""
     makes_no_calls: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
-    takes: type[Any] | None = field(default=None, kw_only=True)
-    """The record that a stage of pipegen's takes, where it takes one only."""
+    takes: type[Any] = field(default=object, kw_only=True)
+    """The record that a stage takes, where it takes one only."""
     backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
     """What a call calls."""
     follow: Callable[[Any], Any] | None = field(default=None, kw_only=True)
@@ -237,7 +237,7 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
         return slot
 
     def steps(batch: Batch[Taken]) -> Steps[B]:
-        return row_by_row((lifted,), batch)
+        return row_by_row((RowStage(name, object, lifted),), batch)
         yield  # a generator without effects
 
     return Pipe(name, steps, keeps_text, row=lifted)
