@@ -243,9 +243,11 @@ class InternalError(GenerationError):
 
 
 class CallFailed(Exception):
-    """Raised by a backend when a whole call failed: every live slot of the call gets `error`."""
+    """Raised by a backend when a whole call failed: every slot of the call gets `error`. Raises `TypeError` for an error that is none of pipegen's."""
 
     def __init__(self, error: GenerationError) -> None:
+        if not isinstance(error, GenerationError):
+            raise TypeError(f"CallFailed takes a GenerationError, such as BackendFailed(message, backend=name), not {error!r:.80}")
         super().__init__(error)
         self.error = error
 

@@ -112,6 +112,12 @@ def test_an_error_that_a_stage_raises_is_its_rows_own_where_it_is_listed() -> No
         assert slots[0].failure().__traceback__ is None
 
 
+def test_a_whole_call_fails_with_an_error_of_pipegen_alone() -> None:
+    for wrong in ("no memory", ValueError("no memory"), pg.Timeout):
+        with pytest.raises(TypeError, match="CallFailed takes a GenerationError, such as BackendFailed"):
+            pg.CallFailed(wrong)  # type: ignore[arg-type]  # that is the mistake
+
+
 def test_refill_puts_answers_where_live_slots_were() -> None:
     gone = Failure(pg.Timeout("slow"))
     batch = (Success(1), gone, Success(2))
