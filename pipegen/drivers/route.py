@@ -20,7 +20,7 @@ from pipegen.drivers.arguments import Options, check_settings
 from pipegen.drivers.batch import merged_into, prepare_batch
 from pipegen.engines.capabilities import missing
 from pipegen.engines.plugin import Plugin
-from pipegen.engines.protocol import Engine, takes_tokens
+from pipegen.engines.protocol import Engine, missing_members, takes_tokens
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, flat_values
 from pipegen.records.plain import Request
@@ -92,6 +92,9 @@ def route(engine: Engine, *, name: str | None = None) -> Route:
     """The route through an engine. It is named after it, unless `name` says otherwise, and results carry that name."""
     if not isinstance(getattr(engine, "name", None), str) or not callable(getattr(engine, "generate", None)):
         raise TypeError(f"a route is made of an engine, not {type(engine).__name__}: pg.backends.hf(model) makes the route of a model")
+    absent = missing_members(engine)
+    if absent:
+        raise TypeError(f"the engine {engine.name!r} has no {', '.join(absent)}: pipegen.engines.protocol says what an engine has")
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"the name of a route is a text that is not empty, not {name!r:.80}")
     whole: Pipe[GenerationRequest, GenerationResult]
@@ -180,11 +183,11 @@ def attach(to: P, *plugins: Plugin) -> P:
 def _with_plugins(engine: Engine, plugins: tuple[Plugin, ...]) -> Engine:
     for plugin in plugins:
         try:
-            lacking = missing(plugin.needs, engine.capabilities)
+            absent = missing(plugin.needs, engine.capabilities)
         except CallFailed as failure:
             raise failure.error from failure
-        if lacking:
-            words = f"plugin {plugin.name!r} needs {', '.join(lacking)}, which {shown(engine.name)} does not offer"
+        if absent:
+            words = f"plugin {plugin.name!r} needs {', '.join(absent)}, which {shown(engine.name)} does not offer"
             raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
     return engine

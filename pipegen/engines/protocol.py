@@ -40,6 +40,7 @@ __all__ = [
     "TextMade",
     "TokenEngine",
     "TokensMade",
+    "missing_members",
     "require_token_engine",
     "takes_tokens",
 ]
@@ -224,3 +225,14 @@ def require_token_engine(stage: str, engine: Any) -> None:
     require_backend(stage, engine)
     if not takes_tokens(engine):
         raise TypeError(f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages are resolve, call and trim")
+
+
+_OWN = ("capabilities", "identity", "plugins", "with_plugin", "stream", "close")
+_TOKENS = ("tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config", "prepare_image")
+
+
+def missing_members(engine: Any) -> tuple[str, ...]:
+    """What the protocol asks of an engine and this one does not have. Nothing is read: that may load a model's configuration."""
+    kind, own = type(engine), getattr(engine, "__dict__", {})
+    names = (*_OWN, *_TOKENS) if takes_tokens(engine) else _OWN
+    return () if hasattr(kind, "__getattr__") else tuple(name for name in names if name not in own and not hasattr(kind, name))

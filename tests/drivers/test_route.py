@@ -381,3 +381,16 @@ def test_a_plugin_is_not_attached_to_a_model_that_cannot_be_read() -> None:
 
     with pytest.raises(pg.BackendFailed, match="no such model"):
         pg.attach(pg.route(Blind("")), pg.plugins.balanced_json())
+
+
+def test_an_engine_without_what_the_protocol_asks_is_refused_by_name() -> None:
+    class Half:
+        name = "half"
+        plugins = ()
+
+        def generate(self, inputs: Any) -> Any:
+            return inputs
+
+    words = "the engine 'half' has no capabilities, identity, with_plugin, stream, close, tokenizer, renderer, eos_token_ids"
+    with pytest.raises(TypeError, match=words):
+        pg.route(Half())  # type: ignore[arg-type]  # that is the mistake
