@@ -150,3 +150,11 @@ def test_the_settings_of_every_engine_are_in_the_reference() -> None:
 def test_each_page_of_the_reference_is_that_of_a_room() -> None:
     rooms = {info.name for info in pkgutil.iter_modules(pipegen.__path__) if info.ispkg}
     assert {page.stem for page in REFERENCE} - {"index"} <= rooms
+
+
+def test_the_module_of_stages_lists_them_and_knows_a_near_miss() -> None:
+    assert set(pipegen.stages.__all__) <= set(dir(pipegen.stages))
+    with pytest.raises(AttributeError, match="has no attribute 'rendr'") as raised:
+        _ = pipegen.stages.rendr  # type: ignore[attr-defined]  # that is the mistake
+    assert raised.value.name == "rendr"
+    assert raised.value.obj is pipegen.stages
