@@ -295,10 +295,6 @@ class Sender:
             raise raised.exceptions[0] from raised
         return [made[position] for position in range(len(rows))]
 
-    def close(self) -> None:
-        """Close all connections, and forget nothing that was found out."""
-        self.transport.close()
-
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
             await self.transport.abort(self.wire.abort(rid))
