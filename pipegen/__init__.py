@@ -11,7 +11,7 @@ if typing.TYPE_CHECKING:
     from returns.result import Failure, Success
 
     from pipegen import backends, plugins, stages
-    from pipegen.backends.generation_engine import GenerationEngine
+    from pipegen.backends import GenerationEngine
     from pipegen.core.errors import (
         BackendFailed,
         BadImage,
@@ -174,7 +174,7 @@ _HOMES = {
         "pipegen.engines.capabilities": "ENGINES Capabilities",
         "pipegen.drivers.batch": "arun run",
         "pipegen.records.plain": "request_from",
-        "pipegen.backends.generation_engine": "GenerationEngine",
+        "pipegen.backends": "GenerationEngine",
         "pipegen.core.errors": (
             "BackendFailed BadImage CallFailed ContractError GenerationError InternalError InvalidRequest MalformedResponse PluginFailed "
             "PromptTooLong RateLimited StageFailed TemplateFailed Timeout UnsupportedMultimodal UnsupportedOption UnsupportedPlugin"

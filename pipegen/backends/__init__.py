@@ -10,16 +10,21 @@ install, where a package is missing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, get_type_hints, overload
 
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401 - as above
 from pipegen.core import errors
+from pipegen.core.pipe import Pipe
+from pipegen.core.slots import Batch
+from pipegen.drivers.arguments import Options
+from pipegen.drivers.batch import run
 from pipegen.engines.extras import need
 from pipegen.engines.settings import (
     FALLBACK_WHEN,
@@ -35,12 +40,12 @@ from pipegen.engines.settings import (
 from pipegen.records.engine_list import BACKENDS
 from pipegen.records.fields import InvalidField, help_of, nearest
 from pipegen.records.frozen import printed
+from pipegen.records.plain import Request
+from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:
-    from pipegen.core.pipe import Pipe
     from pipegen.drivers.route import Route
-    from pipegen.records.requests import GenerationRequest
-    from pipegen.records.results import GenerationResult
 
 __all__ = ["BACKENDS", "hf", "load", "openai_server", "sglang_server", "vllm", "vllm_server"]
 
@@ -186,3 +191,35 @@ def with_fallback(first: Route, config: ModelLoadConfig) -> Pipe[GenerationReque
         return first
     alone = dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, fallback_when=FALLBACK_WHEN, engine_kwargs={})
     return fallback(first, _route_of(alone), when=tuple(getattr(errors, str(name)) for name in config.fallback_when))
+
+
+class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
+    """A route (or the configuration of one) as an object with two methods, for code that wants one; both give one slot for each request, in order.
+
+    >>> from pipegen.core.pipe import pure
+    >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
+    (<Success: Hi>,)
+    """
+
+    def __init__(
+        self,
+        route: Pipe[GenerationRequest, GenerationResult] | ModelLoadConfig,
+        *,
+        image_policy: ImagePolicy | None = None,
+        policy: RequestPolicy | None = None,
+    ) -> None:
+        made = load(route) if isinstance(route, ModelLoadConfig) else route
+        if not isinstance(made, Pipe):
+            raise TypeError(f"a GenerationEngine is made of a route or a ModelLoadConfig, not of {type(made).__name__}: ModelLoadConfig(model=...)")
+        self.route, self.image_policy, self.policy = made, image_policy, policy
+
+    def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+        """Generate for requests without images."""
+        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
+
+    def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
+        """Generate for requests with images."""
+        return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
+
+    def __exit__(self, *error: object) -> None:
+        self.route.__exit__(*error)

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from pipegen.records.messages import ImagePart
@@ -25,8 +26,7 @@ class _Source(Generic[R]):
         self.name, self.rows, self.key, self.arrived, self.waits = name, [row], key, 0, True
 
 
-def _key(source: _Source[Any]) -> Any:
-    return source.key
+_key = attrgetter("key")
 
 
 class Waiting(Generic[R]):

@@ -74,7 +74,7 @@ def test_the_engine_itself_refuses_too(route: pg.Route) -> None:
 
 def test_rows_of_unequal_length_are_padded_with_an_id_that_the_model_has(route: pg.Route) -> None:
     engine: Any = route.engine
-    assert engine._checkpoint.raw_tokenizer.pad_token_id == size_of(route)
+    assert engine._checkpoint.tokenizer.raw.pad_token_id == size_of(route)
     assert engine._checkpoint.pad_token_id < size_of(route)
     prompts = [{"prompt": "Hi"}, {"prompt": "A much longer prompt than that"}]
     together = pg.run(route, prompts, FOUR)

@@ -20,7 +20,7 @@ from pipegen.testing.toy import ToyTokenizer
 __all__ = ["ToyModel"]
 
 
-class ToyModel:
+class _ToyModel:
     """The toy tokenizer and template as a model's light facts; images are one black pixel of three tokens. `sees=False` is a text model."""
 
     def __init__(self, *, sees: bool = True) -> None:
@@ -44,3 +44,6 @@ class ToyModel:
         if data.startswith(b"broken"):
             return Failure(BadImage(index))
         return Success(PreparedImage(width=1, height=1, rgb=bytes(3), digest=hashlib.sha256(data).hexdigest(), grid=(1, 2, 6), tokens=3))
+
+
+ToyModel: Any = _ToyModel  # it stands in for a `Checkpoint`

@@ -9,18 +9,22 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from immutabledict import immutabledict
 from returns.result import Failure
 
+from pipegen.backends.checkpoint import image_processors as processors
 from pipegen.backends.checkpoint.foreign import broken_in, dtype_of, loading, require_weights, require_whole, stored_dtype
 from pipegen.backends.checkpoint.locate import EMBEDDED, cached_json, has_weights, identity_of, instead_of, locate
 from pipegen.backends.checkpoint.positions import Positions, positions_of
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer, load_tokenizer
 from pipegen.core.errors import ContractError, GenerationError, InvalidRequest, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import ModelLoadConfig
+from pipegen.media.image import prepare
+from pipegen.media.sizes import ImageSpec, fit
 from pipegen.records.fields import InvalidField, mapping
 from pipegen.records.frozen import printed
 from pipegen.records.messages import ImageSource
@@ -28,11 +32,6 @@ from pipegen.records.options import VlmPreprocessOptions
 from pipegen.records.requests import ImagePolicy
 from pipegen.records.results import PreparedImage, Prompt
 from pipegen.stages.parts.template import ignores_users
-
-if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.image_processors import Expansions, ImageInputs
-    from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-    from pipegen.media.sizes import ImageSpec
 
 __all__ = ["Checkpoint"]
 
@@ -92,14 +91,6 @@ class Checkpoint:
             return AutoConfig.from_pretrained(self.source, **self._where)
 
     @cached_property
-    def variant(self) -> str:
-        """`vlm` where the model is loaded to take images, else `text`. Raises `InvalidField` where `vlm` is asked of a text model."""
-        sees = self.is_vision_model
-        if self.load.variant == "vlm" and not sees:
-            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
-        return "vlm" if sees and self.load.variant != "text" else "text"
-
-    @cached_property
     def is_vision_model(self) -> bool:
         """Whether the architecture takes images, however it is loaded."""
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -107,9 +98,12 @@ class Checkpoint:
         remote = getattr(self.config, "auto_map", None) or {}
         return self.config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in remote
 
-    @property
+    @cached_property
     def takes_images(self) -> bool:
-        return self.variant == "vlm"
+        """Whether the model is loaded to take images. Raises `InvalidField` where `vlm` is asked of a text model."""
+        if self.load.variant == "vlm" and not self.is_vision_model:
+            raise InvalidField(f"ModelLoadConfig.variant: {self.load.model!r} is a text model ({self.config.model_type}); take variant='text' or 'auto'")
+        return self.is_vision_model and self.load.variant != "text"
 
     @property
     def images_unsupported_reason(self) -> str:
@@ -121,8 +115,6 @@ class Checkpoint:
     @cached_property
     def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
         need("transformers", "hf", "reading a tokenizer")
-        from pipegen.backends.checkpoint.tokenizers import load_tokenizer
-
         hint = "put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the checkpoint"
         with loading(self.load, "the tokenizer", self.source, hint=hint):
             require_whole(self.source, self.load.revision, *_OF_TOKENIZER)
@@ -156,17 +148,12 @@ class Checkpoint:
         """All end tokens: of the generation settings, else of the configuration, else of the tokenizer. An id of 0 counts as any other."""
         text = self.config.get_text_config()
         own = (self.generation_config.get("eos_token_id"), getattr(text, "eos_token_id", None), getattr(self.config, "eos_token_id", None))
-        given = next((ids for ids in (*own, self.raw_tokenizer.eos_token_id) if ids is not None), ())
+        given = next((ids for ids in (*own, self.tokenizer.raw.eos_token_id) if ids is not None), ())
         ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
         if not all(type(number) is int for number in ids):
             with loading(self.load, "the end tokens", self.source, hint="correct eos_token_id in its generation_config.json, or in its config.json"):
                 raise ValueError(f"eos_token_id takes an id or a list of ids, not {printed(given)}")
         return tuple(dict.fromkeys(ids))
-
-    @cached_property
-    def raw_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it."""
-        return self.tokenizer.raw
 
     @cached_property
     def vocab_size(self) -> int | None:
@@ -185,7 +172,7 @@ class Checkpoint:
     def pad_token_id(self) -> int:
         """What rows are padded with: the pad token, else an end token; one that the model has. Raises `ValueError` where there is neither."""
         size = self.vocab_size
-        for token_id in (self.raw_tokenizer.pad_token_id, *self.eos_token_ids):
+        for token_id in (self.tokenizer.raw.pad_token_id, *self.eos_token_ids):
             if token_id is not None and token_id >= 0 and (size is None or token_id < size):
                 return int(token_id)
         raise ValueError(f"{self.load.model!r} has neither a pad token nor an end token: set one of them in the checkpoint's tokenizer_config.json")
@@ -193,9 +180,8 @@ class Checkpoint:
     @cached_property
     def bos_token(self) -> str | None:
         """The text that a plain prompt must begin with: the BOS token, where the tokenizer itself puts it before a text."""
-        bos = self.raw_tokenizer.bos_token_id
-        first = self.raw_tokenizer("a")["input_ids"][:1]
-        return str(self.raw_tokenizer.bos_token) if bos is not None and first == [bos] else None
+        raw = self.tokenizer.raw
+        return str(raw.bos_token) if raw.bos_token_id is not None and raw("a")["input_ids"][:1] == [raw.bos_token_id] else None
 
     @cached_property
     def dtype(self) -> str:
@@ -235,32 +221,26 @@ class Checkpoint:
         need("PIL", "hf", "reading images")
         from transformers import AutoImageProcessor
 
-        from pipegen.backends.checkpoint.image_processors import translate_errors
-
         auto: Any = AutoImageProcessor
-        with translate_errors():
+        with processors.translate_errors():
             return auto.from_pretrained(self.source, backend="pil", **self._where)
 
     @cached_property
     def processor(self) -> Any:
         """The checkpoint's whole processor, for models whose processors have sizes of their own. Raises as `load_processor` does."""
         need("transformers", "hf", "reading images")
-        from pipegen.backends.checkpoint.image_processors import load_processor
-
-        return load_processor(self.source, self.config.model_type, **self._where)
+        return processors.load_processor(self.source, self.config.model_type, **self._where)
 
     @cached_property
     def no_processor_because(self) -> str:
         """Why images cannot be prepared with the packages that are here; empty where they can."""
-        from pipegen.backends.checkpoint.image_processors import CannotProcess, check_pixels
-
         try:
             with self._loading:  # images may be prepared side by side, and one processor is enough
                 if self.image_spec.kind == "native":
                     _ = self.processor
                 else:
-                    check_pixels(self.image_processor, self.image_spec)
-        except (CannotProcess, MissingExtra) as raised:
+                    processors.check_pixels(self.image_processor, self.image_spec)
+        except (processors.CannotProcess, MissingExtra) as raised:
             broken = broken_in(self.source, self.load.revision, "preprocessor_config.json", "processor_config.json")
             because = raised if broken is None else f"{broken.words} ({broken.hint})"
             return f"the image processor of {self.load.model!r} cannot be used: {because}"[:600]
@@ -269,9 +249,7 @@ class Checkpoint:
     @cached_property
     def image_spec(self) -> ImageSpec:
         """What images have to become for this model."""
-        from pipegen.backends.checkpoint.image_processors import spec_from
-
-        return spec_from(self.image_processor, self.config)
+        return processors.spec_from(self.image_processor, self.config)
 
     @cached_property
     def image_token_id(self) -> int | None:
@@ -289,7 +267,7 @@ class Checkpoint:
         native = not self.no_processor_because and self.image_spec.kind == "native"
         own = getattr(self.processor, "image_token", None) if native else None
         with loading(self.load, "the tokenizer", self.source, hint="put the tokenizer's files of this model into its folder"):
-            token = str(own or self.raw_tokenizer.convert_ids_to_tokens(self.image_token_id))
+            token = str(own or self.tokenizer.raw.convert_ids_to_tokens(self.image_token_id))
             if token not in self.tokenizer.control_tokens:
                 words = f"config.json says that id {self.image_token_id} stands for an image, and to the tokenizer it is {token!r}"
                 raise ValueError(f"{words}: they belong to different models")
@@ -308,8 +286,6 @@ class Checkpoint:
 
         Most take no other pixel budget, nor to leave the size alone.
         """
-        from pipegen.media.sizes import fit
-
         spec = self.image_spec if prompt.images else None
         if spec is None or spec.kind != "grid":
             return None
@@ -322,15 +298,11 @@ class Checkpoint:
         return None
 
     @cached_property
-    def _expansions(self) -> Expansions:
-        from pipegen.backends.checkpoint.image_processors import Expansions
-
-        return Expansions(self.processor, self.tokenizer, self.image_token_id)
+    def _expansions(self) -> processors.Expansions:
+        return processors.Expansions(self.processor, self.tokenizer, self.image_token_id)
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         """One image as this model wants it. Raises `ContractError` for a source whose bytes are not loaded."""
-        from pipegen.media.image import prepare
-
         if source.data is None:
             raise ContractError(f"{source!r} was not loaded: an engine takes images as bytes")
         if self.no_processor_because:
@@ -344,11 +316,9 @@ class Checkpoint:
             expansions = self._expansions
         return prepared.bind(expansions)
 
-    def image_inputs(self, images: Sequence[PreparedImage]) -> ImageInputs:
+    def image_inputs(self, images: Sequence[PreparedImage]) -> processors.ImageInputs:
         """What the model gets for these images, in order, and which ids it must see marked as theirs."""
-        from pipegen.backends.checkpoint.image_processors import IMAGE_MARKS, ImageInputs, native_inputs, pixel_inputs
-
         if self.image_spec.kind == "native":
-            return native_inputs(self.processor, images, self.image_token_id)
+            return processors.native_inputs(self.processor, images, self.image_token_id)
         marked = frozenset(() if self.image_token_id is None else (self.image_token_id,))
-        return ImageInputs(pixel_inputs(self.image_processor, images), dict.fromkeys(IMAGE_MARKS, marked))
+        return processors.ImageInputs(processors.pixel_inputs(self.image_processor, images), dict.fromkeys(processors.IMAGE_MARKS, marked))

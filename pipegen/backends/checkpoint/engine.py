@@ -7,13 +7,12 @@ import copy
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
-from pipegen.backends.checkpoint.positions import Positions
-from pipegen.core.errors import CallFailed, GenerationError
+from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
@@ -21,61 +20,15 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
-from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
+from pipegen.records.results import Encoded, PreparedImage, Raw
 
-__all__ = ["CheckpointEngine", "HasModelMetadata", "ModelMetadata", "in_order", "release"]
-
-
-class ModelMetadata(Protocol):
-    """What is known of a model without its weights: a `Checkpoint`, or a stand-in for it."""
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def has_weights(self) -> bool: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def renderer(self) -> Renderer: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def bos_token(self) -> str | None: ...
-
-    @property
-    def image_placeholder(self) -> str | None: ...
-
-    @property
-    def image_token_id(self) -> int | None: ...
-
-    @property
-    def vocab_size(self) -> int | None: ...
-
-    @property
-    def generation_config(self) -> immutabledict[str, Any]: ...
-
-    @property
-    def images_unsupported_reason(self) -> str: ...
-
-    @property
-    def positions(self) -> Positions: ...
-
-    def check_server_resize(self, prompt: Prompt) -> GenerationError | None:
-        """What is wrong where the model's own processor would give an image of the prompt another size."""
-        ...
-
-    def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]: ...
+__all__ = ["CheckpointEngine", "HasModelMetadata", "in_order", "release"]
 
 
 class HasModelMetadata:
-    """The part of a `TokenEngine` that it takes from its `ModelMetadata`: tokenizer, template and end tokens are the model's, whatever computes."""
+    """The part of a `TokenEngine` that it takes from its checkpoint: tokenizer, template and end tokens are the model's, whatever computes."""
 
-    _checkpoint: ModelMetadata
+    _checkpoint: Checkpoint
 
     @property
     def identity(self) -> str:
@@ -112,12 +65,11 @@ class CheckpointEngine(HasModelMetadata, ABC):
     Raises `NoSuchModel` where the checkpoint is a folder that is not there.
     """
 
-    _checkpoint: Checkpoint
     generates_by_stream = True
     """`generate` gives what `stream` does, read to its end; so who wants to know how far a call is may read the stream."""
 
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
-        self._checkpoint = checkpoint or Checkpoint(load)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is never another
+        self._checkpoint = checkpoint or Checkpoint(load)
         self.plugins: tuple[Plugin, ...] = ()
 
     def __repr__(self) -> str:

@@ -30,18 +30,13 @@ class CheckpointInMemory(Checkpoint):
     def __init__(self, load: ModelLoadConfig, model: Any, tokenizer: Any, processor: Any | None) -> None:
         self.load, self.source = load, str(load.model)
         self._loading = threading.RLock()
-        self.model = model
-        self._processor = processor
-        templates = getattr(processor, "chat_template", None) or tokenizer.chat_template
-        self._pair = HFTokenizer(tokenizer), HFRenderer(tokenizer, templates)
+        self.model, self._raw, self._processor = model, tokenizer, processor
+        _ = self._tokenizer_and_renderer  # which may raise
 
-    @property
-    def tokenizer(self) -> HFTokenizer:
-        return self._pair[0]
-
-    @property
-    def renderer(self) -> HFRenderer:
-        return self._pair[1]
+    @cached_property
+    def _tokenizer_and_renderer(self) -> tuple[HFTokenizer, HFRenderer]:
+        templates = getattr(self._processor, "chat_template", None) or self._raw.chat_template
+        return HFTokenizer(self._raw), HFRenderer(self._raw, templates)
 
     @cached_property
     def config(self) -> Any:
@@ -61,7 +56,7 @@ class CheckpointInMemory(Checkpoint):
     def identity(self) -> str:  # not cached: the weights may be trained on
         """A digest of the configuration, the tokenizer, the template and samples of every weight, as they are now."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in (self.config.to_json_string(), self.raw_tokenizer.backend_tokenizer.to_str(), self.renderer.template or ""):
+        for text in (self.config.to_json_string(), self.tokenizer.raw.backend_tokenizer.to_str(), self.renderer.template or ""):
             digest.update(f"{text}\0".encode())
         for name, weight in self.model.state_dict().items():
             flat = weight.detach().reshape(-1)

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["require_file_ids"]
+__all__ = ["parts_alone", "require_file_ids"]
 
 PROBES = (
     *("Hello world", "two  spaces,   three", "1234567 + 89 = 1,234", "don't I'm WE'LL", "a\n\n b\n", "\tif x:\n        return x", "你好，世界", "こんにちは"),
@@ -105,19 +105,23 @@ def _bare(head: Mapping[str, Any]) -> Any:
 
 def _parts(tokenizer: Any) -> Any:
     """The normaliser and the pre-tokeniser as plain data, without what bears on offsets only."""
-    from tokenizers import Tokenizer, models
-
-    frame = Tokenizer(models.BPE())
-    if tokenizer.normalizer is not None:
-        frame.normalizer = tokenizer.normalizer
-    if tokenizer.pre_tokenizer is not None:
-        frame.pre_tokenizer = tokenizer.pre_tokenizer
 
     def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in entry.items() if key != "trim_offsets"}
 
-    made = json.loads(frame.to_str(), object_hook=kept)
+    made = json.loads(parts_alone(tokenizer, "normalizer", "pre_tokenizer"), object_hook=kept)
     return made["normalizer"], made["pre_tokenizer"]
+
+
+def parts_alone(tokenizer: Any, *names: str) -> str:
+    """These parts of a tokenizer in a `tokenizer.json` of their own, which has no vocabulary."""
+    from tokenizers import Tokenizer, models
+
+    frame = Tokenizer(models.BPE())
+    for name in names:
+        if getattr(tokenizer, name) is not None:
+            setattr(frame, name, getattr(tokenizer, name))
+    return str(frame.to_str())
 
 
 def _head(file: Path) -> dict[str, Any] | None:

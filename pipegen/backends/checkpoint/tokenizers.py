@@ -19,7 +19,7 @@ from typing import Any
 from immutabledict import immutabledict
 
 from pipegen.backends.checkpoint.locate import cached, cached_json
-from pipegen.backends.checkpoint.tokenizer_file import require_file_ids
+from pipegen.backends.checkpoint.tokenizer_file import parts_alone, require_file_ids
 
 __all__ = ["HFRenderer", "HFTokenizer", "load_tokenizer"]
 
@@ -68,26 +68,16 @@ class HFTokenizer:
     @functools.cached_property
     def _anchor(self) -> int | None:
         """A token to see others after: the first that is a letter. None where tokens may change each other's text, as far as is known."""
-        from tokenizers import Tokenizer, models
-
-        frame = Tokenizer(models.BPE())
-        if self._backend.decoder is not None:
-            frame.decoder = self._backend.decoder
-        if _shape(json.loads(frame.to_str())["decoder"]) not in _SPELL_ALONE:
+        if _shape(json.loads(parts_alone(self._backend, "decoder"))["decoder"]) not in _SPELL_ALONE:
             return None
         return next((number for number in range(self.vocab_size) if self.decode((number,)).isalpha()), None)
 
     @functools.cached_property
     def _plain(self) -> tuple[Any, Any]:
         """The copies for the start of a prompt and for further on. They share the vocabulary, so they cost next to nothing."""
-        from tokenizers import Tokenizer, models
+        from tokenizers import Tokenizer
 
-        frame = Tokenizer(models.BPE())
-        if self._backend.normalizer is not None:
-            frame.normalizer = self._backend.normalizer
-        if self._backend.pre_tokenizer is not None:
-            frame.pre_tokenizer = self._backend.pre_tokenizer
-        settings = json.loads(frame.to_str())
+        settings = json.loads(parts_alone(self._backend, "normalizer", "pre_tokenizer"))
         copies = Tokenizer.from_str(json.dumps(settings)), Tokenizer.from_str(json.dumps(_never_first(settings)))
         for copy in copies:
             copy.model = self._backend.model

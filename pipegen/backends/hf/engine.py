@@ -20,7 +20,7 @@ from pipegen.backends.checkpoint.engine import CheckpointEngine, release
 from pipegen.backends.checkpoint.foreign import engine_failed, load_failed
 from pipegen.backends.hf.compiled import CompileFailed
 from pipegen.backends.hf.grammar import Grammars
-from pipegen.backends.hf.load import Weights, advice, check_settings, is_device_failure, is_out_of_memory
+from pipegen.backends.hf.load import Weights, advice, check_settings, is_out_of_memory, out_of_memory
 from pipegen.backends.hf.pixels import Pixels, Prepared
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import HFRow
@@ -68,6 +68,7 @@ class HFEngine(CheckpointEngine):
     def __init__(self, load: ModelLoadConfig, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(load, checkpoint)
         check_settings(load)
+        self._size = load.batch_size or ROWS
         self._weights = Weights(self._checkpoint)
         self._grammars = Grammars(self._checkpoint)
         limit = IMAGES if load.image_memory_bytes is None else load.image_memory_bytes
@@ -110,10 +111,6 @@ class HFEngine(CheckpointEngine):
         return self._prepared(source, options, index)
 
     @property
-    def _size(self) -> int:
-        return self._checkpoint.load.batch_size or ROWS
-
-    @property
     def in_flight(self) -> int:
         """How many requests are kept in flight for it: some batches, so that prompts of like lengths are read together."""
         return 64 * self._size
@@ -129,7 +126,7 @@ class HFEngine(CheckpointEngine):
         """
         with contextlib.closing(HFCall(self, text=text)) as call:
             call.add([*enumerate(inputs)])
-            while call.open:
+            while call.rows:
                 yield from call.events()
 
     @property
@@ -155,7 +152,7 @@ class HFEngine(CheckpointEngine):
     async def _arun(self, inputs: Sequence[Encoded], *, text: bool) -> AsyncGenerator[Event, None]:
         with contextlib.closing(HFCall(self, text=text, least=1 if text else len(inputs))) as call:
             await asyncio.to_thread(call.add, [*enumerate(inputs)])
-            while call.open:
+            while call.rows:
                 for event in await call.aevents():
                     yield event
 
@@ -174,22 +171,17 @@ class HFEngine(CheckpointEngine):
         return Schedule(model, self._checkpoint, size, self._pixels, self._traits, self._prefixes, self._weights.compiled)
 
     def _loaded(self) -> Any:
+        load = self._checkpoint.load
         try:
             return self._weights.model()
-        except BadAdapter as error:
-            raise CallFailed(_failed(str(error), hint=error.hint)) from error
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
-            raise self._load_failed(error) from error
         except CallFailed:
             raise
+        except BadAdapter as error:
+            raise CallFailed(_failed(str(error), hint=error.hint)) from error
         except Exception as error:  # transformers, safetensors, peft and torch raise anything while they load
-            raise self._load_failed(error) from error
-
-    def _load_failed(self, error: Exception) -> CallFailed:
-        load = self._checkpoint.load
-        return load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error))
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise CallFailed(_failed(f"the weights do not fit: {error}", hint="free memory on the device, or load with dtype='bfloat16'")) from error
+            raise load_failed(load, "cannot load", error, self._checkpoint.source, hint=advice(load, error)) from error
 
     def _step(self, schedule: Schedule) -> list[HFRow]:
         """One step of the schedule: the rows that may have gone on. Where the memory was full, they wait again with what they have made."""
@@ -200,11 +192,7 @@ class HFEngine(CheckpointEngine):
             hint = "install what torch.compile needs (a C++ compiler; on a GPU, Triton), or leave compile out"
             raise CallFailed(_failed(str(error), hint=hint)) from error
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
-            if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(_failed(str(error))) from error
-            if not is_out_of_memory(error):
-                raise
-            words = str(error)
+            words = out_of_memory(error)
         rows = schedule.rows
         for row in schedule.requeue_after_oom():
             row.fail(_failed(words, scope="row", hint="free memory on the device, shorten the prompt, or lower max_new_tokens"))
@@ -281,18 +269,14 @@ class HFCall:
         self._engine, self._shared, self._text, self._box = engine, engine._shared, text, Box[Event](least)
         self.side_by_side = engine._size
         """How many rows run side by side."""
-        self._rows: dict[int, HFRow] = {}
-
-    @property
-    def open(self) -> bool:
-        """Whether rows have not ended yet."""
-        return bool(self._rows)
+        self.rows: dict[int, HFRow] = {}
+        """The rows that have not ended."""
 
     def add(self, inputs: Sequence[tuple[int, Encoded]]) -> None:
         """Add rows, each with its position. Raises `CallFailed` where the engine cannot be loaded."""
         rows = [self._engine._row(position, encoded, text=self._text) for position, encoded in inputs]
         for row in rows:
-            self._rows[row.position], row.box = row, self._box
+            self.rows[row.position], row.box = row, self._box
         _tell([row for row in rows if row.done])
         live = [row for row in rows if not row.done]
         if live:
@@ -313,31 +297,29 @@ class HFCall:
     def _taken(self, events: list[Event]) -> list[Event]:
         for event in events:
             if isinstance(event, RowDone):
-                del self._rows[event.row]
+                del self.rows[event.row]
         return events
 
     def close(self) -> None:
         """Leave the rows that still run: no further step computes them."""
-        if self._rows:
-            for row in self._rows.values():
+        if self.rows:
+            for row in self.rows.values():
                 row.dropped = True
-            self._rows.clear()
+            self.rows.clear()
             self._shared.leave()
 
 
-class _First:
-    """The process that computed first; one that is forked off later finds it here."""
-
-    process: int | None = None
+_first: list[int] = []
+"""The process that computed first, once one has; one that is forked off later finds it here."""
 
 
 def check_process() -> None:
     """Raise `CallFailed` in a process that was forked off after torch had computed in the one before, unless torch uses one thread alone."""
     here = os.getpid()
-    if _First.process is None:
-        _First.process = here
+    if not _first:
+        _first.append(here)
     bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)()
-    if _First.process != here and (bad_fork or torch.get_num_threads() > 1):
-        words = f"process {here} was forked from process {_First.process}, in which torch had computed already: here it would wait for ever for its threads"
+    if _first[0] != here and (bad_fork or torch.get_num_threads() > 1):
+        words = f"process {here} was forked from process {_first[0]}, in which torch had computed already: here it would wait for ever for its threads"
         hint = "start processes with 'spawn' or 'forkserver', or fork before the first request; on a CPU, OMP_NUM_THREADS=1 works too"
         raise CallFailed(_failed(words, hint=hint))

@@ -102,7 +102,7 @@ class Grammars:
 
         if self._tokenizer is None:
             checkpoint = self._checkpoint
-            size, raw = max(checkpoint.vocab_size or 0, checkpoint.tokenizer.vocab_size), checkpoint.raw_tokenizer
+            size, raw = max(checkpoint.vocab_size or 0, checkpoint.tokenizer.vocab_size), checkpoint.tokenizer.raw
             end = next(number for number in (raw.eos_token_id, *checkpoint.eos_token_ids, None) if number is None or number < size)
             self._tokenizer = LLTokenizer(raw.backend_tokenizer.to_str(), n_vocab=size, eos_token=end)
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(text), log_level=0)

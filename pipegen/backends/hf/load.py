@@ -14,16 +14,18 @@ import transformers
 from pipegen.backends.checkpoint.adapters import BadAdapter, adapter_config, refuse_parts, weight_names
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
+from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.checkpoint.in_memory import CheckpointInMemory
 from pipegen.backends.checkpoint.locate import check_adapter_folder
 from pipegen.backends.hf.attention import fitting_attention, use_grouped
 from pipegen.backends.hf.compiled import Compiled, check_compilable
+from pipegen.core.errors import CallFailed
 from pipegen.engines.extras import need
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.fields import InvalidField
 from pipegen.records.secret import revealed
 
-__all__ = ["Weights", "advice", "check_settings", "is_device_failure", "is_out_of_memory", "load_model", "pick_device", "use_own_factors"]
+__all__ = ["Weights", "advice", "check_settings", "is_out_of_memory", "load_model", "out_of_memory", "pick_device", "use_own_factors"]
 
 
 _hf: Any = transformers  # its own annotations are partial
@@ -263,10 +265,16 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _WORDS)
 
 
-def is_device_failure(error: RuntimeError) -> bool:
-    """Whether an accelerator failed; older versions of torch say it in words only.
+def out_of_memory(error: RuntimeError) -> str:
+    """What torch says where there was no memory left. Raises `CallFailed` where an accelerator failed, and any other error as it is.
 
-    >>> is_device_failure(RuntimeError("CUDA error: device-side assert triggered")), is_device_failure(RuntimeError("shapes cannot be multiplied"))
-    (True, False)
+    >>> out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+    Traceback (most recent call last):
+    ...
+    pipegen.core.errors.CallFailed: CUDA error: device-side assert triggered
     """
-    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+    if is_out_of_memory(error):
+        return str(error)
+    if isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error"):
+        raise CallFailed(engine_failed("hf", str(error))) from error
+    raise error

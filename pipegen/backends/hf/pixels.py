@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from returns.result import Success
@@ -35,11 +35,14 @@ class ByteBoundedLRU(Generic[T]):
     ('A', True, None, False)
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
         self.bytes = 0
         """How many are kept."""
-        self._held: dict[Hashable, tuple[int, T]] = {}
+        self._held: dict[Any, tuple[int, T]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held)
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._held

@@ -10,13 +10,12 @@ parts differ in length it is moved to the right, beside them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.pixels import Pixels
+from pipegen.backends.hf.pixels import ByteBoundedLRU, Pixels
 from pipegen.backends.hf.rows import HFRow
 from pipegen.backends.hf.running_batch import Prefilled, RunningBatch, prefill
 
@@ -53,9 +52,9 @@ class Prefixes:
     """The last prefixes of a model that were read, within `limit` bytes; 0 shares nothing."""
 
     def __init__(self, limit: float, checkpoint: Checkpoint, pixels: Pixels) -> None:
-        self._limit, self._checkpoint, self._pixels = limit, checkpoint, pixels
-        self._kept: OrderedDict[tuple[tuple[int, ...], Hashable], RunningBatch] = OrderedDict()
-        self._bytes = 0
+        self._checkpoint, self._pixels = checkpoint, pixels
+        self._kept = ByteBoundedLRU[RunningBatch](limit)
+        """By their ids and images."""
         self.off = "prefix_memory_bytes is 0" if not limit else ""
         """Why nothing is shared; empty where it is."""
         self._begun = False
@@ -139,22 +138,13 @@ class Prefixes:
                 self.off = "the model's layers keep something else than columns, or place tokens by them"
                 return None
             there = length
-            self._keep((row.sequence[:length], row.images), batch)
-        if (row.sequence[:there], row.images) in self._kept:
-            self._kept.move_to_end((row.sequence[:there], row.images))
+            self._kept.put((row.sequence[:length], row.images), batch, caches.size_of(batch.cache))
+            self._kept.make_room(0)
         return batch
-
-    def _keep(self, name: tuple[tuple[int, ...], Hashable], batch: RunningBatch) -> None:
-        self._kept[name] = batch
-        self._bytes += caches.size_of(batch.cache)
-        while self._bytes > self._limit:
-            _, gone = self._kept.popitem(last=False)
-            self._bytes -= caches.size_of(gone.cache)
 
     def clear(self) -> None:
         """Let all go."""
         self._kept.clear()
-        self._bytes = 0
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from pipegen.backends.hf import cache as caches
 from pipegen.backends.hf.compiled import Compiled, StaticCacheView
 from pipegen.backends.hf.pixels import Pixels
 
-__all__ = ["IMAGE_MARKS", "RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
+__all__ = ["RunningBatch", "StaticBatch", "batch_inputs", "prefill"]
 
 
 Prefilled = tuple["RunningBatch | StaticBatch", torch.Tensor]

@@ -73,12 +73,9 @@ def draw(chances: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """The token at which the summed probabilities pass each row's uniform number in [0, 1): shape (rows, 1). A token of probability 0 is never drawn."""
     summed = chances.to(_precise(chances.device)).cumsum(-1)
     total = summed[:, -1:]
-    goal = torch.minimum(_column(uniforms, summed) * total, torch.nextafter(total, torch.zeros_like(total)))
+    wanted = torch.tensor([[uniform] for uniform in uniforms], dtype=summed.dtype, device=summed.device)
+    goal = torch.minimum(wanted * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(summed, goal, right=True)
-
-
-def _column(values: Sequence[float | None], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([[value] for value in values], dtype=like.dtype, device=like.device)
 
 
 def _constants(values: Sequence[float | None], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

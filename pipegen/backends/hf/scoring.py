@@ -33,14 +33,13 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.hf import cache as caches
-from pipegen.backends.hf.load import Weights, is_device_failure, is_out_of_memory
+from pipegen.backends.hf.load import Weights, out_of_memory
 from pipegen.backends.hf.pixels import Pixels
 from pipegen.backends.hf.prefixes import Prefixes
 from pipegen.backends.hf.rows import group_size, pass_tokens
 from pipegen.backends.hf.running_batch import RunningBatch, batch_inputs
 from pipegen.backends.hf.scheduler import ModelTraits
 from pipegen.backends.hf.scored_rows import CachedRows, Context, Tail, columns_of, common_prefixes, fed, note
-from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.records.scores import Continued, TokenScores
 
@@ -161,11 +160,7 @@ class Scoring:
         try:
             work(tails)
         except RuntimeError as error:  # torch's own errors for memory and for devices are RuntimeErrors
-            if is_device_failure(error) and not is_out_of_memory(error):
-                raise CallFailed(engine_failed("hf", str(error))) from error
-            if not is_out_of_memory(error):
-                raise
-            words = str(error)
+            words = out_of_memory(error)
         if not words:
             yield from ((tail.position, Success(tail.scores)) for tail in tails)
             return

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.engines.settings import ChatServerSettings, ServerSettings, TokenServerSettings, config_of
 
 if TYPE_CHECKING:
-    from pipegen.backends.checkpoint.engine import ModelMetadata
     from pipegen.backends.http.access import Access
     from pipegen.drivers.route import Route
 
@@ -33,8 +32,7 @@ def token_server(wire: Wire, settings: TokenServerSettings) -> Route:
     from pipegen.backends.servers.server import ServerEngine
     from pipegen.drivers.route import route
 
-    checkpoint = cast("ModelMetadata", Checkpoint(config_of(settings, wire.name)))  # cached properties are none to pyright
-    return route(ServerEngine(wire, checkpoint, access, settings, os.fspath(settings.model)))
+    return route(ServerEngine(wire, Checkpoint(config_of(settings, wire.name)), access, settings, os.fspath(settings.model)))
 
 
 def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
-from pipegen.backends.checkpoint.engine import HasModelMetadata, ModelMetadata
+from pipegen.backends.checkpoint.checkpoint import Checkpoint
+from pipegen.backends.checkpoint.engine import HasModelMetadata
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.http.access import Access
@@ -53,9 +54,9 @@ class _Ends(NamedTuple):
 class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
     """An engine whose weights are in a server. Tokenizer, template, limits and images come from the checkpoint here, and nothing is asked before a call."""
 
-    def __init__(self, wire: Wire, checkpoint: ModelMetadata, access: Access, settings: ServerSettings, model: str) -> None:
+    def __init__(self, wire: Wire, checkpoint: Checkpoint, access: Access, settings: ServerSettings, model: str) -> None:
         super().__init__(wire, access, settings, model)
-        self._checkpoint: ModelMetadata = checkpoint
+        self._checkpoint = checkpoint
         self._ends = LastCallCache(self._ends_of)
         self._room = LastCallCache(self._room_by)
 

@@ -69,7 +69,7 @@ def test_every_end_token_is_found_wherever_the_checkpoint_names_them(qwen: Path,
         into.mkdir()
         return edited(qwen, into, **changes).eos_token_ids
 
-    own = facts(qwen).raw_tokenizer.eos_token_id
+    own = facts(qwen).tokenizer.raw.eos_token_id
     assert ends(generation_config=lambda settings: {**settings, "eos_token_id": [0, 5, 0]}) == (0, 5)
     assert ends(generation_config=lambda settings: {**settings, "eos_token_id": 0}) == (0,)
     assert ends(generation_config=lambda settings: None, config=lambda settings: {**settings, "eos_token_id": [7, 8]}) == (7, 8)
@@ -90,9 +90,9 @@ def test_a_plain_prompt_begins_with_bos_where_the_tokenizer_puts_one(qwen: Path,
 
 
 def test_rows_are_padded_with_the_pad_token_or_an_end_token(qwen: Path, tmp_path: Path) -> None:  # B5
-    assert facts(qwen).pad_token_id == facts(qwen).raw_tokenizer.pad_token_id
+    assert facts(qwen).pad_token_id == facts(qwen).tokenizer.raw.pad_token_id
     llama = facts(write_model(tmp_path, "llama"))
-    assert llama.raw_tokenizer.pad_token_id is None
+    assert llama.tokenizer.raw.pad_token_id is None
     assert llama.pad_token_id == llama.eos_token_ids[0]
 
 
@@ -105,8 +105,8 @@ def test_the_context_length_is_that_of_the_text_model(qwen: Path, vision: Path, 
 
 def test_what_images_need_is_known_of_a_vision_model_alone(qwen: Path, vision: Path) -> None:
     sees, reads = facts(vision), facts(qwen)
-    assert (sees.variant, sees.image_placeholder, sees.images_unsupported_reason) == ("vlm", "<|image_pad|>", "")
-    assert (reads.variant, reads.image_placeholder, reads.images_unsupported_reason) == ("text", None, "qwen3 is a text model")
+    assert (sees.takes_images, sees.image_placeholder, sees.images_unsupported_reason) == (True, "<|image_pad|>", "")
+    assert (reads.takes_images, reads.image_placeholder, reads.images_unsupported_reason) == (False, None, "qwen3 is a text model")
     assert sees.image_spec.factor == 32
     image = sees.prepare_image(ImageSource(data=image_file(width=70, height=33)), DEFAULTS.preprocess, 0).unwrap()
     assert image.grid == (1, 2, 4)

@@ -89,13 +89,14 @@ def test_what_is_kept_keeps_to_its_memory(opened: Callable[..., HFEngine]) -> No
     whole = opened()
     for seed in range(6):
         ids(whole, tree(seed, branches=1))
-    limit = whole._prefixes._bytes // 2
+    limit = whole._prefixes._kept.bytes // 2
     engine = opened(prefix_memory_bytes=limit)
     for seed in range(6):
         prompts = tree(seed, branches=1)
         assert ids(engine, prompts) == ids(whole, prompts)
-        assert engine._prefixes._bytes == sum(caches.size_of(batch.cache) for batch in engine._prefixes._kept.values()) <= limit
-    assert engine._prefixes._kept
+        kept = engine._prefixes._kept
+        assert kept.bytes == sum(caches.size_of(batch.cache) for _, batch in kept._held.values()) <= limit
+    assert [*engine._prefixes._kept]
 
 
 @pytest.mark.parametrize("prompts", [[(30, 31, 32), (30, 31, 33)], tree(0, branches=1, rows=1), [tuple(range(20, 60)), tuple(range(60, 110))]])
