@@ -69,11 +69,14 @@ class Limits:
 
 async def _page(client: Any, path: str) -> Any:
     """The server's answer; None if the client raises."""
-    try:
-        return await client.get(path, cast_to=dict[str, Any])
-    except Exception as raised:  # noqa: BLE001 - a client of any library; without a limit the request is sent
-        _log.debug("%s could not be asked: %s", path, raised)
+    answers = await asyncio.gather(client.get(path, cast_to=dict[str, Any]), return_exceptions=True)
+    answer: Any = answers[0]
+    if isinstance(answer, Exception):  # of any library: without a limit the request is sent
+        _log.debug("%s could not be asked: %s", path, answer)
         return None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def _limit_in(listed: Any, model: str, only_card: bool) -> int | None:
