@@ -9,6 +9,7 @@ checked, against DNS rebinding. Redirects are checked the same way. Proxies of t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -154,7 +155,5 @@ class _Pinned(http.client.HTTPConnection):
     def hang_up(self) -> None:
         """Shut the socket down, from another thread."""
         if self.sock is not None:
-            try:
+            with contextlib.suppress(OSError):  # already closed
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # not TLS: its state belongs to the reading thread
-            except OSError:  # already closed
-                return

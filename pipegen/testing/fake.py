@@ -153,11 +153,10 @@ class FakeEngine:
         self.scored.append(tuple(inputs))
         if self.fault is not None:
             raise self.fault
-        rows = [(row, row.continuation) for row in inputs]
         made: list[Slot[TokenScores]] = []
-        for row, ids in rows:
-            logprobs = tuple([-1 - number / 1000 for number in ids])
-            likeliest = tuple([(number - 1, -0.5) if number % 2 else (number, own) for number, own in zip(ids, logprobs, strict=True)])
+        for row in inputs:
+            logprobs = tuple([-1 - number / 1000 for number in row.continuation])
+            likeliest = tuple([(number - 1, -0.5) if number % 2 else (number, own) for number, own in zip(row.continuation, logprobs, strict=True)])
             made.append(Success(TokenScores(continued=row, logprobs=logprobs, likeliest=likeliest)))
         return made if self.answers is None else (made * (self.answers + 1))[: self.answers]
 

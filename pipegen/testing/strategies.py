@@ -168,13 +168,10 @@ def toy_engine() -> FakeEngine:
     return FakeEngine("", name="toy", honours=frozenset().union(*ENGINES.values()))
 
 
-def _of_one_row(request: GenerationRequest) -> GenerationRequest:
-    return dataclasses.replace(request, options=dataclasses.replace(request.options or GenerationOptions(), samples=1))
-
-
 def resolved_requests(engine: TokenEngine | None = None) -> st.SearchStrategy[ResolvedRequest]:
     """Requests with their effective options, as `pg.stages.resolve` gives them for the engine (the toy one, unless another is given)."""
-    return _through(requests().map(_of_one_row), resolve_stage(engine or toy_engine()))
+    of_one_row = requests().map(lambda one: dataclasses.replace(one, options=dataclasses.replace(one.options or GenerationOptions(), samples=1)))
+    return _through(of_one_row, resolve_stage(engine or toy_engine()))
 
 
 def rendered(engine: TokenEngine | None = None) -> st.SearchStrategy[Rendered]:

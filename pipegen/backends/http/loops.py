@@ -42,7 +42,9 @@ class _Work(Generic[T]):
         self._loop.call_soon_threadsafe(do)
 
     def cancel(self) -> None:
-        """Cancel it, and wait until it has ended."""
+        """Cancel it where it still runs, and wait until it has ended."""
+        if self.done.done():
+            return
         self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
         concurrent.futures.wait([self.done])
 
@@ -77,13 +79,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await it on that loop; where the caller is interrupted, it is cancelled, and has ended before the interruption goes on."""
-        started = _Work(self._running(), work)
+        started = self.begin(work)
         try:
             return started.done.result()
-        except BaseException:
-            if not started.done.done():
-                started.cancel()
-            raise
+        finally:
+            started.cancel()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> _Work[T]:
         """Begin to await it on that loop."""
@@ -97,15 +97,14 @@ class LoopThread:
             async for event in events():
                 made.put(event)
 
-        started = _Work(self._running(), work())
+        started = self.begin(work())
         started.done.add_done_callback(lambda _: made.put(_END))
         try:
             while (event := made.get()) is not _END:
                 yield event
             started.done.result()
         finally:
-            if not started.done.done():
-                started.cancel()
+            started.cancel()
 
     def close(self) -> None:
         """End the loop and its thread; it starts again when it is needed again."""

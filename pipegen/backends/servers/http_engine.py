@@ -96,7 +96,7 @@ class HttpEngine(ABC, Generic[A, R]):
 
     def close(self) -> None:
         """Close all connections, and the thread that served synchronous callers; both come again when they are needed again."""
-        self.sender.close()
+        self.sender.transport.close()
         self._loop.close()
 
     def prepare(self, encoded: A, *, stream: bool = False) -> Slot[WireRequest]:
@@ -181,8 +181,7 @@ class ServerCall(Generic[A, R]):
 
     def close(self) -> None:
         """Cancel the rows that still run, and wait until they have ended."""
-        if not self._work.done.done():
-            self._work.cancel()
+        self._work.cancel()
 
     def _came(self, rows: Sequence[tuple[int, A, Any]]) -> None:
         self._waiting.add(rows)

@@ -92,11 +92,9 @@ def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
     """
     if not isinstance(value, list):
         return malformed(f"{place} is {type(value).__name__}, not a list of token ids")
-    if not value or (set(map(type, value)) == {int} and min(value) >= 0):
-        return Success(tuple(value))
-    for position, number in enumerate(value):
-        if type(number) is not int or number < 0:
-            return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
+    if value and (set(map(type, value)) != {int} or min(value) < 0):
+        position, number = next((position, number) for position, number in enumerate(value) if type(number) is not int or number < 0)
+        return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
     return Success(tuple(value))
 
 

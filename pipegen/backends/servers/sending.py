@@ -167,35 +167,33 @@ class Sender:
         After that the stream has little time for its last words, and what goes wrong in them makes no difference. `bounded` says that its events bring
         only what is new, so that all of them together have a bound too. Sent again is only what has brought no piece yet.
         """
-        until = deadline
+        until, begun = deadline, False
+
+        async def follow(ready: _Sendable) -> None:
+            nonlocal begun, until
+            seen, ask = 0, ready.ask
+            total = most_bytes_of_stream(ask) if bounded else None
+            events = self.transport.events(ready.request, lambda: until, body=ready.body, most=ready.most, total=total)
+            async with contextlib.aclosing(events):
+                async for data in events:
+                    try:
+                        for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
+                            begun = True
+                            seen += len(piece.token_ids or ())
+                            if take(piece):
+                                if piece.finish is None:  # the row ended by a rule of pipegen's own
+                                    await self._abort(ready.request.rid)
+                                return
+                    except (HttpStatusError, AttemptFailed):
+                        raise
+                    except Exception as raised:  # a server's answer is foreign data
+                        raise AttemptFailed(self._unreadable(report(raised)), again=False) from raised
+                    if until == deadline and ended():
+                        until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
+            if not ended():
+                _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
 
         async def attempt() -> None:
-            begun = False
-
-            async def follow(ready: _Sendable) -> None:
-                nonlocal begun, until
-                seen, ask = 0, ready.ask
-                total = most_bytes_of_stream(ask) if bounded else None
-                events = self.transport.events(ready.request, lambda: until, body=ready.body, most=ready.most, total=total)
-                async with contextlib.aclosing(events):
-                    async for data in events:
-                        try:
-                            for piece in _value(json_of(data, "an event").bind(functools.partial(self.pieces_in, ask, seen))):
-                                begun = True
-                                seen += len(piece.token_ids or ())
-                                if take(piece):
-                                    if piece.finish is None:  # the row ended by a rule of pipegen's own
-                                        await self._abort(ready.request.rid)
-                                    return
-                        except (HttpStatusError, AttemptFailed):
-                            raise
-                        except Exception as raised:  # a server's answer is foreign data
-                            raise AttemptFailed(self._unreadable(report(raised)), again=False) from raised
-                        if until == deadline and ended():
-                            until = min(deadline, asyncio.get_running_loop().time() + LAST_WORDS)
-                if not ended():
-                    _value(malformed(f"{self.access.root} ended its stream before the row had ended"))
-
             try:
                 while True:
                     ready = await self._ready(make, heavy, deadline)
@@ -294,10 +292,6 @@ class Sender:
         except BaseExceptionGroup as raised:
             raise raised.exceptions[0] from raised
         return [made[position] for position in range(len(rows))]
-
-    def close(self) -> None:
-        """Close all connections, and forget nothing that was found out."""
-        self.transport.close()
 
     async def _abort(self, rid: str) -> None:
         if self.wire.abort is not None:
