@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
 from pipegen.cli.generate import Files, run_generate
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.core.errors import GenerationError
@@ -169,7 +170,7 @@ def test_no_line_ends_the_job_or_changes_another_line(bad: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder, mock.patch("pipegen.cli.generate.open_routes", return_value=pg.route(fake())):
         source, out = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         source.write_bytes(b"\n".join(mixed))
-        code = run_generate(Files(source=str(source), out=str(out), quiet=True, asked=Asked(load_of(None, None, "fake", "hf", None, (), {}))))
+        code = run_generate(Files(source=str(source), out=str(out), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {}))))
         answers = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert len(answers) == len(mixed)
     assert code in (0, 1)  # and 3 would be a bug

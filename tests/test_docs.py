@@ -144,6 +144,13 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_files_that_pages_name_are_there() -> None:
+    own = [page for page in PAGES if page.name != "renderers.md"]  # which names a file of that package
+    named = {path for page in own for path in re.findall(r"\b(?:pipegen|tests|property_tests)/[\w/]+\.py\b", page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert sorted(path for path in named if "NAME" not in path and not (HERE / path).exists()) == []
+
+
 def test_every_family_of_laws_has_its_section() -> None:
     families = {path.name for path in (HERE / "property_tests").glob("test_*.py")}
     assert set(re.findall(r"^## .*`(test_\w+\.py)`", (DOCS / "laws.md").read_text(encoding="utf-8"), re.MULTILINE)) == families

@@ -1,4 +1,4 @@
-"""How far one request walks: the counts of CONTRIBUTING.md are those of the code, give or take a third."""
+"""What one request goes through: the counts of CONTRIBUTING.md are those of the code, give or take a third."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def generate(context: typer.Context, options: dict[str, Any], settings: dict[str
     from pipegen.cli.sources import asked_of
     from pipegen.cli.usage import load_of, shard_of
 
-    loads = partial(load_of, flags.config, flags.agent, flags.model, flags.backend, flags.fallback, tuple(flags.fallback_when or ()), settings)
+    loads = partial(load_of, flags, settings, flags.fallback, flags.fallback_when)
     files = Files(
         **{**vars(flags), "replicas": flags.replicas if flags.ray is None else None},
         asked=asked_of(flags, loads(), options),

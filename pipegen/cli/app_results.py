@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from pipegen.cli.flags import InSections, with_flags
 from pipegen.cli.run_flags import FILES, MODEL, AskedFlags
 
-__all__ = ["add_commands"]
+__all__ = ["VerifyFlags", "ViewFlags", "add_commands"]
 
 ESTIMATE = """Count what a run of IN would take: no weights are loaded, and nothing is generated.
 
@@ -46,8 +47,8 @@ def estimate(
     from pipegen.cli.sources import asked_of
     from pipegen.cli.usage import load_of
 
-    load = load_of(flags.config, flags.agent, flags.model, flags.backend, None, (), settings)
-    raise typer.Exit(run_estimate(flags.source, asked_of(flags, load, options), price_of(price), speed, as_json=as_json))
+    asked = asked_of(flags, load_of(flags, settings), options)
+    raise typer.Exit(run_estimate(flags.source, asked, price_of(price), speed, as_json=as_json))
 
 
 VIEW = """Make a page of RESULTS to look at: one HTML file that holds everything, or a folder of pages beyond 2,000 results.
@@ -69,27 +70,26 @@ Examples:
 """
 
 
-def view(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")],
-    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Results of the same requests, from another run.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class ViewFlags:
+    """The flags of `pipegen view`."""
+
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Results, as generate writes them.")]
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="Results of the same requests, from another run.")] = None
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE|DIR", help="Where the page goes. Default: RESULTS with .html, or with .pages for a folder.")
-    ] = None,
-    asked: Annotated[Path | None, typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images.")] = None,
-    boxes: Annotated[str, typer.Option("--boxes", metavar="auto|thousandths|pixels|fractions", help="What the numbers of bbox_2d in answers are.")] = "auto",
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-) -> None:
-    from typing import get_args
+    ] = None
+    asked: Annotated[Path | None, typer.Option("--input", metavar="IN", help="The input of the run, for prompts and images.")] = None
+    boxes: Annotated[str, typer.Option("--boxes", metavar="auto|thousandths|pixels|fractions", help="What the numbers of bbox_2d in answers are.")] = "auto"
+    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.")] = None
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False
 
-    from pipegen.cli.usage import images_of, refuse
+
+@with_flags
+def view(flags: ViewFlags) -> None:
     from pipegen.cli.view import run_view
-    from pipegen.report.boxes import Scale
 
-    if boxes not in get_args(Scale):
-        refuse(f"takes one of {', '.join(get_args(Scale))}, not {boxes!r}", "--boxes")
-    scale: Any = boxes
-    raise typer.Exit(run_view(results, other, out, asked, scale=scale, images=images_of(image_root, False, ()), show=show))
+    raise typer.Exit(run_view(flags))
 
 
 DIFF = """For each request the first stage at which its results in A and B differ: prompt ids, grid, options, ids, raw text, text, finish.
@@ -142,14 +142,17 @@ Examples:
 """
 
 
-def verify(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")],
-    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = ...,  # type: ignore[assignment]
-    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32",
-    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False,
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """The flags of `pipegen verify`."""
+
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")]
+    source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None
+    model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)]
+    dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32"
+    device: Annotated[str | None, typer.Option("--device", help="Where the reference runs, such as cuda:0.", rich_help_panel=MODEL)] = None
+    revision: Annotated[str | None, typer.Option("--revision", help="The hub's revision.", rich_help_panel=MODEL)] = None
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MODEL)] = False
     precision: Annotated[
         str | None,
         typer.Option(
@@ -158,37 +161,28 @@ def verify(
             help="What the server should compute in. Default: the checkpoint's dtype.",
             rich_help_panel="Server",
         ),
-    ] = None,
+    ] = None
     dialect: Annotated[
         str | None, typer.Option("--dialect", metavar="vllm|sglang|plain", help="Which server it is. Default: as it says.", rich_help_panel="Server")
-    ] = None,
-    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False,
+    ] = None
+    chat_only: Annotated[bool, typer.Option("--chat-only", help="Do not ask by token ids.", rich_help_panel="Server")] = False
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", help="The name that the server has for the model.", rich_help_panel="Server")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None,
-    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False,
-    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False,
-) -> None:
-    from typing import get_args
+    ] = None
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one request in all.", rich_help_panel="Server")] = 600.0
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.", rich_help_panel=FILES)] = 32
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Ask so many requests at most.", rich_help_panel=FILES)] = None
+    image_root: Annotated[str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here.", rich_help_panel=FILES)] = None
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.", rich_help_panel=FILES)] = False
+    summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the verdict to FILE, as JSON.", rich_help_panel=FILES)] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=FILES)] = False
 
-    from pipegen.cli.usage import images_of, refuse
+
+@with_flags
+def verify(flags: VerifyFlags) -> None:
     from pipegen.cli.verify import run_verify
-    from pipegen.report.verdict import Precision
-    from pipegen.report.verify import Dialect
 
-    for flag, value, taken in (("--precision", precision, get_args(Precision)), ("--dialect", dialect, get_args(Dialect))):
-        if value is not None and value not in taken:
-            refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
-    names = ("dialect", "chat_only", "precision", "max_new_tokens", "revision", "trust_remote_code", "dtype", "device", "served_model_name", "timeout")
-    given = locals()
-    settings: dict[str, Any] = {name: given[name] for name in names}
-    images = images_of(image_root, False, ())
-    raise typer.Exit(run_verify(url, model, source, images, rows=rows, as_json=as_json, quiet=quiet, summary=summary, settings=settings))
+    raise typer.Exit(run_verify(flags))
 
 
 def add_commands(app: typer.Typer) -> None:

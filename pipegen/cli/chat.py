@@ -51,7 +51,7 @@ def run_chat(file: Path, prompt: str | None, *, as_json: bool, dry_run: bool) ->
         if dry_run and prompt is not None:
             routes = _opened(chat, stack, lambda backend: backend.first(dry=True))
             lines = [_dry_line(agent, route, prompt) for agent, route in zip(chat.agents, routes, strict=True)]
-            _out("\n".join(line for line, _ in lines))
+            print("\n".join(line for line, _ in lines), flush=True)
             return 0 if all(complete for _, complete in lines) else 1
         speakers = [Speaker(agent, route) for agent, route in zip(chat.agents, _opened(chat, stack, BackendConfig.open), strict=True)]
         with asyncio.Runner() as runner:
@@ -119,7 +119,7 @@ class _Turn:
         if self.lively and answers:
             self.console.print(screen(answers, self.console, whole=True))
         for answer in [] if self.lively else whole:
-            _out(as_line(answer, brief=False) if self.as_json else plain(answer))
+            print(as_line(answer, brief=False) if self.as_json else plain(answer), flush=True)
         if self.chat.ui.logging_enabled and whole:
             _log(prompt, whole)
 
@@ -159,11 +159,6 @@ def _session(turn: _Turn) -> int:
                 all_good = turn.ask(prompt) and all_good
             except KeyboardInterrupt:
                 say("interrupted; this prompt is forgotten")
-
-
-def _out(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def _log(prompt: str, answers: list[Answer]) -> None:

@@ -35,15 +35,19 @@ def examine(model: str | None = None) -> dict[str, Any]:
     With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError`, `MissingExtra`, `CallFailed` or `TemplateFailed` where it
     cannot be read.
     """
-    engines = {name: _engine(row.extra) for name, row in ENGINE_LIST.items()}
+    missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
+    extras = {name: _missing(name) for name in ("hf", "peft", "online", "structured")}
     return {
         "pipegen": version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
-        "engines": engines,
-        "extras": {name: _missing(name) for name in ("hf", "peft", "online", "structured") if _missing(name)},
+        "engines": {
+            name: {"runs": not absent, "missing": absent, "install": install_command(ENGINE_LIST[name].extra) if absent else None}
+            for name, absent in missing.items()
+        },
+        "extras": {name: absent for name, absent in extras.items() if absent},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
     } | ({} if model is None else {"model": _model(model)})
@@ -119,11 +123,6 @@ def _takes(versions: str, version: str) -> bool:
     except ModuleNotFoundError:
         return True
     return SpecifierSet(versions).contains(version, prereleases=True)
-
-
-def _engine(extra: str) -> dict[str, Any]:
-    missing = _missing(extra)
-    return {"runs": not missing, "missing": missing, "install": install_command(extra) if missing else None}
 
 
 def _devices() -> list[str]:

@@ -71,13 +71,13 @@ def run_export(folder: Path, out: str | None) -> int:
             columns = Columns(dict(command.columns), frozenset(command.kept))
             source = open_source(command.source, asked, images, columns, stack, "JOB")
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
-            to = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
+            make = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
             for origin, slot in finished_rows(folder, source.items, image_policy=images, policy=policy):
                 if slot is None:
                     missing += 1
                     continue
                 written += 1
-                to.write(origin, slot, to.made(origin, slot))
+                make(origin, slot, False)()
     except (JournalError, TableError, OSError) as refusal:
         say(words_of(refusal))
         return 1

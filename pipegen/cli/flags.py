@@ -96,21 +96,22 @@ OPTION_FLAGS, SETTING_FLAGS = _option_flags(), _setting_flags()
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each option and each setting; those that are set reach it, by name, as its arguments `options` and `settings`.
+    """Give a command the flags of its argument `flags`, a dataclass, whose fields they are: it gets them as that.
 
-    An argument `flags` is a dataclass of flags: the command has one for each field, and gets them as the dataclass.
+    For an argument `options` or `settings` it has a flag for each of these; those that are set reach it by name.
     """
     own = inspect.signature(command, eval_str=True)
-    groups = {"options": OPTION_FLAGS, "settings": SETTING_FLAGS}
+    groups = {name: flags for name, flags in (("options", OPTION_FLAGS), ("settings", SETTING_FLAGS)) if name in own.parameters}
     kind: type[Any] = own.parameters["flags"].annotation
-    hints = get_type_hints(kind, include_extras=True)
-    fields = [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in dataclasses.fields(kind)]
+    hints, missing = get_type_hints(kind, include_extras=True), inspect.Parameter.empty
+    defaults = {field.name: missing if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(kind)}
+    fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]) for name, default in defaults.items()]
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
         given = {group: {name: values.pop(name, None) for name in flags} for group, flags in groups.items()}
-        set_ = {group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()}
-        command(**set_, flags=kind(**{field.name: values.pop(field.name) for field in fields}), **values)
+        chosen = {group: {name: value for name, value in entries.items() if value not in (None, [], ())} for group, entries in given.items()}
+        command(**chosen, flags=kind(**{name: values.pop(name) for name in defaults}), **values)
 
     parameters = [
         *fields,

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -18,8 +18,8 @@ from returns.result import Failure
 
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
-from pipegen.cli.on_ray import OnRay, Stops, slots_on_ray
-from pipegen.cli.outputs import Lines, Rows, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
+from pipegen.cli.on_ray import OnRay, Stops, ray_slots
+from pipegen.cli.outputs import Make, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
@@ -32,7 +32,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.mapping import imap_keyed
 from pipegen.drivers.progress import watched
 from pipegen.engines.extras import MissingExtra
-from pipegen.io.tables import Row, TableError
+from pipegen.io.tables import TableError
 from pipegen.jobs.journal import SETTINGS
 from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
@@ -173,21 +173,21 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 if route is None:
                     rows = replica_slots(asked, files, meter, moved, ending.stops)
                 elif files.on_ray is not None:
-                    rows = slots_on_ray(files, files.on_ray, route, again, settings, meter, moved, ending.stops, _begun)
+                    rows = ray_slots(files, files.on_ray, route, again, meter, moved, ending.stops, _begun)
                 else:
                     rows = _job_slots(route, asked, files, settings, ending)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = stack.enter_context(new_file(Path(files.out or ""))) if files.part is None else None
-            to = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, given.load.model, brief=files.brief))
+            make = None if stream is None else stack.enter_context(results_to(stream, form_of(files.out), source, given.load.model, brief=files.brief))
             stack.callback(gc.unfreeze)
             gc.freeze()  # what has been loaded stays to the end: the collector need not go through it again and again
             for origin, slot, reused in slots:
-                kept, made = _finished(slot, origin, to, files, reused=reused)
+                kept, write = _finished(slot, origin, make, files, reused=reused)
                 tally.count(kept, origin.id, reused=reused)
-                if to is not None and stream is not None:
+                if write is not None and stream is not None:
                     try:
-                        to.write(origin, kept, made)
+                        write()
                     except OSError as refusal:
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
@@ -231,19 +231,21 @@ def _begun(job: Job[Any] | Run, files: Files) -> None:
         say(f"{files.job}: {job.before} finished before{why}")
 
 
-def _finished(slot: Slot[GenerationResult], origin: Origin, to: Lines | Rows | None, files: Files, *, reused: bool) -> tuple[Slot[GenerationResult], bytes]:
-    """The slot with its sidecar written, and its line. A bug in the making of either fails the slot."""
+def _finished(
+    slot: Slot[GenerationResult], origin: Origin, make: Make | None, files: Files, *, reused: bool
+) -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
+    """The slot with its sidecar written, and what writes its line. A bug in the making of either fails the slot."""
 
-    def kept() -> tuple[Slot[GenerationResult], bytes]:
+    def kept() -> tuple[Slot[GenerationResult], Callable[[], object] | None]:
         file = None if reused and origin.sidecar is not None and origin.sidecar.exists() else origin.sidecar
         written = slot if file is None else write_sidecar(file, slot, origin.id, brief=files.brief, overwrite=files.overwrite)
-        return written, b"" if to is None else to.made(origin, written)
+        return written, make and make(origin, written, False)
 
     made = guard(kept, lambda raised: InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident))
     if is_ok(made):
         return made.unwrap()
     failed: Slot[GenerationResult] = Failure(made.failure())
-    return failed, b"" if to is None else to.made(origin._replace(row=Row()), failed)
+    return failed, make and make(origin, failed, True)
 
 
 def _unwritable(out: BinaryIO, refusal: OSError, files: Files) -> int:

@@ -109,11 +109,10 @@ def from_text(stream: BinaryIO) -> Iterator[Item]:
         yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)), None)
 
 
-def one_question(prompt: str, system: str | None, images: Sequence[str]) -> Iterator[Item]:
+def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
     """One question to the model, with images or without, as a user's turn."""
     content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}] if images else prompt
-    system_turn = [] if system is None else [{"role": "system", "content": system}]
-    _, slot = request_from_row({"messages": [*system_turn, {"role": "user", "content": content}]}, 1, "request")
+    _, slot = request_from_row({"messages": [{"role": "user", "content": content}]}, 1, "request")
     yield Item(Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})), slot)
 
 
@@ -144,7 +143,7 @@ def _with_system(system: str, request: GenerationRequest) -> Slot[GenerationRequ
     return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
 
 
-def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
+def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool) -> Iterator[Item]:
     """One request for each image of a folder, with the image's path within the folder as its id.
 
     An image whose sidecar exists already, or belongs to an image before it, fails.
@@ -152,7 +151,7 @@ def from_folder(folder: Path, prompt: str, system: str | None, sidecar: str | No
     before: tuple[Path, dict[Path, Path]] = (folder, {})
     for number, image in enumerate(images_in(folder), 1):
         beside = None if sidecar is None else image.with_suffix(f".{sidecar}")
-        request: Slot[GenerationRequest] = Success(_request(folder, image, prompt, system))
+        request: Slot[GenerationRequest] = Success(_request(folder, image, prompt))
         if beside is not None:
             if before[0] != image.parent:
                 before = (image.parent, {})
@@ -171,7 +170,6 @@ def sidecar_exists(file: Path | None) -> InvalidRequest | None:
     return InvalidRequest(f"the sidecar {file.name} exists already", hint="--overwrite replaces it")
 
 
-def _request(folder: Path, image: Path, prompt: str, system: str | None) -> GenerationRequest:
+def _request(folder: Path, image: Path, prompt: str) -> GenerationRequest:
     question = Message(role="user", content=(ImagePart(source=ImageSource(path=os.path.abspath(image))), TextPart(text=prompt)))
-    messages = (*([Message(role="system", content=system)] if system is not None else []), question)
-    return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=messages)
+    return VlmGenerationRequest(id=image.relative_to(folder).as_posix(), messages=(question,))

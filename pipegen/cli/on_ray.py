@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from returns.result import Failure
 
@@ -29,16 +29,13 @@ from pipegen.jobs.journal import Finished, JournalError
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.rows import Again, Row, kept_slot, retry_of, rows_of
 from pipegen.jobs.runner import Run
-from pipegen.records.options import GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
 if TYPE_CHECKING:
     from pipegen.cli.generate import Files
 
-__all__ = ["Job", "OnRay", "Stops", "Hooks", "on_ray", "ray_slots", "route_there", "slots_on_ray"]
-
-Asked = Iterator[tuple[Origin, Slot[GenerationRequest]]]
+__all__ = ["OnRay", "Stops", "on_ray", "ray_slots", "route_there"]
 
 
 class Stops(Protocol):
@@ -81,91 +78,56 @@ def route_there(folder: str, load: Callable[[], Load], plugins: Sequence[str]) -
     return attached(open_routes(load()), plugins_of(plugins))
 
 
-class Job(NamedTuple):
-    """What runs, beside where."""
-
-    route: Pipe[GenerationRequest, GenerationResult]
-    """The route as this process has it: it tells what the keys are made of, and loads no weights."""
-    open_input: Callable[[], Asked]
-    """Opens the input. It is read twice: to hand out what is missing, and to write it all."""
-    folder: Path
-    options: GenerationOptions | None
-    settings: Mapping[str, Any]
-    """What `pg.job` takes: retry, restart, in_flight, image_policy and policy."""
-    here: bool
-    """Whether the engine computes in the process of its replica, and not at a server."""
-    quiet: bool = False
-
-
-class Hooks(NamedTuple):
-    """What is called while the job runs."""
-
-    begun: Callable[[Run], object]
-    """That the job begins."""
-    running: Callable[[Stops | None], object]
-    """What a signal is to stop."""
-    moved: Callable[[Tally], object]
-    """The counts so far."""
-
-
-def slots_on_ray(
+def ray_slots(
     files: Files,
     on: OnRay,
     route: Pipe[GenerationRequest, GenerationResult],
-    opened: Callable[[], Asked],
-    settings: Mapping[str, Any],
+    opened: Callable[[], Iterator[tuple[Origin, Slot[GenerationRequest]]]],
     meter: Meter,
     moved: Moved,
     stops: Callable[[Stops | None], object],
     begun: Callable[[Run, Files], object],
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
-    """As `ray_slots`, for the command: while replicas work, the meter shows their counts; then those of what is written."""
-    written = meter.tally
+    """The origins and slots of the job, each with whether it was finished before: once all are, or the run was stopped.
+
+    route: as this process has it: it tells what the keys are made of, and loads no weights.
+    opened: opens the input. It is read twice: to hand out what is missing, and to write it all.
+    stops: called with what a signal is to stop.
+
+    While replicas work, the meter shows their counts; then those of what is written. Raises `KeyboardInterrupt` where the run was stopped, `JournalError` where
+    a row was not answered, and what an actor raised where none can go on.
+    """
+    given, written, again = files.asked, meter.tally, retry_of(files.retry)
+    run = Run(route, files.job or Path(), given.options, files.retry, "", restart=files.restart or files.overwrite)
+
+    def rows(finished: Finished, which: Again) -> Iterator[Row[Origin]]:
+        return rows_of(opened(), finished, Keys(run.settings), given.options, given.images, given.policy, again=which)
 
     def counted(tally: Tally) -> None:
         meter.tally = tally
         meter.see(Progress("ray", 0, 0, tally.made_tokens))
         moved(None, meter.words())
 
-    hooks = Hooks(lambda run: begun(run, files), stops, counted)
-    settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite}
-    job = Job(route, opened, files.job or Path(), files.asked.options, settings, here=runs_here(files.asked.load), quiet=files.quiet)
-    for answered in ray_slots(on, job, hooks):
-        meter.tally = written
-        yield answered
-
-
-def ray_slots(on: OnRay, job: Job, hooks: Hooks) -> Iterator[tuple[Origin, Slot[GenerationResult], bool]]:
-    """The places and slots of the job, each with whether it was finished before: once all are, or the run was stopped.
-
-    Raises `KeyboardInterrupt` where the run was stopped, `JournalError` where a row was not answered, and what an actor raised where none can go on.
-    """
-    again = retry_of(job.settings["retry"])
-    run = Run(job.route, job.folder, job.options, job.settings["retry"], "", restart=job.settings["restart"])
-
-    def rows(finished: Finished, which: Again) -> Iterator[Row[Origin]]:
-        policies = job.settings["image_policy"], job.settings["policy"]
-        return rows_of(job.open_input(), finished, Keys(run.settings), job.options, *policies, again=which)
-
     with contextlib.closing(run):
         before = run.journal
-        hooks.begun(run)
-        _answer(on, rows(before, again), job, hooks)
-        with Finished(job.folder) as finished:
+        begun(run, files)
+        _answer(files, on, rows(before, again), counted, stops)
+        with Finished(files.job or Path()) as finished:
             for row in rows(finished, retry_of("none")):
                 if is_ok(row.request) and row.kept is None:
                     raise JournalError(f"{row.name.id} was not answered: it, or an image of it, was changed while the job ran; run the same command again")
                 reused = row.key is not None and kept_slot(before, row.key, None, again) is not None
+                meter.tally = written
                 yield row.name, Failure(row.request.failure()) if row.kept is None else row.kept, reused
 
 
-def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, hooks: Hooks) -> None:
+def _answer(files: Files, on: OnRay, rows: Iterator[Row[Origin]], counted: Callable[[Tally], object], stops: Callable[[Stops | None], object]) -> None:
     """Hand out the rows that are not finished, until there is none. Ray is started for the first one."""
     from pipegen.jobs.ray_actors import BLOCK_ROWS, Actors, blocks_of, connect
 
-    tally, in_flight = Tally(), job.settings["in_flight"]
+    tally, given = Tally(), files.asked
 
-    def counted() -> Iterator[Row[Origin]]:
+    def counted_rows() -> Iterator[Row[Origin]]:
         for row in rows:
             if not is_ok(row.request):
                 tally.count(Failure(row.request.failure()), row.name.id)
@@ -173,19 +135,20 @@ def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, hooks: Hooks) -> N
                 tally.count(row.kept, row.name.id, reused=True)
             yield row
 
-    blocks = blocks_of(counted(), min(BLOCK_ROWS, in_flight or BLOCK_ROWS))
+    blocks = blocks_of(counted_rows(), min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS))
     first = next(blocks, None)
     if first is None:
         return
     try:
-        connect(on.address, quiet=job.quiet)
+        connect(on.address, quiet=files.quiet)
     except (ConnectionError, MissingExtra) as refusal:
         refuse(str(refusal), "--ray")
-    replicas, gpus = _size(on, here=job.here)
-    how = {name: job.settings[name] for name in ("retry", "in_flight", "image_policy", "policy")}
-    with contextlib.closing(Actors(on.make, job.options, job.folder.absolute(), how, replicas=replicas, gpus=gpus, tell=say)) as actors:
-        hooks.running(actors)
-        hooks.moved(tally)
+    replicas, gpus = _size(on, here=runs_here(given.load))
+    how = {"retry": files.retry, "in_flight": files.in_flight, "image_policy": given.images, "policy": given.policy}
+    folder = (files.job or Path()).absolute()
+    with contextlib.closing(Actors(on.make, given.options, folder, how, replicas=replicas, gpus=gpus, tell=say)) as actors:
+        stops(actors)
+        counted(tally)
         for counts in actors.counts(chain([first], blocks)):
             tally.succeeded += counts.succeeded
             tally.made_prompt_tokens += counts.prompt_tokens
@@ -193,8 +156,8 @@ def _answer(on: OnRay, rows: Iterator[Row[Origin]], job: Job, hooks: Hooks) -> N
             for kind, words in counts.failures:
                 tally.errors[kind] += 1
                 tally.first.setdefault(kind, words)
-            hooks.moved(tally)
-    hooks.running(None)
+            counted(tally)
+    stops(None)
     if actors.stopped:
         raise KeyboardInterrupt
 

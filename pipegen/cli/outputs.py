@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,14 +20,14 @@ from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import LineId, to_plain
 from pipegen.io.openai_batch import batch_line
-from pipegen.io.table_out import Write, csv_out, parquet_out
+from pipegen.io.table_out import csv_out, parquet_out
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
 
-__all__ = ["Lines", "Rows", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
+__all__ = ["Make", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
 
 
 def say(text: str) -> None:
@@ -45,52 +46,38 @@ OUT_SUFFIXES = {"": "", ".jsonl": "", ".ndjson": "", ".parquet": ".parquet", ".p
 """What OUT may end with, and the form that it has: JSON Lines, Parquet or CSV."""
 
 
-class Lines:
-    """JSON Lines out, each in the format of its request's line."""
-
-    def __init__(self, stream: BinaryIO, source: Source, model: str, *, brief: bool) -> None:
-        self._stream, self._columns, self._model, self._brief = stream, source.columns, model, brief
-
-    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
-        """The line."""
-        if origin.batch is not None:
-            line = batch_line(slot, str(origin.id), self._model, origin.batch)
-        else:
-            line = to_plain(slot, origin.id, brief=self._brief, metadata=carried(self._columns.request(origin.row.values)))
-        return strict_json.dump(line).encode() + b"\n"
-
-    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
-        """Write it. Raises `OSError`."""
-        self._stream.write(made)
-        self._stream.flush()
-
-
-class Rows:
-    """A table out."""
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def made(self, origin: Origin, slot: Slot[GenerationResult]) -> bytes:
-        """Nothing: a row is made when it is written."""
-        return b""
-
-    def write(self, origin: Origin, slot: Slot[GenerationResult], made: bytes) -> None:
-        """Write it. Raises `OSError`, and `TableError` for a value that its column does not take."""
-        self._write(origin.row, origin.id, slot)
+Make = Callable[[Origin, Slot[GenerationResult], bool], Callable[[], object]]
+"""Makes the line or the row of a result, and returns what writes it, which raises `OSError`, and `TableError` for a value that its column does not take. The
+third argument is whether a line is bare: without metadata."""
 
 
 @contextlib.contextmanager
-def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Lines | Rows]:
+def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief: bool) -> Iterator[Make]:
     """Results in a form of `OUT_SUFFIXES`. What is written is whole when the block is left."""
+
+    def row(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
+        return partial(write, origin.row, origin.id, slot)
+
+    def line(origin: Origin, slot: Slot[GenerationResult], bare: bool) -> Callable[[], object]:
+        if origin.batch is not None:
+            values = batch_line(slot, str(origin.id), model, origin.batch)
+        else:
+            values = to_plain(slot, origin.id, brief=brief, metadata=None if bare else carried(source.columns.request(origin.row.values)))
+        return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
+
     if form == ".parquet":
         with parquet_out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
-            yield Rows(write)
+            yield row
     elif form == ".csv":
         with csv_out(stream, source.names(), source.columns, source.folder) as write:
-            yield Rows(write)
+            yield row
     else:
-        yield Lines(stream, source, model, brief=brief)
+        yield line
+
+
+def _write_line(stream: BinaryIO, line: bytes) -> None:
+    stream.write(line)
+    stream.flush()
 
 
 def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int:

@@ -97,13 +97,12 @@ class Meter:
             parts.append(f"{short(tally.made_tokens)} tokens")
         return ", ".join(parts)
 
-    def line(self) -> str | None:
-        """A line about the run, where the last one is `EVERY` seconds ago."""
+    def tell(self) -> None:
+        """Show a line about the run, where the last one is `EVERY` seconds ago."""
         now = self.clock()
-        if now - self.shown < EVERY:
-            return None
-        self.shown = now
-        return f"{shown_time(now - self.began)}: {self.words()}"
+        if now - self.shown >= EVERY:
+            self.shown = now
+            say(f"{shown_time(now - self.began)}: {self.words()}")
 
     def plain(self) -> dict[str, Any]:
         """The run's counts, times and rates as plain data. Rates are of what was asked in this run, without the time of loading."""
@@ -141,7 +140,7 @@ def progress(total: int | None, meter: Meter | None = None, *, shown: bool = Tru
     Without a terminal, lines of the meter, if there is one, are shown in its place.
     """
     if not is_shown(shown):
-        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: _tell(meter))
+        yield (lambda done, text: None) if meter is None or not shown else (lambda done, text: meter.tell())
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -150,12 +149,6 @@ def progress(total: int | None, meter: Meter | None = None, *, shown: bool = Tru
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total)
         yield lambda done, text: bar.update(task, completed=max(done or 0, bar.tasks[task].completed), description=text)
-
-
-def _tell(meter: Meter) -> None:
-    line = meter.line()
-    if line is not None:
-        say(line)
 
 
 def tells(moved: Moved, meter: Meter) -> Callable[[Progress], None]:

@@ -62,21 +62,16 @@ def screen(answers: Sequence[Answer], console: Console, *, whole: bool) -> Rende
 
     across = max(1, min(len(answers), console.width // NARROWEST))
     down = max(1, -(-len(answers) // across))
-    height = None if whole else max(3, (console.height - 1) // down - 2)
+    first = None if whole else -max(3, (console.height - 1) // down - 2)
     table = Table.grid(expand=True)
     for _ in range(across):
         table.add_column(ratio=1)
-    bodies = [_body(answer, console, console.width // across - 4, height) for answer in answers]
+    width = max(1, console.width // across - 4)
+    bodies = [list(_text(answer).wrap(console, width))[first:] for answer in answers]
     for row in range(0, len(answers), across):
         tallest = max(len(body) for body in bodies[row : row + across])
         table.add_row(*(_panel(answer, body, tallest) for answer, body in zip(answers[row : row + across], bodies[row : row + across], strict=True)))
     return table
-
-
-def _body(answer: Answer, console: Console, width: int, height: int | None) -> list[Text]:
-    """The lines of an answer; the last `height` of them."""
-    lines = list(_text(answer).wrap(console, max(1, width)))
-    return lines if height is None else lines[-height:]
 
 
 def _panel(answer: Answer, body: list[Text], tallest: int) -> Panel:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,14 +73,14 @@ class Source(NamedTuple):
 
     items: Iterator[Item]
     columns: Columns
-    folder: Path | None
-    """Where relative paths of images start."""
-    total: Callable[[], int | None]
-    """How much there is to read, in the units of `Origin.read`: None where unknown."""
-    rows: Callable[[], int | None]
-    """How many requests there are: None where unknown. The input may be read once for it."""
     kinds: Callable[[], dict[str, str]]
     """The columns of the input and what they hold, where a file does not say it: the input is read once for it."""
+    total: Callable[[], int | None] = lambda: None
+    """How much there is to read, in the units of `Origin.read`: None where unknown."""
+    rows: Callable[[], int | None] = lambda: None
+    """How many requests there are: None where unknown. The input may be read once for it."""
+    folder: Path | None = None
+    """Where relative paths of images start."""
     table: Table | None = None
 
     def names(self) -> list[str]:
@@ -114,11 +114,12 @@ def columns_of(maps: Sequence[str]) -> Columns:
 def open_source(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack, flag: str = "IN") -> Source:
     """Open an input: a wrong one is bad usage, of that flag."""
     try:
-        return _opened(source, asked, images, columns, stack)
+        opened = _opened(source, asked, images, columns, stack)
     except OSError as refusal:
         refuse(f"{source!r} cannot be read: {refusal.strerror or refusal}", flag)
     except (TableError, MissingExtra) as refusal:
         refuse(str(refusal), flag)
+    return opened._replace(items=with_system(opened.items, asked.system))
 
 
 def is_image_folder(source: str, prompt: str | None) -> bool:
@@ -129,41 +130,31 @@ def is_image_folder(source: str, prompt: str | None) -> bool:
 def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: Columns, stack: contextlib.ExitStack) -> Source:
     if source is None:
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
-        return Source(one_question(asked.prompt or "", asked.system, asked.images), columns, None, lambda: 1, lambda: 1, lambda: kinds)
+        return Source(one_question(asked.prompt or "", asked.images), columns, lambda: kinds, lambda: 1, lambda: 1)
     if source == "-":
-        return Source(
-            from_lines(sys.stdin.buffer, None, columns),
-            columns,
-            None,
-            lambda: None,
-            lambda: None,
-            partial(refuse, "a table as OUT takes a file as IN", "--out"),
-        )
+        return Source(from_lines(sys.stdin.buffer, None, columns), columns, partial(refuse, "a table as OUT takes a file as IN", "--out"))
     path = Path(source)
     if is_image_folder(source, asked.prompt):
         if next(images_in(path), None) is None:
             raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}) and no tables (.parquet, .arrow)")
-        items = from_folder(path, asked.prompt or "", asked.system, asked.sidecar, asked.overwrite)
-        count = partial(_count, images_in(path))
-        return Source(items, columns, None, count, count, lambda: {"image": "string"})
+        count = cache(lambda: _count(images_in(path)))
+        return Source(from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite), columns, lambda: {"image": "string"}, count, count)
     folder = None if images.root is not None else path.absolute() if path.is_dir() else path.absolute().parent
     shown = folder or Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        return Source(with_system(from_table(table, folder, columns), asked.system), columns, shown, lambda: table.count, lambda: table.count, dict, table)
+        return Source(from_table(table, folder, columns), columns, dict, lambda: table.count, lambda: table.count, shown, table)
     if path.suffix.lower() == ".csv":
         names = csv_header(path)
         columns.check(names, path)
-        items = with_system(from_csv(source, folder, columns), asked.system)
-        count = partial(_count, csv_rows(source))
-        return Source(items, columns, shown, count, count, lambda: dict.fromkeys(names, "string"))
+        count = cache(lambda: _count(csv_rows(source)))
+        return Source(from_csv(source, folder, columns), columns, lambda: dict.fromkeys(names, "string"), count, count, shown)
     stream = stack.enter_context(path.open("rb"))
     size = os.fstat(stream.fileno()).st_size or None
     if path.suffix.lower() == ".txt":
-        return Source(with_system(from_text(stream), asked.system), columns, shown, lambda: size, partial(_lines, path), lambda: {"prompt": "string"})
-    items = with_system(from_lines(stream, folder, columns), asked.system)
-    return Source(items, columns, shown, lambda: size, partial(_lines, path), lambda: column_kinds(line_values(path)))
+        return Source(from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, partial(_lines, path), shown)
+    return Source(from_lines(stream, folder, columns), columns, lambda: column_kinds(line_values(path)), lambda: size, partial(_lines, path), shown)
 
 
 def _lines(path: Path) -> int | None:

@@ -12,6 +12,7 @@ import typer
 
 from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.flags import flag_of, options_of_flags, setting_values
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_options
 from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed
@@ -67,10 +68,9 @@ def run_options(flags: dict[str, Any], file: Path | None, load: Load) -> Generat
         refuse(f"with the options of the chat file: {refusal}", "--config")
 
 
-def load_of(
-    config: Path | None, agent: str | None, model: str | None, backend: str, fallback: str | None, when: tuple[str, ...], settings: Mapping[str, Any]
-) -> Load:
+def load_of(flags: AskedFlags, settings: Mapping[str, Any], fallback: str | None = None, when: Sequence[str] | None = None) -> Load:
     """What the flags set to run on: a model of a chat file, or a model with the settings of its engine."""
+    config, agent, model, backend = flags.config, flags.agent, flags.model, flags.backend
     if config is not None:
         for name, value in {"model": model, "backend": None if backend == "hf" else backend, **settings}.items():
             if value is not None:
@@ -94,9 +94,9 @@ def load_of(
     return Load(_with_fallback(made, fallback, when))
 
 
-def _with_fallback(backend: BackendConfig, fallback: str | None, when: tuple[str, ...]) -> BackendConfig:
+def _with_fallback(backend: BackendConfig, fallback: str | None, when: Sequence[str] | None) -> BackendConfig:
     """The backend with what flags say of the engine that takes over; they win over a chat file."""
-    given: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": when or None}
+    given: dict[str, Any] = {"fallback_backend": fallback, "fallback_when": tuple(when or ()) or None}
     try:
         return dataclasses.replace(backend, **without_none(given))
     except InvalidField as refusal:

@@ -9,13 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pipegen.cli.export import command_in
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
 from pipegen.cli.sources import Question, open_source
-from pipegen.cli.usage import refuse
+from pipegen.cli.usage import images_of, refuse
 from pipegen.core.slots import is_ok
 from pipegen.engines.extras import MissingExtra
 from pipegen.io.jsonl import request_from_row
@@ -30,6 +30,9 @@ from pipegen.records.requests import GenerationRequest, ImagePolicy, VlmGenerati
 from pipegen.report.boxes import Scale, boxes_in
 from pipegen.report.gallery import PAGE_ROWS, Entry, Figure, Overview, card, ending, opening
 
+if TYPE_CHECKING:
+    from pipegen.cli.app_results import ViewFlags
+
 __all__ = ["run_view"]
 
 _SIDE = 480
@@ -38,29 +41,21 @@ _SAMPLES = 16
 """Samples of one request that are shown."""
 
 
-class _View(NamedTuple):
-    results: Path
-    other: Path | None
-    asked: Path | None
-    """The input of the run."""
-    scale: Scale
-
-
-def run_view(
-    results: Path, other: Path | None, out: Path | None, asked: Path | None, *, scale: Scale, images: ImagePolicy, show: bool = False, rows: int = PAGE_ROWS
-) -> int:
+def run_view(flags: ViewFlags, rows: int = PAGE_ROWS) -> int:
     """Write the page, or a folder of pages where there are more than `rows` results. The exit code is 0."""
-    view = _View(results, other, asked, scale)
+    if flags.boxes not in get_args(Scale):
+        refuse(f"takes one of {', '.join(get_args(Scale))}, not {flags.boxes!r}", "--boxes")
+    images = images_of(flags.image_root, False, ())
     try:
-        overview, count = _overview(view)
+        overview, count = _overview(flags)
         pages = max(1, -(-count // rows))
-        out = out if out is not None else results.with_suffix(".html" if pages == 1 else ".pages")
+        out = flags.out or flags.results.with_suffix(".html" if pages == 1 else ".pages")
         if pages == 1 and out.is_dir():
             refuse(f"{out} is a folder; give a file in it", "--out")
         if pages > 1 and not out.is_dir():
             out.mkdir()
         names = ["index.html", *(f"page-{number:04}.html" for number in range(2, pages + 1))]
-        cards = _cards(view, images)
+        cards = _cards(flags, images)
         for number, name in enumerate(names):
             with new_file(out if pages == 1 else out / name) as stream:
                 stream.write(opening(overview, number, pages, names).encode())
@@ -73,7 +68,7 @@ def run_view(
         refuse(str(refusal), "--out")
     except OSError as refusal:
         refuse(f"{refusal.filename!r} cannot be read or written: {refusal.strerror}", "RESULTS")
-    if show:
+    if flags.show:
         import webbrowser
 
         webbrowser.open((out if pages == 1 else out / names[0]).absolute().as_uri())
@@ -81,39 +76,39 @@ def run_view(
     return 0
 
 
-def _overview(view: _View) -> tuple[Overview, int]:
+def _overview(flags: ViewFlags) -> tuple[Overview, int]:
     """The counts of all results: the file is read once for them."""
     kinds: Counter[str] = Counter()
     errors: set[str] = set()
-    others = _by_id(view.other)
+    others = _by_id(flags.other)
     count = differing = 0
-    for values in results_in(view.results):
+    for values in results_in(flags.results):
         entry = _entry(values)
         count += 1
         kinds[entry.kind] += 1
         if not entry.ok:
             errors.add(entry.kind)
         against = others.get(entry.id)
-        differing += against is None or (against.ok, against.texts) != (entry.ok, entry.texts)
-    name = None if view.other is None else view.other.name
-    return Overview(view.results.name, kinds, frozenset(errors), name, differing if name is not None else 0), count
+        differing += against is None or against.outcome != entry.outcome
+    name = None if flags.other is None else flags.other.name
+    return Overview(flags.results.name, kinds, frozenset(errors), name, differing if name is not None else 0), count
 
 
 def _by_id(path: Path | None) -> dict[str, Entry]:
     return {} if path is None else {entry.id: entry for entry in map(_entry, results_in(path))}
 
 
-def _cards(view: _View, images: ImagePolicy) -> Iterator[str]:
-    others = _by_id(view.other)
-    names = None if view.other is None else (view.results.name, view.other.name)
+def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
+    others = _by_id(flags.other)
+    names = None if flags.other is None else (flags.results.name, flags.other.name)
     with contextlib.ExitStack() as stack:
-        asked = _Asked(view, images, stack)
-        for values in results_in(view.results):
+        asked = _Asked(flags, images, stack)
+        for values in results_in(flags.results):
             entry = _entry(values)
             request, metadata = asked.of(entry.id, values)
             prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
-            figures = [_figure(source, entry, view.scale, images, alone=len(sources) == 1) for source in sources]
+            figures = [_figure(source, entry, cast("Scale", flags.boxes), images, alone=len(sources) == 1) for source in sources]
             yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
 
@@ -144,12 +139,12 @@ def _entry(values: Mapping[str, Any]) -> Entry:
 class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is read beside them."""
 
-    def __init__(self, view: _View, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
+    def __init__(self, flags: ViewFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
         self._items: Iterator[Item] = iter(())
         self._columns = Columns()
-        job = Path(f"{view.results}.job")
-        if view.asked is not None:
-            opened = open_source(str(view.asked), Question(None), images, Columns(), stack, "--input")
+        job = Path(f"{flags.results}.job")
+        if flags.asked is not None:
+            opened = open_source(str(flags.asked), Question(None), images, Columns(), stack, "--input")
             self._items = opened.items
         elif (job / "command.json").is_file():
             command = command_in(job)

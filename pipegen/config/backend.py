@@ -163,13 +163,13 @@ def _unknown(name: str, kind: str, dialect: str | None, known: Mapping[str, Any]
 
 def _settle_access(settings: dict[str, Any], entries: Mapping[str, Any], place: Place) -> None:
     """The address, the model's name, the key and the headers with `${NAME}` read; a provider's own key where none is set."""
-    from pipegen.backends.http.access import root_of
+    from pipegen.backends.http.access import addresses_of
 
     for name in ("base_url", "served_model_name"):
         if settings.get(name) is not None:
             settings[name] = _expanded(name, settings[name], place)
     try:
-        root_of(settings.get("base_url"), "")
+        addresses_of(settings.get("base_url"), "")
     except InvalidField as refusal:
         raise InvalidField(f"{place.at('base_url')}: {str(refusal).removeprefix('base_url ')}") from None
     key = _expanded("api_key", entries.get("api_key") or "", place)

@@ -62,7 +62,10 @@ def read_plain(path: str | os.PathLike[str], what: str) -> tuple[Any, Place]:
     file = Path(path)
     text = _text(file, what)
     if file.suffix.lower() == ".json":
-        return _json(file, text), Place(str(file))
+        try:
+            return strict_json.load(text), Place(str(file))
+        except strict_json.NotStrict as refusal:
+            raise InvalidField(f"{file}: not JSON: {refusal}") from None
     if file.suffix.lower() in (".yaml", ".yml"):
         return _yaml(file, text, what)
     raise InvalidField(f"{file}: {what} takes a name that ends in .json, .yaml or .yml")
@@ -80,13 +83,6 @@ def _text(file: Path, what: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as refusal:
         raise InvalidField(f"{file}: not UTF-8: byte 0x{data[refusal.start]:02x} at position {refusal.start}") from None
-
-
-def _json(file: Path, text: str) -> Any:
-    try:
-        return strict_json.load(text)
-    except strict_json.NotStrict as refusal:
-        raise InvalidField(f"{file}: not JSON: {refusal}") from None
 
 
 def _yaml(file: Path, text: str, what: str) -> tuple[Any, Place]:

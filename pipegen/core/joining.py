@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from returns.result import Success
 
@@ -21,7 +21,7 @@ from pipegen.core.slots import Batch, Slot, live
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
 
-__all__ = ["Joined", "counted", "relayed", "row_by_row"]
+__all__ = ["Joined", "RowStage", "counted", "relayed", "row_by_row"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -51,14 +51,25 @@ def relayed(steps: Steps[B], change: Callable[[Call], Call]) -> Steps[B]:
         steps.close()
 
 
-def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) -> Batch[Any]:
+class RowStage(NamedTuple):
+    """A stage that looks at each row alone."""
+
+    name: str
+    takes: type[Any]
+    do: Callable[[Any], Slot[Any]]
+
+
+def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
     """Each row through all the stages before the next one begins; what lies between two stages is gone by then."""
 
     def through(slot: Slot[Any]) -> Slot[Any]:
-        for stage in stages:
+        for name, takes, do in stages:
             if not isinstance(slot, Success):
                 return slot
-            slot = stage(slot.unwrap())
+            value = slot.unwrap()
+            if not isinstance(value, takes):
+                raise _wrong_record(name, takes, value)
+            slot = do(value)
         return slot
 
     return tuple([through(slot) for slot in batch])
@@ -66,22 +77,14 @@ def row_by_row(stages: Sequence[Callable[[Any], Slot[Any]]], batch: Batch[Any]) 
 
 def _taken(stage: Pipe[Any, Any], batch: Batch[Any]) -> Batch[Any]:
     """The batch. Raises `ContractError` where a stage before this one was removed, or gives something else than what this one takes."""
-    if stage.takes is not None:
-        for value in live(batch):
-            _fits(stage.name, stage.takes, value)
+    for value in live(batch):
+        if not isinstance(value, stage.takes):
+            raise _wrong_record(stage.name, stage.takes, value)
     return batch
 
 
-def _row(stage: Pipe[Any, Any]) -> Callable[[Any], Slot[Any]]:
-    """What the stage does to a row. Raises as `_taken` does."""
-    row, takes = cast("Callable[[Any], Slot[Any]]", stage.row), stage.takes
-    return row if takes is None else lambda value: row(_fits(stage.name, takes, value))
-
-
-def _fits(name: str, takes: type[Any], value: Any) -> Any:
-    if not isinstance(value, takes):
-        raise ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
-    return value
+def _wrong_record(name: str, takes: type[Any], value: Any) -> ContractError:
+    return ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class _Turn:
     """One stage, or several that go row by row, and what comes after it."""
 
     stage: Pipe[Any, Any]
-    rows: tuple[Callable[[Any], Slot[Any]], ...]
+    rows: tuple[RowStage, ...]
     """What the stages do to a row, where they look at each alone; `stage` is then the last of them."""
     expands: bool
     asks_later: bool
@@ -100,11 +103,11 @@ class _Turn:
 
 def _plan(parts: tuple[Pipe[Any, Any], ...]) -> tuple[_Turn, ...]:
     turns: list[_Turn] = []
-    rows: list[Callable[[Any], Slot[Any]]] = []
+    rows: list[RowStage] = []
     for place, part in enumerate(parts):
         rest = parts[place + 1 :]
         ends = part.row is None or part.opens or part.closes or not rest or rest[0].row is None or rest[0].opens
-        rows += [_row(part)] if part.row is not None else []
+        rows += [RowStage(part.name, part.takes, part.row)] if part.row is not None else []
         if ends:
             closes_later = any(later.closes for later in rest)
             turns.append(
@@ -145,7 +148,7 @@ class Joined:
                 break
             if turn.rows:
                 slots = row_by_row(turn.rows, slots)
-            elif stage.callless:
+            elif stage.makes_no_calls:
                 slots = stage.apply(_taken(stage, slots))
             else:
                 break

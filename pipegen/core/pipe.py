@@ -17,6 +17,7 @@ A `Pipe[A, B]` is a value: a name, and a generator function that takes a batch o
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -27,7 +28,7 @@ from pipegen.core.backend import Backend, require_backend
 from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
-from pipegen.core.joining import Joined, counted, row_by_row
+from pipegen.core.joining import Joined, RowStage, counted, row_by_row
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
@@ -69,10 +70,10 @@ class Pipe(Generic[A_contra, B_co]):
     owns: tuple[Closes, ...] = ()
     row: Callable[[Any], Slot[Any]] | None = field(default=None, kw_only=True)
     """What a stage that looks at each row alone does to a live one."""
-    callless: bool = field(default=False, kw_only=True)
+    makes_no_calls: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
-    takes: type[Any] | None = field(default=None, kw_only=True)
-    """The record that a stage of pipegen's takes, where it takes one only."""
+    takes: type[Any] = field(default=object, kw_only=True)
+    """The record that a stage takes, where it takes one only."""
     backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
     """What a call calls."""
     follow: Callable[[Any], Any] | None = field(default=None, kw_only=True)
@@ -168,7 +169,9 @@ class Pipe(Generic[A_contra, B_co]):
         return self if self.rebind is None else self.rebind(new)  # type: ignore[return-value]
 
     def apply(self, batch: Batch[A_contra]) -> Batch[B_co]:
-        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver."""
+        """Run a pipe that makes no calls. Raises `ContractError` if it makes one: that takes a driver; and `TypeError` for what is no batch of slots."""
+        if not isinstance(batch, (tuple, list)) or not all(isinstance(slot, (Success, Failure)) for slot in batch):
+            raise TypeError(f"a batch is a tuple of slots, such as (pg.Success(value),), not {batch!r:.80}")
         running = counted(self, batch)
         try:
             wanted = next(running)
@@ -234,7 +237,7 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
         return slot
 
     def steps(batch: Batch[Taken]) -> Steps[B]:
-        return row_by_row((lifted,), batch)
+        return row_by_row((RowStage(name, object, lifted),), batch)
         yield  # a generator without effects
 
     return Pipe(name, steps, keeps_text, row=lifted)
@@ -260,6 +263,8 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
 def _named(lift: str, name: Any, f: Any) -> None:
     if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
+    if inspect.iscoroutinefunction(f):
+        raise TypeError(f"the stage {name!r} is an async function: a stage is a plain one, and only an engine is awaited")
 
 
 def call(backend: Backend[A, B]) -> Pipe[A, B]:

@@ -8,7 +8,7 @@ TypeError: requests are a list or another iterable, not one dict: put a single r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from returns.result import Failure, Result, Success
@@ -46,17 +46,21 @@ def check_settings(options: Any, image_policy: Any, policy: Any = None) -> Gener
     return options_from(options) if isinstance(options, Mapping) else options
 
 
-def require_iterable(requests: Any) -> None:
-    """Raise `TypeError` for one request in the place of many: a mapping or a string would be taken apart."""
+def require_iterable(requests: Any, *, asynchronous: bool = False) -> None:
+    """Raise `TypeError` for one request in the place of many, since a mapping or a string would be taken apart, and for what has no items."""
     if isinstance(requests, (GenerationRequest, Result, Mapping, str, bytes)):
         raise TypeError(f"requests are a list or another iterable, not one {type(requests).__name__}: put a single request into a list")
+    if not asynchronous and isinstance(requests, AsyncIterable):
+        raise TypeError(f"requests are a list or another iterable, not an asynchronous {type(requests).__name__}: aimap takes one")
+    if not isinstance(requests, (Iterable, AsyncIterable)) and not hasattr(requests, "__getitem__"):
+        raise TypeError(f"requests are a list or another iterable, not {type(requests).__name__}")
 
 
-def pairs(requests: Any) -> None:
+def pairs(requests: Any, *, asynchronous: bool = False) -> None:
     """Raise `TypeError` for a mapping of requests, which is walked by its keys."""
     if isinstance(requests, Mapping):
         raise TypeError(f"pairs of a key and a request are wanted, not a {type(requests).__name__}: hand over its .items()")
-    require_iterable(requests)
+    require_iterable(requests, asynchronous=asynchronous)
 
 
 def pair(item: Any) -> Any:

@@ -123,7 +123,7 @@ async def aimap(
     isolate_bugs: bool = False,
 ) -> AsyncIterator[Slot[B]]:
     """As `imap`, for asynchronous code; `requests` may be asynchronous too. Stages and engines work in a thread."""
-    require_iterable(requests)
+    require_iterable(requests, asynchronous=True)
 
     async def keyed() -> AsyncIterator[tuple[None, Request]]:
         async for request in _asynchronous(requests):
@@ -149,7 +149,7 @@ async def aimap_keyed(
     import asyncio  # half of what `import pipegen` would cost
 
     how: dict[str, Any] = {"in_flight": in_flight, "ordered": ordered, "image_policy": image_policy, "policy": policy, "isolate_bugs": isolate_bugs}
-    pairs(requests)
+    pairs(requests, asynchronous=True)
     loop, wanted, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[Any]()
 
     def take() -> tuple[K, Any] | NoRequest:

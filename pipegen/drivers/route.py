@@ -123,7 +123,8 @@ def count_tokens(
     if not calls:
         raise TypeError(f"tokens are counted on a route through one engine, not on {_what(of)}: hand over one of the routes of a fallback")
     backend: Any = of.parts[calls[0]].backend
-    refused = UnsupportedOption(f"{shown(backend.name)} does not tell how many tokens a prompt has", option="token_ids")
+    hint = "count on the route of an engine that takes token ids, such as hf, with the same model"
+    refused = UnsupportedOption(f"{shown(backend.name)} does not tell how many tokens a prompt has", option="token_ids", hint=hint)
     if isinstance(of, Route) and "token_ids" not in of.engine.capabilities.honours:
         return Failure(refused)
     start: Pipe[GenerationRequest, Any] = identity()

@@ -46,16 +46,9 @@ __all__ = ["PipegenAPI"]
 MAX_TOKENS = 2048
 """What inspect's own local providers generate at most by default."""
 _SENT = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
+    **{name: name for name in ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "logprobs", "top_logprobs")},
     "stop_seqs": "stop",
     "num_choices": "samples",
-    "logprobs": "logprobs",
-    "top_logprobs": "top_logprobs",
 }
 """The settings of a generation, each with the option that it is."""
 _REFUSED = ("best_of", "logit_bias", "reasoning_effort", "reasoning_tokens", "effort", "verbosity", "modalities", "extra_body", "extra_headers")

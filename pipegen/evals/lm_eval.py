@@ -140,11 +140,12 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """As lm-eval's `hf`: with the tokenizer's own BOS, unless the text begins with it."""
-        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
-            add_special_tokens = False
-        elif add_special_tokens is None:
-            add_special_tokens = self.add_bos_token
-        return [*self.tokenizer.encode(string, **({} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}))]
+        if add_special_tokens is None:
+            add_special_tokens = False if has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)) else self.add_bos_token
+        return self._encoded(string, add_special_tokens)
+
+    def _encoded(self, text: str, add_special_tokens: bool | None) -> list[int]:
+        return [*self.tokenizer.encode(text, **without_none({"add_special_tokens": add_special_tokens}))]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, cut at their stop strings by lm-eval's own function."""
@@ -183,9 +184,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     def _prompt_ids(self, context: str) -> list[int]:
         """As lm-eval's `tok_batch_encode`: a BOS in the text is not doubled."""
-        if has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None)):
-            return [*self.tokenizer.encode(context, add_special_tokens=False)]
-        return [*self.tokenizer.encode(context, **({} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}))]
+        return self._encoded(context, False if has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None)) else self.add_bos_token)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any) -> list[tuple[float, bool]]:
         """The sums and whether they are greedy, of contexts and continuations as ids; what is too long loses its beginning."""

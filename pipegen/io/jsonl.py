@@ -47,7 +47,6 @@ __all__ = [
     "prompt_logprobs_from",
     "readable",
     "request_from_row",
-    "result_from",
     "to_plain",
     "values_of_line",
 ]
@@ -196,8 +195,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "finish": Finish,
     "options": options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
-    "previous": lambda result: result_from(result),  # noqa: PLW0108 - it is defined below
-    "samples": lambda samples: tuple(result_from(sample) for sample in samples),
+    "previous": lambda result: _read(result, GenerationResult),
+    "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
     "failed_samples": lambda failed: tuple((one["sample"], error_from(one["error"])) for one in failed),
     "logprobs": logprobs_from,
     "prompt_logprobs": prompt_logprobs_from,
@@ -212,11 +211,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "likeliest": lambda pairs: tuple((token_id, float(logprob)) for token_id, logprob in pairs),
 }
 """How fields are read whose type JSON does not have."""
-
-
-def result_from(values: Mapping[str, Any]) -> GenerationResult:
-    """The result of its plain form; an `id` becomes a string. Raises `InvalidField` for an unknown, missing or malformed field."""
-    return _read(values, GenerationResult)
 
 
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:

@@ -40,13 +40,11 @@ def results_in(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _from_row(answer: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: row[name] for name in answer if row.get(name) is not None}
     more: dict[str, Any] = {"id": row.get("id"), "ok": bool(row.get("ok")), "row": {name: value for name, value in row.items() if name not in answer}}
     if not more["ok"]:
         error = dict(row.get("error") or {})
         return {**more, "error": {**error, "type": error.get("type") or "InternalError"}}
-    for name in ("finish_reason", "model", "tokens", "logprobs", "prompt_logprobs", "usage", "samples", "options", "tool_calls"):
-        values.pop(name, None)
+    values = {name: row[name] for name in ("text", "stop", "raw_text", "reasoning", "prompt_token_ids", "token_ids") if row.get(name) is not None}
     usage = row.get("usage") or {}
     more |= {"finish": row.get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens") or 0, "completion_tokens": usage.get("completion_tokens") or 0}
     options = strict_json.load(row["options"]) if row.get("options") else {}

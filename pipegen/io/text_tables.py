@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipegen.engines.extras import need
@@ -33,34 +33,34 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
 
     Raises `TableError` where the file is no CSV.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
-            header = _header(next(reader, []), path)
-            for number, cells in enumerate(filter(None, reader), 1):
-                if len(cells) > len(header):
-                    yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
-                else:
-                    yield number, dict.fromkeys(header) | {name: cell for name, cell in zip(header, cells, strict=False) if cell}
-    except (csv.Error, UnicodeDecodeError) as refusal:
-        raise TableError(f"{path} is no CSV in UTF-8: {refusal}") from None
+    lines = _csv(path)
+    header = next(lines)
+    for number, cells in enumerate(filter(None, lines), 1):
+        if len(cells) > len(header):
+            yield number, f"it has {len(cells)} cells, and the header has {len(header)}"
+        else:
+            yield number, dict.fromkeys(header) | {name: cell for name, cell in zip(header, cells, strict=False) if cell}
 
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
     """The names of the columns. Raises `TableError` where the file is no CSV."""
+    return next(_csv(path))
+
+
+def _csv(path: str | os.PathLike[str]) -> Iterator[list[str]]:
+    """The header and the other lines, as cells."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
-            return _header(next(csv.reader(stream), []), path)
+            reader = csv.reader(stream)
+            header = next(reader, [])
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if not header or twice is not None:
+                raise TableError(f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}"))
+            yield header
+            yield from reader
     except (csv.Error, UnicodeDecodeError) as refusal:
         raise TableError(f"{path} is no CSV in UTF-8: {refusal}") from None
-
-
-def _header(names: Sequence[str], path: str | os.PathLike[str]) -> list[str]:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if not names or twice is not None:
-        raise TableError(f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}"))
-    return list(names)
 
 
 def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -54,11 +54,19 @@ def connect(address: str | None, *, quiet: bool) -> None:
     """
     need("ray", "ray", "running on Ray")
     ray = itself()
-
     if ray.is_initialized():
         return
+    how: dict[str, Any] = {"log_to_driver": not quiet, "logging_level": logging.ERROR}
     with _signals_kept():
-        _connect(address, {"log_to_driver": not quiet, "logging_level": logging.ERROR})
+        if address != "local":
+            try:
+                ray.init(address or "auto", **how)
+            except ConnectionError:
+                if address is not None:
+                    raise
+            else:
+                return
+        ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)  # nothing but this machine can reach it
 
 
 @contextlib.contextmanager
@@ -71,20 +79,6 @@ def _signals_kept() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _connect(address: str | None, how: Mapping[str, Any]) -> None:
-    ray = itself()
-
-    if address != "local":
-        try:
-            ray.init(address or "auto", **how)
-        except ConnectionError:
-            if address is not None:
-                raise
-        else:
-            return
-    ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **how)  # nothing but this machine can reach it
 
 
 def blocks_of(rows: Iterator[Row[Any]], most: int = BLOCK_ROWS) -> Iterator[Block]:
@@ -138,8 +132,7 @@ class Actors:
         gpus: float,
         tell: Callable[[str], object],
     ) -> None:
-        ray = itself()
-
+        self._ray = ray = itself()
         run = uuid.uuid4().hex
         resources = {"num_gpus": gpus} if gpus else {"num_cpus": 1}
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **resources)(Keeper)
@@ -164,8 +157,6 @@ class Actors:
 
     def counts(self, blocks: Iterator[Block]) -> Iterator[Counts]:
         """Hand out the blocks, and give the counts of each as soon as it is answered. Raises what an actor raised where no other can go on."""
-        ray = itself()
-
         self._pending.update({actor.handle.ready.remote(): (actor, None) for actor in self._actors})
         while not self.stopped:
             more = self._hand_out(blocks)
@@ -174,8 +165,8 @@ class Actors:
             if not self._actors:
                 raise self._failure or RuntimeError("there is no actor")
             refs = list(self._pending)
-            first, _ = ray.wait(refs, num_returns=1, timeout=_LOOK, fetch_local=False)
-            ended, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if first else ([], refs)
+            first, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK, fetch_local=False)
+            ended, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if first else ([], refs)
             for ref in ended:
                 actor, block = self._pending.pop(ref)
                 counted = self._taken(ref, actor, block)
@@ -198,17 +189,15 @@ class Actors:
 
     def _taken(self, ref: Any, actor: _Actor, block: Block | None) -> Counts | None:
         """What a call gave. Where it raised, its actor is left out, and its rows go to the others."""
-        ray = itself()
-
         try:
-            given = ray.get(ref)
-        except ray.exceptions.RayError as failure:
+            given = self._ray.get(ref)
+        except self._ray.exceptions.RayError as failure:
             if block is not None:
                 self._back.append(block)
             if actor in self._actors:
                 self._actors.remove(actor)
                 self._failure = failure
-                ray.kill(actor.handle)
+                self._ray.kill(actor.handle)
                 _log.error("replica %s: %s", actor.number, failure)
                 rest = f"; {len(self._actors)} go on" if self._actors else ""
                 self._tell(f"replica {actor.number} cannot go on: {_words(failure)}{rest}")
@@ -223,18 +212,16 @@ class Actors:
 
     def close(self) -> None:
         """End the actors. Where the run was stopped, rows in flight have the time that is left. What is finished is kept."""
-        ray = itself()
-
         try:
             if self.stopped:
                 self._begun()
             grace = 0.0 if self._end is None else max(0.0, self._end - time.monotonic())
             ending = [actor.handle.close.remote(grace) for actor in self._actors if actor.room]
-            with contextlib.suppress(ray.exceptions.RayError):  # what has not ended in time is ended now
-                ray.get(ending, timeout=grace + _CLOSING)
+            with contextlib.suppress(self._ray.exceptions.RayError):  # what has not ended in time is ended now
+                self._ray.get(ending, timeout=grace + _CLOSING)
         finally:
             for actor in self._actors:
-                ray.kill(actor.handle)
+                self._ray.kill(actor.handle)
 
 
 def _words(failure: Exception) -> str:

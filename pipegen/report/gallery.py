@@ -15,7 +15,7 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from string import Template
@@ -59,6 +59,11 @@ class Entry(NamedTuple):
     """Message and hint."""
     reasoning: str = ""
     facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def outcome(self) -> tuple[str, ...] | str:
+        """What is compared with the same request's in another file: the texts, or the type of the error."""
+        return self.texts if self.ok else self.kind
 
 
 class Overview(NamedTuple):
@@ -135,11 +140,7 @@ def card(
 ) -> str:
     """One result; where two files are compared, which have these names, beside that of the other."""
     sides = [_side(entry, other)] if compared is None else [_side(entry, other, compared[0]), _side(other, entry, compared[1])]
-    same = (
-        compared is not None
-        and other is not None
-        and (entry.ok, entry.texts, entry.kind if not entry.ok else "") == (other.ok, other.texts, other.kind if not other.ok else "")
-    )
+    same = compared is not None and other is not None and entry.outcome == other.outcome
     images = "".join(map(_figure, figures))
     asked = f'<details{"" if len(prompt) > 600 else " open"}><summary>prompt</summary><pre class="prompt">{safe(prompt)}</pre></details>' if prompt else ""
     facts = [(str(name), str(value)) for name, value in (metadata or {}).items()]
@@ -187,14 +188,10 @@ def marked(first: str, second: str) -> tuple[str, str]:
     start = common_prefix(one, other)
     end = common_prefix(one[start:][::-1], other[start:][::-1])
     pieces = (one[start : len(one) - end], other[start : len(other) - end])
-    middle = _parted(*pieces) if max(map(len, pieces)) <= _WORDS else [(True, "".join(pieces[0]), "".join(pieces[1]))]
+    codes = SequenceMatcher(None, *pieces, autojunk=False).get_opcodes() if max(map(len, pieces)) <= _WORDS else [("replace", 0, None, 0, None)]
+    middle = [(tag != "equal", "".join(pieces[0][a:b]), "".join(pieces[1][c:d])) for tag, a, b, c, d in codes]
     whole = [(False, "".join(one[:start]), "".join(one[:start])), *middle, (False, "".join(one[len(one) - end :]), "".join(one[len(one) - end :]))]
     return "".join(_mark(differs, text) for differs, text, _ in whole), "".join(_mark(differs, text) for differs, _, text in whole)
-
-
-def _parted(one: Sequence[str], other: Sequence[str]) -> Iterator[tuple[bool, str, str]]:
-    for tag, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        yield tag != "equal", "".join(one[a:b]), "".join(other[c:d])
 
 
 def _mark(differs: bool, text: str) -> str:

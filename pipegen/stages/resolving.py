@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from returns.result import Failure, Result, Success
 
@@ -13,6 +13,7 @@ from pipegen.core.backend import require_backend
 from pipegen.core.calls import Steps
 from pipegen.core.errors import (
     BackendFailed,
+    BadImage,
     CallFailed,
     GenerationError,
     InvalidRequest,
@@ -21,7 +22,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, Rebinding, each
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.plugin import Plugin
@@ -71,9 +72,10 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
 
-    return Pipe(
-        "resolve", steps, callless=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=lambda new: resolve(new.engine(engine))
-    )
+    def rebind(new: Rebinding) -> Pipe[Any, Any]:
+        return resolve(new.engine(engine))
+
+    return Pipe("resolve", steps, makes_no_calls=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=rebind)
 
 
 def unreadable_facts(engine: TokenEngine) -> GenerationError | None:
@@ -107,9 +109,9 @@ _NEUTRAL = flat_values(resolve_options(GenerationOptions()))
 def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tuple[Plugin, ...] = ()) -> Slot[ResolvedRequest]:
     """Whether the engine takes this request at all; needs no prompt.
 
-    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`); every option whose value differs from the
-    neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`; `PluginFailed` where
-    it raises or gives no reason in words).
+    Images must be among the engine's capabilities, and not too many of them (`UnsupportedMultimodal`), and read (`BadImage`); every option whose value
+    differs from the neutral default must be one that the engine honours (`UnsupportedOption`); every plugin must take the request (`UnsupportedPlugin`;
+    `PluginFailed` where it raises or gives no reason in words).
 
     >>> from pipegen.records.options import GenerationOptions, resolve
     >>> from pipegen.records.requests import TextGenerationRequest
@@ -124,6 +126,10 @@ def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tup
     if images and capabilities.max_images is not None and images > capabilities.max_images:
         words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
         return Failure(UnsupportedMultimodal(words))
+    unread = next((index for index, source in enumerate(job.request.sources) if source.data is None), None)
+    if unread is not None:
+        words = f"image {unread}: {job.request.sources[unread]!r} was not read: only images of the requests handed to a run are, before the first stage"
+        return Failure(BadImage(unread, message=words, hint="give the bytes of the image to a request that a stage makes: Path(name).read_bytes()"))
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""

@@ -97,7 +97,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
         sampling=SAMPLING,
         closes=True,
-        takes=Decoded if takes_tokens(engine) else None,
+        takes=Decoded if takes_tokens(engine) else object,
         routes=(name,),
         rebind=lambda new: trim(new.engine(engine), new.route(name)),
     )

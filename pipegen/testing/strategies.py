@@ -18,7 +18,7 @@ from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES
-from pipegen.engines.protocol import TokenEngine
+from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.records.fields import altered
 from pipegen.records.option_table import OPTIONS
 from pipegen.records.options import ChatTemplateOptions, DecodeOptions, GenerationOptions, StopOptions, StructuredOptions, VlmPreprocessOptions, resolve
@@ -189,7 +189,9 @@ def encoded(engine: TokenEngine | None = None) -> st.SearchStrategy[Encoded]:
 
 def raws(engine: TokenEngine | None = None) -> st.SearchStrategy[Raw]:
     """What an engine may give back: any ids of the tokenizer, some of words and some that end rows; it may have gone on too long, or given up."""
-    tokenizer = (engine or toy_engine()).tokenizer
+    engine = engine or toy_engine()
+    require_token_engine("raws", engine)
+    tokenizer = engine.tokenizer
     words = _WORDS.map(lambda word: tuple(tokenizer.encode(word)))
     piece = words | st.integers(0, tokenizer.vocab_size - 1).map(lambda token_id: (token_id,))
     ids = st.lists(piece, max_size=8).map(lambda pieces: tuple(token_id for one in pieces for token_id in one))

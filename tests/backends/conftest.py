@@ -21,7 +21,7 @@ def ask() -> Any:
     """Makes an `ServerRequest` of ids, with options said flat."""
 
     def make(token_ids: tuple[int, ...] = (1, 2, 3), *, ending_ids: tuple[int, ...] = (), stops: tuple[str, ...] = (), **more: Any) -> ServerRequest:
-        own = {name: more.pop(name) for name in ("extra_body", "images", "model", "stream", "n", "rid", "messages", "tools") if name in more}
+        own = {name: more.pop(name) for name in ("extra_body", "images", "model", "stream", "rid", "messages", "tools") if name in more}
         options = resolve(GenerationOptions(**more))
         return ServerRequest(token_ids=token_ids, options=options, ending_ids=ending_ids, stops=stops, prompt_tokens=len(token_ids), **own)
 

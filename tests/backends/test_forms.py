@@ -16,7 +16,7 @@ from pipegen.records.options import resolve
 WIRES: dict[str, Callable[[Any, Any], Any]] = {
     "vllm_server": vllm.to_wire,
     "sglang_server": sglang.to_wire,
-    **{f"{dialect}_chat": openai.wire_of(dialect).to_wire for dialect in ("vllm", "sglang", "plain")},
+    **{f"{dialect}_chat": openai.DIALECTS[dialect].to_wire for dialect in ("vllm", "sglang", "plain")},
 }
 FORM = {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pipegen as pg
+from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
-from pipegen.cli.on_ray import Hooks, Job, OnRay, ray_slots
+from pipegen.cli.on_ray import OnRay, ray_slots
+from pipegen.cli.outputs import Tally
+from pipegen.cli.progress import Meter
+from pipegen.cli.run_flags import AskedFlags
+from pipegen.cli.sources import Asked
+from pipegen.cli.usage import load_of
 from pipegen.engines.protocol import Answers
 from pipegen.io.tables import Columns
 from pipegen.jobs.ray_actors import connect
-from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -79,12 +84,10 @@ def main(rows: int) -> None:
         began = time.monotonic()
         connect("local", quiet=True)
         connected = time.monotonic() - began
-        settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
-        hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
+        files = Files(out=str(folder / "ray"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})))
+        quiet = Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None
         began = time.monotonic()
-        slots = [
-            slot for _, slot, _ in ray_slots(OnRay(partial(waiting), "local", 1, 0), Job(waiting(), opened, folder / "ray.job", None, settings, True), hooks)
-        ]
+        slots = [slot for _, slot, _ in ray_slots(files, OnRay(partial(waiting), "local", 1, 0), waiting(), opened, *quiet)]
         on_ray = time.monotonic() - began
         assert [slot.unwrap().text for slot in slots] == [slot.unwrap().text for slot in one_slots]
     figures = {"rows": rows, "one process": round(one, 2), "on Ray": round(on_ray, 2), "ratio": round(on_ray / one, 3), "to start Ray": round(connected, 2)}

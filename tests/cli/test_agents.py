@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipegen.cli import main
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.usage import load_of, runs_here
 from pipegen.testing.fake import FakeEngine
 
@@ -53,6 +55,11 @@ def test_the_system_message_goes_before_messages_that_have_none(command: Command
     assert len(engine.calls[-1]) == 3
 
 
+def test_the_system_message_goes_before_messages_from_stdin_too(command: Command, chat_file: Path) -> None:
+    ran = command("generate", "-", "-c", chat_file, "--agent", "first", stdin=json.dumps(MESSAGES).encode())
+    assert ran.out[0]["prompt_text"].count("Be brief.") == 1
+
+
 def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
     file = tmp_path / "one.yaml"
     file.write_text("backend: {type: hf, model: m, max_tokens: 7}")
@@ -61,9 +68,9 @@ def test_a_file_of_one_needs_no_name(command: Command, engine: FakeEngine, jsonl
 
 
 def test_the_backend_is_that_of_the_file(chat_file: Path) -> None:
-    made = load_of(chat_file, "second", None, "hf", "hf", (), {})
+    made = load_of(AskedFlags(config=chat_file, agent="second"), {}, "hf")
     assert (made.model, made.backend.fallback_backend, made.system, made.backend.settings.extra_body) == ("two", "hf", None, {"priority": 1})
-    assert (runs_here(made), runs_here(load_of(chat_file, "first", None, "hf", None, (), {}))) == (False, True)
+    assert (runs_here(made), runs_here(load_of(AskedFlags(config=chat_file, agent="first"), {}))) == (False, True)
 
 
 @pytest.mark.parametrize(

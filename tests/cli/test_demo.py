@@ -13,8 +13,7 @@ from hypothesis import example, given, strategies as st
 
 import pipegen as pg
 from pipegen.cli import main
-from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, pieces_of, run_cases
-from pipegen.cli.report import page
+from pipegen.cli.demo import BROKEN, CASES, HOSTILE, IMAGES, Outcome, page, pieces_of, run_cases
 from pipegen.report.boxes import Box, Scale, boxes_in
 from pipegen.testing.fake import FakeEngine
 

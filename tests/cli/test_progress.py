@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -13,6 +14,9 @@ import pytest
 import pipegen as pg
 from pipegen.cli.outputs import Tally
 from pipegen.cli.progress import EVERY, Meter, progress, tells
+from pipegen.cli.sources import Question, open_source
+from pipegen.io.tables import Columns
+from pipegen.records.requests import ImagePolicy
 
 
 class Terminal(io.StringIO):
@@ -143,3 +147,18 @@ def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
         for done in (3, None, 2, 5):
             moved(done, "words")
     assert seen == [3, 3, 3, 5]
+
+
+@pytest.mark.parametrize("name", ["in.csv", "photos", "in.txt", "in.jsonl"])
+def test_an_input_is_counted_as_often_as_is_asked(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    if name == "photos":
+        source.mkdir()
+        (source / "a.png").touch()
+        (source / "b.png").touch()
+    else:
+        source.write_text({"in.csv": "prompt\na\nb\n", "in.txt": "a\nb\n", "in.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n'}[name])
+    with contextlib.ExitStack() as stack:
+        opened = open_source(str(source), Question(), ImagePolicy(), Columns(), stack)
+        opened.total()  # for the bar
+        assert (opened.rows(), opened.rows()) == (2, 2)  # for the words beside it

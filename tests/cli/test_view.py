@@ -14,11 +14,11 @@ import pytest
 from support.browser import CHROMIUM, look
 
 import pipegen as pg
+from pipegen.cli.app_results import ViewFlags
 from pipegen.cli.view import run_view
 from pipegen.core.errors import BadImage
 from pipegen.io.jsonl import to_plain
 from pipegen.records.options import resolve
-from pipegen.records.requests import ImagePolicy
 
 pytest.importorskip("PIL")
 
@@ -157,21 +157,21 @@ def test_a_table_of_results_brings_its_own_prompts_and_images(command: Command, 
 
 
 def test_two_files_stand_side_by_side_with_differing_words_marked(command: Command, tmp_path: Path) -> None:
-    one = results(tmp_path / "one.jsonl", a=answer("a red cat"), b=answer("same"), c=pg.Failure(BadImage(0)), d=answer("only here"))
-    other = results(tmp_path / "other.jsonl", a=answer("a blue cat"), b=answer("same"), c=answer("fine"))
+    one = results(tmp_path / "one.jsonl", a=answer("a red cat"), b=answer("same"), c=pg.Failure(BadImage(0)), d=answer("only here"), e=pg.Failure(BadImage(0)))
+    other = results(tmp_path / "other.jsonl", a=answer("a blue cat"), b=answer("same"), c=answer("fine"), e=pg.Failure(pg.Timeout("slow")))
     assert command("view", one, other, "-o", tmp_path / "x.html").code == 0
     text = (tmp_path / "x.html").read_text()
     assert "a <mark>red</mark> cat" in text
     assert "a <mark>blue</mark> cat" in text
     page = Page(tmp_path / "x.html")
-    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == ["0", "1", "0", "0"]
-    assert "4 results, 1 errors; 3 differ from other.jsonl" in page.texts
+    assert [attributes["data-same"] for tag, attributes in page.elements if tag == "article"] == ["0", "1", "0", "0", "0"]
+    assert "5 results, 2 errors; 4 differ from other.jsonl" in page.texts
     assert "not in this file" in page.texts
 
 
 def test_many_results_make_a_folder_of_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = results(tmp_path / "r.jsonl", **{f"n{number}": answer(f"text {number}") for number in range(7)})
-    assert run_view(source, None, None, None, scale="auto", images=ImagePolicy(), rows=3) == 0
+    assert run_view(ViewFlags(results=source), rows=3) == 0
     folder = tmp_path / "r.pages"
     assert sorted(path.name for path in folder.iterdir()) == ["index.html", "page-0002.html", "page-0003.html"]
     pages = [Page(folder / name) for name in ("index.html", "page-0002.html", "page-0003.html")]

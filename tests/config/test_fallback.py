@@ -10,6 +10,7 @@ import pytest
 
 import pipegen as pg
 from pipegen.cli import main
+from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.usage import load_of, open_routes
 from pipegen.config import BackendConfig, chat_from, read_chat
 from pipegen.engines.settings import EngineSettings, HFSettings
@@ -105,7 +106,7 @@ def test_flags_win_over_what_the_file_says(tmp_path: Path, opened: Opened) -> No
         (("vllm", ()), "fallback(vllm_server, vllm)"),
         ((None, ("Timeout",)), "fallback(vllm_server, hf)"),
     ):
-        load = load_of(file, None, None, "hf", *flags, {})
+        load = load_of(AskedFlags(config=file), {}, *flags)
         assert open_routes(load).name == name
         assert load.backend.fallback_when == (flags[1] or ("UnsupportedMultimodal", "UnsupportedOption", "UnsupportedPlugin"))
 

@@ -235,3 +235,49 @@ def test_a_pipe_that_loses_a_slot_is_a_bug(driver: Callable[..., Any], where: st
     }
     with pytest.raises(pg.ContractError, match=r"lossy.* gave (1 slots for 2|0 slots for 1)"):
         driver(pipes[where], [{"prompt": "a"}, {"prompt": "b"}])
+
+
+async def numbers() -> Any:
+    yield {"prompt": "Hi"}
+
+
+@batch_driver
+@pytest.mark.parametrize("given", [None, 5, 0.5])
+def test_what_has_no_items_is_no_batch(driver: Callable[..., Any], given: Any) -> None:
+    with pytest.raises(TypeError, match=f"requests are a list or another iterable, not {type(given).__name__}"):
+        driver(ROUTE, given)
+
+
+def test_asynchronous_requests_are_for_aimap() -> None:
+    for driver in (pg.run, lambda *given: list(pg.imap(*given)), lambda *given: list(pg.stream(*given)), lambda *given: asyncio.run(pg.arun(*given))):
+        with pytest.raises(TypeError, match="not an asynchronous async_generator: aimap takes one"):
+            driver(ROUTE, numbers())
+
+    async def all_of_them() -> list[Any]:
+        return [slot async for slot in pg.aimap(ROUTE, numbers())]
+
+    assert all(map(pg.is_ok, asyncio.run(all_of_them())))
+
+
+@pytest.mark.parametrize("given", [[1, 2], [{"prompt": "Hi"}], None, Success(1), "ab"])
+def test_a_stage_alone_takes_slots(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"a batch is a tuple of slots, such as \(pg\.Success\(value\),\), not"):
+        pg.pure("length", length).apply(given)
+    assert pg.pure("double", lambda number: 2 * number).apply([Success(1)]) == (Success(2),)  # type: ignore[arg-type]  # a list does too
+
+
+def test_a_stage_is_no_asynchronous_function() -> None:
+    async def later(value: Any) -> Any:
+        return Success(value)
+
+    for lift in (pg.each, pg.pure):
+        with pytest.raises(TypeError, match="the stage 'later' is an async function"):
+            lift("later", later)
+
+
+def test_records_are_drawn_for_an_engine_not_for_its_route() -> None:
+    from pipegen.testing import strategies
+
+    for strategy in (strategies.resolved_requests, strategies.rendered, strategies.encoded, strategies.raws, strategies.decoded):
+        with pytest.raises(TypeError, match=r"route\.engine is the engine of a route"):
+            strategy(ROUTE)  # type: ignore[arg-type]  # that is the mistake

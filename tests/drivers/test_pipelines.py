@@ -380,3 +380,17 @@ def test_a_pipe_is_shown_by_its_stages() -> None:
     assert repr(route) == "<Route fake: resolve >> render >> tokenize >> fit >> call >> decode >> stop >> trim>"
     assert repr(pg.pure("one", str) >> pg.pure("two", str)) == "<Pipe one >> two>"
     assert repr(pg.fallback(route, route, when=pg.Timeout)) == "<Pipe fallback(fake, fake-2)>"
+
+
+def test_a_request_that_a_stage_makes_takes_its_images_as_bytes() -> None:
+    def seen(image: Any) -> Any:
+        look = pg.pure("look", lambda result: pg.VlmGenerationRequest(prompt=result.text, images=[b"first", image]))
+        return pg.route(FakeEngine("a")) >> look >> pg.route(FakeEngine(echo), name="eyes")
+
+    requests: Any = [{"prompt": "Hi"}, {"prompt": "Ho"}]
+    for slot in pg.run(seen("docs/no-such.png"), requests):
+        assert isinstance(slot.failure(), pg.BadImage)
+        assert slot.failure().index == 1
+        assert "'docs/no-such.png'" in slot.failure().message
+        assert "read_bytes()" in slot.failure().hint
+    assert all(map(pg.is_ok, pg.run(seen(b"second"), requests)))

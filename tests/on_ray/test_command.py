@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ from typing import Any
 import pytest
 from support.on_ray import holders, stub
 
+from pipegen.cli.generate import Files
 from pipegen.cli.inputs import from_lines
-from pipegen.cli.on_ray import Hooks, Job, OnRay, ray_slots
+from pipegen.cli.on_ray import OnRay, ray_slots
+from pipegen.cli.outputs import Tally
+from pipegen.cli.progress import Meter
+from pipegen.cli.run_flags import AskedFlags
+from pipegen.cli.sources import Asked
+from pipegen.cli.usage import load_of
 from pipegen.io.tables import Columns
-from pipegen.records.requests import ImagePolicy, RequestPolicy
 from pipegen.testing.faulty import FaultyServer
 
 pytest.importorskip("ray", reason="Ray is not installed here")
@@ -112,19 +118,22 @@ def test_five_kills_lose_and_double_nothing(cluster: str, tmp_path: Path, killed
     assert 0 <= sum(server.asked.values()) - rows <= 5 * actors * IN_FLIGHT
 
 
+def slots_of(folder: Path, on: OnRay, opened: Any, **flags: Any) -> Iterator[Any]:
+    files = Files(out=str(folder / "out"), quiet=True, asked=Asked(load_of(AskedFlags(model="fake"), {})), **flags)
+    return ray_slots(files, on, stub(), opened, Meter(Tally()), lambda done, text: None, lambda stops: None, lambda run, files: None)
+
+
 @pytest.mark.parametrize("death", ["kill", "engine"])
 def test_a_poisoned_row_fails_after_three_tries_and_the_rest_is_done(cluster: str, tmp_path: Path, death: str) -> None:
-    source, asked, folder = tmp_path / "in.jsonl", tmp_path / "asked", tmp_path / "out.job"
+    source, asked = tmp_path / "in.jsonl", tmp_path / "asked"
     rows = ["the poisoned row 123" if number == 123 else f"row {number}" for number in range(400)]
     source.write_text("".join(json.dumps({"id": f"r{number}", "prompt": words}) + "\n" for number, words in enumerate(rows)))
-    settings = {"retry": "retryable", "restart": False, "in_flight": 20, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
 
     def opened() -> Any:
         return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
-    hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
-    slots = {origin.id: slot for origin, slot, _ in ray_slots(on, Job(stub(), opened, folder, None, settings, here=True, quiet=True), hooks)}
+    slots = {origin.id: slot for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)}
     assert [name for name, slot in slots.items() if slot.value_or(None) is None] == ["r123"]
     assert "died 3 times" in slots["r123"].failure().message
     times = Counter(asked.read_text().split())
@@ -152,15 +161,12 @@ def test_an_interrupt_ends_the_run_and_the_same_command_goes_on(cluster: str, tm
 def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "Hi"}\n')
-    settings = {"retry": "retryable", "restart": False, "in_flight": None, "image_policy": ImagePolicy(), "policy": RequestPolicy()}
 
     def opened() -> Any:
         return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
 
-    hooks = Hooks(lambda run: None, lambda stops: None, lambda tally: None)
-    job = Job(stub(), opened, tmp_path / "job", None, settings, here=True, quiet=True)
     with pytest.raises(Exception, match="no route"):
-        list(ray_slots(OnRay(_no_route, cluster, 2, 0), job, hooks))
+        list(slots_of(tmp_path, OnRay(_no_route, cluster, 2, 0), opened))
     assert "replica 1 cannot go on" in capsys.readouterr().err
 
 

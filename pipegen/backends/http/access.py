@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pipegen.records.fields import InvalidField
 
-__all__ = ["Access", "access_to", "root_of"]
+__all__ = ["Access", "access_to", "addresses_of"]
 
 LOCAL_KEY = "EMPTY"
 """The key that is sent where none is set: local servers take any."""
@@ -64,21 +64,11 @@ class Access:
         raise TypeError("an Access holds a key and is not pickled: make the route again where it is needed")
 
 
-def root_of(base_url: str | None, default: str) -> str:
-    """The root of a server, whether its address is given with `/v1`, with a slash at the end, or not at all (then the local default).
-
-    Raises `InvalidField` for another scheme than http and https, and for an address that holds a user, a password, a query or a fragment.
-
-    >>> root_of("https://example.org/llm/v1/", ""), root_of(None, "http://localhost:8000")
-    ('https://example.org/llm', 'http://localhost:8000')
-    """
-    return addresses_of(base_url, default)[0]
-
-
 def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
-    """The root of a server, and where its `/v1` is. An address that names a version of its own (`.../v4`, `.../v1beta/openai`) is that already.
+    """The root of a server, and where its `/v1` is, whether its address is given with `/v1`, with a slash at the end, or not at all (the local default).
 
-    Raises as `root_of` does.
+    An address that names a version of its own (`.../v4`, `.../v1beta/openai`) is where its paths are already. Raises `InvalidField` for another scheme than
+    http and https, and for an address that holds a user, a password, a query or a fragment.
 
     >>> addresses_of("http://localhost:8000", "")
     ('http://localhost:8000', 'http://localhost:8000/v1')
@@ -108,7 +98,7 @@ def addresses_of(base_url: str | None, default: str) -> tuple[str, str]:
 
 
 def access_to(base_url: str | None, *, default: str, variable: str, api_key: str | None = None, headers: Mapping[str, str] | None = None) -> Access:
-    """The access to a server: the key is `api_key`, else that of the environment variable, else `EMPTY`. Raises `InvalidField` as `root_of` does."""
+    """The access to a server: the key is `api_key`, else that of the environment variable, else `EMPTY`. Raises `InvalidField` as `addresses_of` does."""
     key = api_key or os.environ.get(variable) or LOCAL_KEY
     merged = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **(headers or {})}
     for name, value in merged.items():

@@ -32,12 +32,12 @@ def most_bytes(ask: ServerRequest) -> int:
     token = TOKEN + reported + (LIKELIEST * (2 + (options.top_logprobs or 0)) if options.logprobs else 0)
     prompt = 2**4 + reported + (2 * LIKELIEST if ask.scored else 0)
     pixels = sum(image.width * image.height for image in ask.images) if ask.resized and ask.features is None else 0
-    return BASE + (options.max_new_tokens or LONGEST) * ask.n * token + ask.prompt_tokens * prompt + pixels * PIXEL
+    return BASE + (options.max_new_tokens or LONGEST) * token + ask.prompt_tokens * prompt + pixels * PIXEL
 
 
 def most_bytes_of_stream(ask: ServerRequest) -> int:
     """The most bytes that the events of a stream may have in all, where each brings only what is new."""
-    return most_bytes(ask) + (ask.options.max_new_tokens or LONGEST) * ask.n * EVENT
+    return most_bytes(ask) + (ask.options.max_new_tokens or LONGEST) * EVENT
 
 
 LARGE = 2**18

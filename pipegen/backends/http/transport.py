@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipegen.backends.http.access import Access
 from pipegen.backends.http.client import BASE, Broken, Client, Events, Opened, TooLong, Upload
-from pipegen.backends.http.gate import Block, Deadlines, Gate, Late, Room
+from pipegen.backends.http.gate import Deadlines, Gate, Late, Room
 from pipegen.backends.http.loops import PerLoop
 from pipegen.backends.http.plain_json import encoded
 from pipegen.backends.servers.errors import AGAIN, retry_after, unreachable
@@ -116,10 +116,6 @@ class Transport:
         """The deadline of a row that begins now, by the running loop's clock: its own, or that of the whole call."""
         ends = asyncio.get_running_loop().time() + self.timeout
         return ends if call_ends is None or ends < call_ends else call_ends
-
-    async def by(self, deadline: float) -> Block:
-        """A block that has until then. Raises `Late`; see `late`."""
-        return (await self.here()).deadlines.by(deadline)
 
     async def once(self, request: WireRequest, deadline: float, *, body: bytes | Upload | None = None, most: int = BASE) -> WireReply:
         """One attempt, whose answer may have `most` bytes. Raises `HttpStatusError` for another status than 200, and `AttemptFailed`."""
@@ -207,9 +203,7 @@ class Transport:
             return max(pause or 0.0, jitter(state))
 
         def stop(state: tenacity.RetryCallState) -> bool:
-            pause = wait(state) if state.attempt_number <= self.retries else 0.0
-            ends = asyncio.get_running_loop().time() + pause
-            return state.attempt_number > self.retries or ends >= deadline
+            return state.attempt_number > self.retries or asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
 
         jitter = tenacity.wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + tenacity.wait_random(0, FIRST_WAIT)
         allowed = tenacity.retry_if_exception(lambda error: isinstance(error, AttemptFailed) and error.again)

@@ -23,12 +23,11 @@ from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.engine_list import shown
-from pipegen.records.fields import InvalidField, nearest
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
 
-__all__ = ["DIALECTS", "from_event", "from_wire", "wire_of"]
+__all__ = ["DIALECTS", "from_event", "from_wire"]
 
 PATH = "/v1/chat/completions"
 _MANY = 2**53
@@ -48,17 +47,16 @@ def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
         "tools": list(ask.tools) or None,
         "rid": (ask.rid or None) if dialect == "sglang" else None,
     }
-    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.n, ask.stream, thinking, dialect)
+    body = {name: value for name, value in own.items() if value is not None} | _fixed(ask.options, ask.stops, ask.stream, thinking, dialect)
     return merged(body, extra) if extra else body
 
 
 @LastCallCache
-def _fixed(options: GenerationOptions, stops: tuple[str, ...], n: int, stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
+def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thinking: Any, dialect: str) -> dict[str, Any]:
     """What the rows of a batch have in common in their bodies."""
     chat = options.chat
     own = {
         **wire_fields(options, "chat", DIALECTS[dialect if chat is not None else "plain"].name),
-        "n": n if n > 1 else None,
         "stream": stream or None,
         "stream_options": {"include_usage": True} if stream else None,
         **_form(options, dialect),
@@ -102,12 +100,12 @@ def _form(options: GenerationOptions, dialect: str) -> dict[str, Any]:
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer."""
-    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
+    return whole(answer, lambda choice, place: _completion(choice, answer, ask, "message", place, 0))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
-    found = pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
+    found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
     return found.map(lambda made: made or (Completion(usage=_usage(event)),))
 
 
@@ -228,14 +226,3 @@ DIALECTS: Mapping[str, Wire] = {
     "plain": _wire("plain", "openai_chat", "http://localhost:8000", "OPENAI_API_KEY", None),
 }
 """The wires of chat servers, by dialect; each is named after its row in the capability table."""
-
-
-def wire_of(dialect: str) -> Wire:
-    """The wire of a dialect. Raises `InvalidField` for one that is not there, with the nearest.
-
-    >>> wire_of("sglang").name
-    'sglang_chat'
-    """
-    if dialect not in DIALECTS:
-        raise InvalidField(f"dialect takes one of {', '.join(DIALECTS)}, not {dialect!r}{nearest(str(dialect), DIALECTS)}")
-    return DIALECTS[dialect]

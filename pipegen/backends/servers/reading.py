@@ -142,39 +142,34 @@ Read = Callable[[Mapping[str, Any], str], Slot[Completion]]
 """Reads one choice, given its place for messages."""
 
 
-def pieces(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
-    """What the choices of an answer, or of one event of a stream, bring: no more of them than were asked, and of no others.
+def pieces(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
+    """What the choice of an answer, or of one event of a stream, brings; none where there is no choice.
 
-    >>> pieces({"choices": [7]}, 1, lambda choice, place: Success(Completion())).failure().message
+    >>> pieces({"choices": [7]}, lambda choice, place: Success(Completion())).failure().message
     'choices[0] is int, not an object'
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list):
         return malformed(f"choices is {type(choices).__name__}, not a list")
-    if len(choices) > asked:
-        return malformed(f"the answer holds {len(choices)} choices, and {asked} {'was' if asked == 1 else 'were'} asked")
-    out: list[Completion] = []
-    for position, choice in enumerate(choices):
-        if not isinstance(choice, dict):
-            return malformed(f"choices[{position}] is {type(choice).__name__}, not an object")
-        made = read(choice, f"choices[{position}]")
-        if not is_ok(made):
-            return Failure(made.failure())
-        completion = made.unwrap()
-        if not 0 <= completion.index < asked:
-            return malformed(f"choices[{position}].index is {completion.index!r:.40}, and {asked} {'was' if asked == 1 else 'were'} asked")
-        out.append(completion)
-    return Success(tuple(out))
+    if len(choices) > 1:
+        return malformed(f"the answer holds {len(choices)} choices, and 1 was asked")
+    if not choices:
+        return Success(())
+    if not isinstance(choices[0], dict):
+        return malformed(f"choices[0] is {type(choices[0]).__name__}, not an object")
+    made = read(choices[0], "choices[0]")
+    if is_ok(made) and made.unwrap().index:
+        return malformed(f"choices[0].index is {made.unwrap().index!r:.40}, and 1 was asked")
+    return made.map(lambda completion: (completion,))
 
 
-def whole(answer: Any, asked: int, read: Read) -> Slot[tuple[Completion, ...]]:
-    """The completions of a whole answer in the order of their indices: as many as were asked, and all of them ended."""
-    found = pieces(answer, asked, read)
+def whole(answer: Any, read: Read) -> Slot[tuple[Completion, ...]]:
+    """The completion of a whole answer, which has ended."""
+    found = pieces(answer, read)
     if not is_ok(found):
         return found
-    indices = sorted([completion.index for completion in found.unwrap()])
-    if indices != list(range(asked)):
-        return malformed(f"the answer holds choices {indices}, and {asked} were asked")
-    if None in [completion.finish for completion in found.unwrap()]:
+    if not found.unwrap():
+        return malformed("the answer holds choices [], and 1 were asked")
+    if found.unwrap()[0].finish is None:
         return malformed("a choice of the answer has no finish_reason")
-    return found if asked == 1 else Success(tuple(sorted(found.unwrap(), key=lambda completion: completion.index)))
+    return found

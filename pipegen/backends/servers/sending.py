@@ -99,7 +99,7 @@ class Sender:
     async def facts(self, deadline: float) -> Facts:
         """What the server offers, looked up where that is stale. Raises `AttemptFailed` where it takes too long."""
         try:
-            with await self.transport.by(deadline):
+            with (await self.transport.here()).deadlines.by(deadline):
                 return await self.directory.facts()
         except Late as late:
             raise AttemptFailed(self.transport.late("for what the server offers"), again=False) from late

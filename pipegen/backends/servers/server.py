@@ -161,8 +161,7 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         ready = await self._ready(asked.whole, deadline)
         if not is_ok(ready):
             return Failure(ready.failure())
-        row: Any = _Scored(self, *ready.unwrap(), asked)
-        scored: Slot[TokenScores] = await self.sender.whole(row, deadline)
+        scored: Slot[Any] = await self.sender.whole(_Scored(self, *ready.unwrap(), continued=asked), deadline)
         return scored
 
     def _must_follow(self, options: GenerationOptions) -> bool:
@@ -244,16 +243,15 @@ class _Resized(_Whole):
 class _Scored(_Whole):
     """A row of which the log probabilities of its prompt's last tokens are asked."""
 
-    continued: Continued | None = None
+    continued: Continued = dataclasses.field(kw_only=True)
 
     def ask(self, facts: Facts, model: str | None, rid: str) -> Slot[ServerRequest]:
-        scored = 0 if self.continued is None else len(self.continued.continuation)
-        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=scored))
+        return _Whole.ask(self, facts, model, rid).map(lambda request: dataclasses.replace(request, scored=len(self.continued.continuation)))
 
     def read(self, completions: tuple[Completion, ...]) -> Slot[Any]:
         (completion,), engine = completions, self.engine
         wrong = other_prompt(completion.prompt_token_ids, self.asked.prompt, engine.name, SAME)
-        if wrong is not None or self.continued is None or completion.scores is None:
+        if wrong is not None or completion.scores is None:
             return Failure(wrong or MalformedResponse(f"{engine.name} gives no log probabilities of a prompt"))
         logprobs, likeliest = zip(*completion.scores, strict=True)
         return Success(TokenScores(continued=self.continued, logprobs=logprobs, likeliest=likeliest))

@@ -33,7 +33,7 @@ MOST_STOPS = 32
 
 
 @LastCallCache
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Slot[Mapping[str, Any]]:
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> Slot[Mapping[str, Any]]:
     """SGLang's `sampling_params` for these options, everything set; `None` is not sent. Fails where the server would change an option.
 
     `ignore_eos` switches off every stop by its id there, not only the end tokens; so it is sent only where it is asked (see `server_side_stops`).
@@ -43,7 +43,6 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
         return Failure(refusal)
     params = {
         **wire_fields(options, "sglang"),
-        "n": n if n > 1 else None,
         "top_k": options.top_k or -1,  # 0 means all to pipegen, -1 to SGLang
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_new_tokens": options.min_new_tokens if ending_ids else 0,
@@ -105,7 +104,7 @@ _NEUTRAL: Mapping[str, tuple[float | None, ...]] = {
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request."""
-    params = sampling_params(ask.options, ask.ending_ids, ask.stops, ask.n)
+    params = sampling_params(ask.options, ask.ending_ids, ask.stops)
     if not is_ok(params):
         return Failure(params.failure())
     body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": params.unwrap()}
@@ -123,27 +122,22 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
 
 
 def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
-    """The completions of a whole answer: an object, or an array of them where several were asked."""
+    """The completion of a whole answer: an object, or an array of one."""
     items = answer if isinstance(answer, list) else [answer]
-    if len(items) != ask.n:
-        return malformed(f"the answer holds {len(items)} completions, and {ask.n} {'was' if ask.n == 1 else 'were'} asked")
-    out: list[Completion] = []
-    for index, item in enumerate(items):
-        read = _completion(item, ask, 0, index)
-        if not is_ok(read):
-            return Failure(read.failure())
-        if read.unwrap().finish is None:
-            return malformed("meta_info holds no finish_reason")
-        out.append(read.unwrap())
-    return Success(tuple(out))
+    if len(items) != 1:
+        return malformed(f"the answer holds {len(items)} completions, and 1 was asked")
+    read = _completion(items[0], ask, 0)
+    if is_ok(read) and read.unwrap().finish is None:
+        return malformed("meta_info holds no finish_reason")
+    return read.map(lambda completion: (completion,))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings. Its ids are all so far, or, as the server may be set, only the new ones: `completion_tokens` tells which."""
-    return _completion(event, ask, seen, 0).map(lambda piece: (piece,))
+    return _completion(event, ask, seen).map(lambda piece: (piece,))
 
 
-def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Completion]:
+def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
     meta = item.get("meta_info") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or not isinstance(meta, Mapping):
         return malformed("the answer holds no meta_info")
@@ -153,42 +147,38 @@ def _completion(item: Any, ask: ServerRequest, seen: int, index: int) -> Slot[Co
     finish, stop = (None, None) if reason is None else (reason["type"], reason.get("matched"))
     if stop == "NaN happened":  # what SGLang calls an id outside the vocabulary
         return malformed("SGLang's logits were not numbers")
-    prompt, routed = item.get("prompt_token_ids"), meta.get("routed_experts")
-
-    def new_of(ids: tuple[int, ...]) -> Slot[Completion]:
-        total = meta.get("completion_tokens")
-        if not ask.stream or type(total) is not int or total == len(ids):
-            new = ids[seen:]
-        elif total == seen + len(ids):
-            new = ids
-        else:
-            return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
-        noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
-        if ask.options.logprobs:
-            entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
-            first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
-            noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
-        known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
-        scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
-        if not is_ok(scores):
-            return Failure(scores.failure())
-        return noted.bind(
-            lambda logprobs: known.map(
-                lambda prompt_ids: Completion(
-                    token_ids=new,
-                    logprobs=logprobs,
-                    finish=finish,
-                    stop=stop if isinstance(stop, (int, str)) else None,
-                    prompt_token_ids=prompt_ids,
-                    index=index,
-                    routed_experts=routed,
-                    scores=scores.unwrap(),
-                )
-            )
+    given, total = item.get("output_ids"), meta.get("completion_tokens")
+    made = ids_of([] if given is None and (ask.stream or finish == "abort") else given, "output_ids")
+    if not is_ok(made):
+        return Failure(made.failure())
+    ids = made.unwrap()
+    if not ask.stream or type(total) is not int or total == len(ids):
+        new = ids[seen:]
+    elif total == seen + len(ids):
+        new = ids
+    else:
+        return malformed(f"an event holds {len(ids)} ids of {total} generated, after {seen}")
+    noted: Slot[tuple[TokenLogprob, ...] | None] = Success(None)
+    if ask.options.logprobs:
+        entries = meta.get("output_token_logprobs")  # of all tokens so far, or of the new ones alone
+        first = seen if isinstance(entries, list) and len(entries) == seen + len(new) else 0
+        noted = logprobs_of(entries_of_meta(meta, first), new, wanted=ask.options.top_logprobs or 0, seen=seen)
+    prompt = item.get("prompt_token_ids")
+    known = ids_of(prompt, "prompt_token_ids") if prompt is not None else Success(None)
+    scores = scores_of_meta(meta, ask) if ask.scored else Success(None)
+    for read in (scores, noted, known):
+        if not is_ok(read):
+            return Failure(read.failure())
+    return Success(
+        Completion(
+            token_ids=new,
+            logprobs=noted.unwrap(),
+            finish=finish,
+            stop=stop if isinstance(stop, (int, str)) else None,
+            prompt_token_ids=known.unwrap(),
+            scores=scores.unwrap(),
         )
-
-    ids = item.get("output_ids")
-    return ids_of([] if ids is None and (ask.stream or finish == "abort") else ids, "output_ids").bind(new_of)
+    )
 
 
 _TOO_LONG = (

@@ -36,7 +36,7 @@ MOST_LOGPROBS = 20
 
 
 @LastCallCache
-def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...], n: int) -> Slot[Mapping[str, Any]]:
+def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], stops: tuple[str, ...]) -> Slot[Mapping[str, Any]]:
     """vLLM's `SamplingParams` for these options, everything set; `None` is not sent. Fails where the server would change an option.
 
     The end tokens are among the stop tokens, so `ignore_eos` switches off what the server itself would add.
@@ -46,7 +46,7 @@ def sampling_params(options: GenerationOptions, ending_ids: tuple[int, ...], sto
         return Failure(refusal)
     params = {
         **wire_fields(options, "vllm"),
-        "n": n,
+        "n": 1,
         "top_k": options.top_k,
         # With nothing to hold back it would only hold back the end token, which ends nothing here.
         "min_tokens": options.min_new_tokens if ending_ids or stops else 0,
@@ -97,7 +97,7 @@ def server_side_stops(options: GenerationOptions) -> frozenset[str]:
 
 def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
     """The request, by the way that the server offers."""
-    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops, ask.n)
+    sampling = sampling_params(ask.options, ask.ending_ids, ask.stops)
     if not is_ok(sampling):
         return Failure(sampling.failure())
     params = sampling.unwrap()
@@ -130,12 +130,12 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
     """The completions of a whole answer, of either endpoint; or what it made of images, where that was asked."""
     if ask.resized and ask.features is None:
         return read_features(answer, ask)
-    return whole(answer, ask.n, lambda choice, place: _completion(choice, answer, ask, 0, place))
+    return whole(answer, lambda choice, place: _completion(choice, answer, ask, 0, place))
 
 
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: only new tokens."""
-    return pieces(event, ask.n, lambda choice, place: _completion(choice, event, ask, seen, place))
+    return pieces(event, lambda choice, place: _completion(choice, event, ask, seen, place))
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, seen: int, place: str) -> Slot[Completion]:
@@ -167,7 +167,6 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
             stop=stop if isinstance(stop, (int, str)) else None,
             prompt_token_ids=known.unwrap(),
             index=index,
-            routed_experts=choice.get("routed_experts"),
             scores=scores.unwrap(),
         )
     )

@@ -51,8 +51,6 @@ class ServerRequest:
     rid: str = ""
     """The name of this very attempt, by which it can be aborted."""
     stream: bool = False
-    n: int = 1
-    """How many completions to ask for in this one request."""
     scored: int = 0
     """How many of the prompt's last tokens have their log probabilities asked; 0 where a generation is."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
@@ -103,8 +101,6 @@ class Completion:
     index: int = 0
     features: Any = None
     """What the server made of the images, where that was all that it was asked."""
-    routed_experts: Any = None
-    """As the server wrote them."""
     scores: tuple[tuple[float, tuple[int, float]], ...] | None = None
     """Of each scored token its log probability, and the likeliest token there with its own."""
 
@@ -134,7 +130,7 @@ class Wire:
     to_wire: Callable[[ServerRequest, Facts], Slot[WireRequest]]
     """The request, or why this engine cannot be asked this."""
     from_wire: Callable[[Any, ServerRequest], Slot[tuple[Completion, ...]]]
-    """The completions of an answer with status 200, in the order of their indices."""
+    """The completion of an answer with status 200."""
     from_event: Callable[[Any, ServerRequest, int], Slot[tuple[Completion, ...]]]
     """What one event of a stream brings, given how many tokens came before."""
     classify: Callable[[WireReply, ServerRequest], GenerationError]

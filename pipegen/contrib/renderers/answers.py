@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipegen.backends.servers.logprobs import Entry, logprobs_of
-from pipegen.backends.servers.reading import ids_of, json_of
+from pipegen.backends.servers.reading import ids_of
 from pipegen.core.errors import PromptTooLong
 from pipegen.core.slots import Slot, is_ok
 
@@ -33,7 +33,7 @@ else:
     except ImportError:
         _Overlong, _Malformed = Exception, ValueError
 
-__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "experts", "ids", "loaded", "malformed", "noted", "taken", "words_of"]
+__all__ = ["MalformedGenerateResponseError", "PromptTooLongError", "experts", "ids", "malformed", "noted", "taken", "words_of"]
 
 T = TypeVar("T")
 
@@ -85,11 +85,6 @@ def taken(slot: Slot[T]) -> T:
     if not is_ok(slot):
         raise MalformedGenerateResponseError(f"Engine response: {slot.failure().message}.")
     return slot.unwrap()
-
-
-def loaded(raw: bytes) -> Any:
-    """The JSON in these bytes."""
-    return taken(json_of(raw))
 
 
 def ids(value: Any, name: str) -> list[int]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipegen.backends.servers.logprobs import entries_of_meta
+from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sglang import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, noted, words_of
+from pipegen.contrib.renderers.answers import experts, ids, malformed, noted, taken, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, post
 from pipegen.contrib.renderers.limits import LIMITS
 from pipegen.core.functional import without_none
@@ -53,7 +54,7 @@ class SGLangBackend:
         except asyncio.CancelledError:
             await asyncio.shield(post(client, "/abort_request", {"rid": rid}, prompt.extra_headers))
             raise
-        return generated(loaded(raw), prompt)
+        return generated(taken(json_of(raw)), prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:
         """The smallest limit that the server reports, asked once for each server and model."""

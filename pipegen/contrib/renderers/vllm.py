@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipegen.backends.servers.logprobs import entries_in
+from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.vllm import too_long
-from pipegen.contrib.renderers.answers import experts, ids, loaded, malformed, noted, words_of
+from pipegen.contrib.renderers.answers import experts, ids, malformed, noted, taken, words_of
 from pipegen.contrib.renderers.backend import Completion, Generated, TokenPrompt, full_params, off_loop, post
 from pipegen.contrib.renderers.features import features_of
 from pipegen.contrib.renderers.limits import LIMITS
@@ -29,7 +30,7 @@ class VLLMBackend:
     async def generate(self, client: Any, prompt: TokenPrompt) -> Generated:
         """One request with `n` completions."""
         body = body_of(prompt) if prompt.multi_modal_data is None else await off_loop(body_of, prompt)
-        answer = loaded(await post(client, "/inference/v1/generate", body, prompt.extra_headers))
+        answer = taken(json_of(await post(client, "/inference/v1/generate", body, prompt.extra_headers)))
         return generated(answer, prompt)
 
     async def resolve_max_prompt_len(self, client: Any, model: str) -> int | None:

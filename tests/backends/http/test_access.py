@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import pipegen as pg
-from pipegen.backends.http.access import access_to, root_of
+from pipegen.backends.http.access import access_to, addresses_of
 from pipegen.backends.servers.openai import DIALECTS
 from pipegen.backends.servers.sglang import SGLANG
 from pipegen.backends.servers.vllm import VLLM
@@ -17,7 +17,7 @@ from pipegen.testing.faulty import FaultyServer
 # H7
 @pytest.mark.parametrize("address", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", " http://h:1/v1 "])
 def test_an_address_means_the_same_however_it_ends(address: str) -> None:
-    assert root_of(address, "") == "http://h:1"
+    assert addresses_of(address, "")[0] == "http://h:1"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_an_address_with_a_version_of_its_own_keeps_it(address: str, url: str) -
 
 @pytest.mark.parametrize("wire", [VLLM, SGLANG, *DIALECTS.values()])
 def test_without_an_address_it_is_this_machine(wire: object) -> None:
-    assert root_of(None, wire.default_url).startswith("http://localhost:")  # type: ignore[attr-defined]
+    assert addresses_of(None, wire.default_url)[0].startswith("http://localhost:")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_without_an_address_it_is_this_machine(wire: object) -> None:
 )
 def test_other_addresses_are_refused_without_their_secrets(address: str) -> None:
     with pytest.raises(pg.InvalidField) as refused:
-        root_of(address, "")
+        addresses_of(address, "")
     assert "pw" not in str(refused.value)
 
 

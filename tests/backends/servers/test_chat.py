@@ -18,7 +18,7 @@ MESSAGES = ({"role": "user", "content": "Hi"},)
 
 
 def body(ask: Any, dialect: str, **more: Any) -> Any:
-    return openai.wire_of(dialect).to_wire(ask((), messages=MESSAGES, model="m", **more), Facts()).unwrap().body
+    return openai.DIALECTS[dialect].to_wire(ask((), messages=MESSAGES, model="m", **more), Facts()).unwrap().body
 
 
 def test_a_plain_server_is_sent_the_fields_of_openai_alone(ask: Any) -> None:
@@ -56,7 +56,7 @@ def test_thinking_in_extra_body_goes_to_the_template_too(ask: Any) -> None:
 # H9
 def test_a_field_of_another_engine_is_refused(ask: Any) -> None:
     assert body(ask, "sglang", extra_body={"separate_reasoning": True})["separate_reasoning"] is True
-    error = openai.wire_of("vllm").to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
+    error = openai.DIALECTS["vllm"].to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
     assert isinstance(error, UnsupportedOption)
     assert error.option == "separate_reasoning"
 
@@ -64,7 +64,7 @@ def test_a_field_of_another_engine_is_refused(ask: Any) -> None:
 def test_a_plain_server_is_sent_the_extra_body_as_it_is(ask: Any) -> None:
     extra = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": True}, "regex": "a"}
     assert extra.items() <= body(ask, "plain", extra_body=extra).items()
-    error = openai.wire_of("plain").to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
+    error = openai.DIALECTS["plain"].to_wire(ask((), messages=MESSAGES, extra_body={"separate_reasoning": True}), Facts()).failure()
     assert isinstance(error, pg.UnsupportedOption)
 
 
@@ -102,11 +102,11 @@ def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, said:
 # H5
 def test_an_over_long_prompt_is_known(ask: Any) -> None:
     said = b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."}}'
-    error = openai.wire_of("plain").classify(WireReply(status=400, body=said), ask(()))
+    error = openai.DIALECTS["plain"].classify(WireReply(status=400, body=said), ask(()))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (5000, 4097)
     coded = WireReply(status=400, body=b'{"error":{"message":"too much","code":"context_length_exceeded"}}')
-    assert isinstance(openai.wire_of("plain").classify(coded, ask(())), PromptTooLong)
+    assert isinstance(openai.DIALECTS["plain"].classify(coded, ask(())), PromptTooLong)
 
 
 def row(*stops: str, **more: Any) -> Any:

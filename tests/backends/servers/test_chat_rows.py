@@ -50,7 +50,7 @@ def test_a_stop_that_the_server_cut_away_is_judged_with_the_text(stops: tuple[st
 
 def test_a_server_may_end_a_row_only_where_its_end_can_be_told() -> None:
     free, by_ids = (resolve(GenerationOptions(stop=StopOptions(stop=("a",), stop_token_ids=ids))) for ids in ((), (7,)))
-    found = {dialect: ["stops" in openai.wire_of(dialect).server_side_stops(options) for options in (free, by_ids)] for dialect in openai.DIALECTS}
+    found = {dialect: ["stops" in openai.DIALECTS[dialect].server_side_stops(options) for options in (free, by_ids)] for dialect in openai.DIALECTS}
     assert found == {"vllm": [True, True], "sglang": [True, False], "plain": [False, False]}
 
 
@@ -58,7 +58,7 @@ def test_a_server_may_end_a_row_only_where_its_end_can_be_told() -> None:
 
 
 def body(ask: Any, dialect: str, **more: Any) -> Any:
-    return openai.wire_of(dialect).to_wire(ask((), messages=MESSAGES, **more), Facts()).unwrap().body
+    return openai.DIALECTS[dialect].to_wire(ask((), messages=MESSAGES, **more), Facts()).unwrap().body
 
 
 def test_logprobs_are_asked_for_so_that_their_tokens_have_ids(ask: Any) -> None:
@@ -85,7 +85,7 @@ def test_logprobs_are_asked_for_so_that_their_tokens_have_ids(ask: Any) -> None:
     ],
 )
 def test_what_a_chat_server_would_do_otherwise_is_refused_by_name(ask: Any, dialect: str, options: dict[str, Any], option: str) -> None:
-    error = openai.wire_of(dialect).to_wire(ask((), messages=MESSAGES, **options), Facts()).failure()
+    error = openai.DIALECTS[dialect].to_wire(ask((), messages=MESSAGES, **options), Facts()).failure()
     assert isinstance(error, pg.UnsupportedOption)
     assert error.option == option
 

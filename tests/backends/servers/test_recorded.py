@@ -10,7 +10,7 @@ import pytest
 
 from pipegen.backends.http.client import Events
 from pipegen.backends.servers.facts import models_of
-from pipegen.backends.servers.openai import wire_of
+from pipegen.backends.servers.openai import DIALECTS
 from pipegen.backends.servers.reading import json_of
 from pipegen.backends.servers.sglang import SGLANG
 from pipegen.backends.servers.vllm import VLLM
@@ -32,7 +32,7 @@ def recorded(name: str) -> dict[str, Any]:
 def wire_for(name: str, path: str) -> Wire | None:
     engine = name.split("-", 1)[0]
     if path == "/v1/chat/completions":
-        return wire_of(engine)
+        return DIALECTS[engine]
     return {"/inference/v1/generate": VLLM, "/v1/completions": VLLM, "/generate": SGLANG}.get(path)
 
 
@@ -44,8 +44,7 @@ def ask_of(case: dict[str, Any]) -> ServerRequest:
     tops = body.get("top_logprobs_num", params.get("logprobs"))
     wanted = ("return_logprob" in body or "logprobs" in params) and case["request"]["path"] in ("/inference/v1/generate", "/generate")
     options = resolve(GenerationOptions(logprobs=bool(wanted), top_logprobs=int(tops or 0) if wanted else 0))
-    many = len(case["body"]) if isinstance(case["body"], list) else int(params.get("n") or 1)
-    return ServerRequest(options=options, stream=bool(body.get("stream")), n=many, prompt_tokens=0)
+    return ServerRequest(options=options, stream=bool(body.get("stream")), prompt_tokens=0)
 
 
 def pieces_of(wire: Wire, case: dict[str, Any], ask: ServerRequest) -> list[Completion]:
@@ -61,7 +60,8 @@ def pieces_of(wire: Wire, case: dict[str, Any], ask: ServerRequest) -> list[Comp
 
 GENERATING = [name for name in CASES if wire_for(name, recorded(name)["request"]["path"]) is not None]
 TOLD_IN_STREAM = [name for name in GENERATING if isinstance(recorded(name)["body"], str) and '"error"' in recorded(name)["body"]]
-ANSWERED = [name for name in GENERATING if recorded(name)["status"] == 200 and name not in TOLD_IN_STREAM]
+SEVERAL = [name for name in GENERATING if name.endswith(("_two", "_batch"))]
+ANSWERED = [name for name in GENERATING if recorded(name)["status"] == 200 and name not in (*TOLD_IN_STREAM, *SEVERAL)]
 REFUSED = [name for name in GENERATING if recorded(name)["status"] != 200]
 
 
@@ -75,14 +75,20 @@ def test_an_answer_is_read(name: str) -> None:
         assert [piece.finish for piece in pieces if piece.finish is not None]
         assert any(piece.token_ids or piece.text or piece.reasoning or piece.tool_calls for piece in pieces)
         return
-    completions = json_of(json.dumps(case["body"]).encode()).bind(lambda value: wire.from_wire(value, ask)).unwrap()
-    assert len(completions) == ask.n
-    for completion in completions:
-        assert completion.finish in ("stop", "length", "abort", "tool_calls")
-        if "chat" not in name:
-            assert completion.token_ids
-        if ask.options.logprobs:
-            assert [entry.token_id for entry in completion.logprobs or ()] == list(completion.token_ids or ())
+    (completion,) = json_of(json.dumps(case["body"]).encode()).bind(lambda value: wire.from_wire(value, ask)).unwrap()
+    assert completion.finish in ("stop", "length", "abort", "tool_calls")
+    if "chat" not in name:
+        assert completion.token_ids
+    if ask.options.logprobs:
+        assert [entry.token_id for entry in completion.logprobs or ()] == list(completion.token_ids or ())
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_more_completions_than_the_one_that_is_asked_for_are_malformed(name: str) -> None:
+    case = recorded(name)
+    wire = wire_for(name, case["request"]["path"])
+    assert wire is not None
+    assert "and 1 was asked" in wire.from_wire(case["body"], ask_of(case)).failure().message
 
 
 @pytest.mark.parametrize("engine", sorted({name.split("-")[0] for name in CASES}))
@@ -102,7 +108,7 @@ def test_the_pieces_of_a_stream_are_the_whole_answer(engine: str, whole: str, st
 @pytest.mark.parametrize("name", ["chat_reasoning", "chat_reasoning_stream"])
 def test_reasoning_is_told_apart(engine: str, name: str) -> None:
     case = recorded(f"{engine}-{name}")
-    wire, ask = wire_of(engine), ask_of(case)
+    wire, ask = DIALECTS[engine], ask_of(case)
     found = pieces_of(wire, case, ask) if ask.stream else wire.from_wire(case["body"], ask).unwrap()
     assert "".join(piece.reasoning or "" for piece in found).strip() == "I make a list."
     assert "".join(piece.text or "" for piece in found).strip().startswith("January, February")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -81,12 +82,12 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
 
 async def sender_to(server: Server, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
     from pipegen.backends.http import transport
-    from pipegen.backends.servers.openai import wire_of
+    from pipegen.backends.servers.openai import DIALECTS
     from pipegen.backends.servers.sending import Sender
     from pipegen.backends.servers.wire import Facts
 
     monkeypatch.setattr(transport, "Client", lambda limit, headers: server)
-    made = Sender(wire_of("plain"), access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
+    made = Sender(DIALECTS["plain"], access_to("http://h", default="", variable="NO_SUCH_KEY"), ServerSettings(**settings), "m")
 
     async def facts() -> Facts:
         return Facts()
@@ -183,6 +184,28 @@ def test_what_cannot_wait_any_more_fails_with_what_it_failed_with(monkeypatch: p
         waiting.set_exception(Broken("reset"))
         await loop.go_on(599.95)
         assert isinstance((await going).failure(), BackendFailed)
+
+    run(work)
+
+
+def test_the_pause_that_is_made_is_the_one_that_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jitter is drawn once: a pause that would pass the deadline is not begun, whatever another draw gives."""
+    from pipegen.backends.http.client import Broken
+
+    drawn = itertools.chain([1.0], itertools.repeat(0.0))
+    monkeypatch.setattr("random.random", lambda: next(drawn))
+
+    async def work(loop: Clock) -> None:
+        waiting: asyncio.Future[Any] = loop.create_future()
+        server = Server(lambda _: waiting)
+        sender = await sender_to(server, monkeypatch)
+        going = asyncio.create_task(sender.whole(Row(), sender.transport.ends()))
+        await loop.go_on(599.85)
+        waiting.set_exception(Broken("reset"))
+        await loop.go_on(599.85)
+        await loop.go_on(600.1)
+        assert isinstance((await going).failure(), BackendFailed)
+        assert server.attempts == 1
 
     run(work)
 

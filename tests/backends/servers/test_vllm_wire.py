@@ -151,19 +151,6 @@ def test_an_answer_is_read(ask: Any) -> None:
     assert (completion.token_ids, completion.finish, completion.prompt_token_ids) == ((5, 6), "length", (1, 2, 3))
 
 
-# H11
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
-@pytest.mark.parametrize("backwards", [False, True])
-def test_routed_experts_are_read_from_any_json_on_any_choice(ask: Any, indent: Any, separators: Any, backwards: bool) -> None:
-    choices = [choice(index=0, routed_experts="AA=="), choice(index=1, routed_experts="BB==", token_ids=[7])]
-    choices = [dict(reversed(one.items())) if backwards else one for one in (reversed(choices) if backwards else choices)]
-    text = json.dumps({"choices": choices}, indent=indent, separators=separators)
-    first, second = vllm.from_wire(json.loads(text), ask(n=2)).unwrap()
-    assert (first.routed_experts, second.routed_experts) == ("AA==", "BB==")
-    assert (first.token_ids, second.token_ids) == ((5, 6), (7,))
-
-
 @pytest.mark.parametrize(
     "answer",
     [

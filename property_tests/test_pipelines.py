@@ -1,0 +1,109 @@
+"""Random pipelines: routes, fallbacks, judges after rollouts, edits by name, plugins and samples, nested in any way, give one answer by every driver."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import tempfile
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+
+import pipegen as pg
+from pipegen.records.results import Encoded
+from pipegen.testing.fake import FakeEngine, Script
+
+NAMES = (f"own-{number}" for number in itertools.count())
+STAGES = ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")
+
+
+def scripted(salt: str, faults: int) -> Script:
+    """Texts and errors that depend on the prompt and the seed alone; `faults` rows in ten fail."""
+
+    def answer(encoded: Encoded) -> str | pg.GenerationError:
+        number = int(hashlib.sha256(f"{salt} {encoded.prompt.text} {encoded.options.seed}".encode()).hexdigest(), 16)
+        if number % 10 < faults:
+            return pg.BackendFailed(f"no {salt}", scope="row") if number % 3 else pg.UnsupportedOption("no", option="seed")
+        return f"{salt}{number % 1000}<|im_end|>" if number % 4 else f"{salt} STOP more"
+
+    return answer
+
+
+def a_route(salt: str, faults: int, name: str, options: dict[str, Any] | None) -> Any:
+    route = pg.route(FakeEngine(scripted(salt, faults)), name=name)
+    return route if options is None else route.with_options(options)
+
+
+def fall_back(first: Any, second: Any, when: Any) -> Any:
+    return pg.fallback(first, second, when=when)
+
+
+def judged(first: Any, second: Any) -> Any:
+    return first >> pg.pure(next(NAMES), lambda result: pg.TextGenerationRequest(prompt=f"Right? {result.text}")) >> second
+
+
+def edited(pipe: Any, edit: str, at: str) -> Any:
+    own: Any = pg.pure(next(NAMES), lambda value: value, keeps_text=edit == "keeps text")
+    if edit == "plugin":
+        return pg.attach(pipe, pg.Plugin(name=next(NAMES), trim=str.strip))
+    if edit == "fails":
+        return pipe >> pg.each(
+            next(NAMES), lambda result: pg.Success(result) if not result.text.endswith("3") else pg.Failure(pg.StageFailed("a 3", stage="own"))
+        )
+    if edit in ("watched", "samples"):
+        return pg.watched(pipe, lambda event: None) if edit == "watched" else pg.samples(pipe)
+    try:
+        return pipe.insert(own, after=at)
+    except pg.InvalidField:  # a fallback is one stage, and of two routes the stages have the same names
+        return pipe >> own
+
+
+OPTIONS = st.sampled_from((None, None, {"samples": 2, "seed": 3}, {"stop": ["STOP"]}, {"max_new_tokens": 3}))
+WHEN = st.sampled_from((pg.BackendFailed, pg.GenerationError, (pg.UnsupportedOption, pg.StageFailed)))
+EDITS = st.sampled_from(("looks", "keeps text", "plugin", "watched", "fails", "samples"))
+ROUTES = st.builds(a_route, st.sampled_from("abc"), st.sampled_from((0, 0, 3, 6)), st.sampled_from("xy"), OPTIONS)
+
+
+def nested(inner: Any) -> Any:
+    return st.one_of(st.builds(fall_back, inner, inner, WHEN), st.builds(judged, inner, inner), st.builds(edited, inner, EDITS, st.sampled_from(STAGES)))
+
+
+PIPES = st.recursive(ROUTES, nested, max_leaves=4)
+REQUESTS = st.lists(
+    st.builds(
+        lambda prompt, samples, seed: {"prompt": prompt, "options": {"samples": samples, "seed": seed}},
+        st.sampled_from(("hi", "ho", "")),
+        st.integers(1, 3),
+        st.sampled_from((None, 1, 2)),
+    ),
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(PIPES, REQUESTS)
+def test_every_driver_gives_the_slots_of_one_run(pipe: Any, requests: list[Any]) -> None:
+    batch = pg.run(pipe, requests)
+    assert len(batch) == len(requests)
+    assert tuple(pg.run(pipe, [request])[0] for request in requests) == batch
+    assert tuple(pg.imap(pipe, requests)) == batch
+    assert asyncio.run(pg.arun(pipe, requests)) == batch
+    with tempfile.TemporaryDirectory() as folder, pg.job(pipe, requests, f"{folder}/job") as job:
+        assert tuple(job) == batch
+
+
+@settings(deadline=None)
+@given(PIPES, REQUESTS)
+def test_the_joined_deltas_of_each_sample_are_its_text(pipe: Any, requests: list[Any]) -> None:
+    shown: dict[tuple[int, int], str] = {}
+    done: dict[int, pg.Slot[Any]] = {}
+    for event in pg.stream(pipe, requests):
+        if isinstance(event, pg.Done):
+            done[event.index] = event.slot
+        else:
+            shown[event.index, event.sample] = shown.get((event.index, event.sample), "") + event.text
+    assert tuple(done[index] for index in range(len(requests))) == pg.run(pipe, requests)
+    for index, slot in done.items():
+        for sample, one in enumerate(slot.unwrap().completions if pg.is_ok(slot) else ()):
+            assert not pg.is_ok(one) or shown.get((index, sample), "") == one.unwrap().text
