@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from pipegen.engines.plugin import Plugin
@@ -43,10 +42,8 @@ def balanced_json(max_objects: int | None = None) -> Plugin:
     """
     if max_objects is not None and (type(max_objects) is not int or max_objects < 1):
         raise InvalidField(f"balanced_json takes a whole number of at least 1 as max_objects, or None for 1, not {max_objects!r}")
-    return Plugin(name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=_feed(1 if max_objects is None else max_objects))
+    wanted = 1 if max_objects is None else max_objects
 
-
-def _feed(wanted: int) -> Callable[[ScanState, str], tuple[ScanState, int | None]]:
     def feed(state: ScanState, new_text: str) -> tuple[ScanState, int | None]:
         depth, in_string, escaped, closed = state
         halt = None
@@ -65,4 +62,4 @@ def _feed(wanted: int) -> Callable[[ScanState, str], tuple[ScanState, int | None
                     halt = end
         return ScanState(depth, in_string, escaped, closed), halt
 
-    return feed
+    return Plugin(name="balanced_json", version=f"max_objects={max_objects}", start=ScanState, feed=feed)

@@ -43,22 +43,29 @@ def pick_device(asked: str | None) -> torch.device:
 
 
 def load_model(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's model with its weights, ready to generate.
+    """The checkpoint's model with its weights, or the caller's, ready to generate. Its dtype is `Checkpoint.dtype`.
 
-    Its dtype is `Checkpoint.dtype`. Raises `MissingExtra`
-    where `device_map` or an adapter needs a package that is not there, and `ValueError` where weights are missing from the checkpoint, the model is an
-    encoder-decoder, its steps are to be compiled and cannot be, or the tokenizer has nothing to pad with; what transformers raises comes through.
+    Raises `ValueError` where weights are missing from the checkpoint, the model is an encoder-decoder, its steps are to be compiled and cannot be, or the
+    tokenizer has nothing to pad with; what transformers raises comes through.
     """
     load = checkpoint.load
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise ValueError(f"{load.model!r} is an encoder-decoder ({checkpoint.config.model_type}); pipegen runs decoder-only models")
     _ = checkpoint.pad_token_id  # raises before anything large is read
     if isinstance(checkpoint, CheckpointInMemory):
-        return _in_memory(checkpoint)
-    if load.device_map is not None:
-        need("accelerate", "hf", "device_map")
-    if load.adapter is not None:
-        need("peft", "peft", "a LoRA adapter")
+        model = checkpoint.model
+        fitting_attention(checkpoint.config, checkpoint.config.get_text_config()._attn_implementation)
+    else:
+        model = _read_model(checkpoint)
+    if checkpoint.positions.long_after is not None:
+        use_own_factors(model, checkpoint.positions.long_after)
+    if load.compile:
+        check_compilable(model)
+    return model.eval()
+
+
+def _read_model(checkpoint: Checkpoint) -> Any:
+    load = checkpoint.load
     asked: dict[str, Any] = {
         "dtype": checkpoint.dtype,
         "device_map": load.device_map,
@@ -85,23 +92,8 @@ def load_model(checkpoint: Checkpoint) -> Any:
             model.to(pick_device(load.device))
         if load.attn_implementation is None:
             use_grouped(model)
-        if checkpoint.positions.long_after is not None:
-            use_own_factors(model, checkpoint.positions.long_after)
-    if load.compile:
-        check_compilable(model)
     model.generation_config = _hf.GenerationConfig()  # pipegen resolves every option itself: nothing of the checkpoint's may slip in
-    return model.eval()
-
-
-def _in_memory(checkpoint: CheckpointInMemory) -> Any:
-    """The caller's model, in eval mode. Raises as `load_model` does where it would compute otherwise than pipegen loads it."""
-    model = checkpoint.model
-    fitting_attention(checkpoint.config, checkpoint.config.get_text_config()._attn_implementation)
-    if checkpoint.positions.long_after is not None:
-        use_own_factors(model, checkpoint.positions.long_after)
-    if checkpoint.load.compile:
-        check_compilable(model)
-    return model.eval()
+    return model
 
 
 def _load_adapter(model: Any, adapter: str) -> None:

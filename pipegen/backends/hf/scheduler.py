@@ -230,21 +230,21 @@ class Schedule:
     def _insert_rows(self, rows: list[HFRow], batch: RunningBatch, tokens: torch.Tensor, sampler: Sampler) -> None:
         """Put new rows into the slots of done ones, or into new slots."""
         slots = [index for index, row in enumerate(self._running) if row.done]
-        if not isinstance(self._batch, RunningBatch) or self._sampler is None or len(slots) == len(self._running):
-            self._running, self._batch, self._tokens, self._sampler = rows, batch, tokens, sampler
-            self._sampler.use(rows)
-            return
-        if len(slots) < len(rows):
+        if len(slots) < len(rows) or len(slots) == len(self._running):
             self._evict_finished()
             slots = [*range(len(self._running), len(self._running) + len(rows))]
-            self._tokens = torch.cat([self._tokens, tokens])
-            self._running = [*self._running, *rows]
+        if not isinstance(self._batch, RunningBatch) or self._sampler is None:
+            self._running, self._batch, self._tokens, self._sampler = rows, batch, tokens, sampler
         else:
             slots = slots[: len(rows)]
-            self._tokens[torch.tensor(slots, device=tokens.device)] = tokens
-            for slot, row in zip(slots, rows, strict=True):
-                self._running[slot] = row
-        self._batch.put(slots, batch)
+            if slots[0] == len(self._running):
+                self._tokens = torch.cat([self._tokens, tokens])
+                self._running = [*self._running, *rows]
+            else:
+                self._tokens[torch.tensor(slots, device=tokens.device)] = tokens
+                for slot, row in zip(slots, rows, strict=True):
+                    self._running[slot] = row
+            self._batch.put(slots, batch)
         self._sampler.use(self._running)
 
     def _decode(self) -> list[HFRow]:
@@ -302,12 +302,13 @@ class Schedule:
     def _evict_finished(self, left: Collection[int] = ()) -> None:
         """Drop the rows that are done, and those that wait again."""
         kept = [index for index, row in enumerate(self._running) if not row.done and index not in left]
-        if len(kept) == len(self._running) or isinstance(self._batch, StaticBatch) or self._batch is None or self._sampler is None:
-            return
-        self._batch.keep(kept)
-        self._running = [self._running[index] for index in kept]
-        self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
-        self._sampler.use(self._running)
+        if not kept:
+            self._running, self._batch, self._sampler = [], None, None
+        elif len(kept) < len(self._running) and isinstance(self._batch, RunningBatch) and self._sampler is not None:
+            self._batch.keep(kept)
+            self._running = [self._running[index] for index in kept]
+            self._tokens = self._tokens[torch.tensor(kept, device=self._tokens.device)]
+            self._sampler.use(self._running)
 
     def _requeue_long(self) -> Collection[int]:
         """Let rows wait again that have just become long for LongRoPE: their cached keys have the short factors, and all of them need the long ones now.
@@ -315,12 +316,12 @@ class Schedule:
         Returns their slots.
         """
         limit = self._checkpoint.positions.long_after
-        crossing = {index for index, row in enumerate(self._running) if limit is not None and not row.done and row.length == limit + 1}
+        if limit is None:
+            return ()
+        crossing = {index for index, row in enumerate(self._running) if not row.done and row.length == limit + 1}
         if crossing and isinstance(self._batch, StaticBatch):
             crossing = {index for index, row in enumerate(self._running) if not row.done}
         self._waiting.add_first([self._running[index] for index in sorted(crossing)])
-        if len(crossing) == self._active:
-            self._running, self._batch, self._sampler = [], None, None
         return crossing
 
     def requeue(self) -> None:

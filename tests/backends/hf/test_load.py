@@ -105,7 +105,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra) as missing:
-        load(folder, **setting)
+        pg.backends.hf(folder, **setting)
     assert words in str(missing.value)
     assert missing.value.name == package
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support.models import encoded
 
 import pipegen as pg
 
@@ -95,6 +96,36 @@ def test_who_leaves_early_takes_its_rows_along(engine: Any) -> None:
     stream = engine.stream([])
     assert list(stream) == []
     assert pg.run(route, requests[:3]) == pg.run(route, requests[:3])
+
+
+def test_calls_that_are_left_while_a_step_begins_or_lets_rows_in_do_not_break_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may leave a call at any moment; here it does so where the step has just looked whether rows are left."""
+    inputs = [(0, encoded([5, 6, 7], max_new_tokens=9)), (1, encoded([8, 9], max_new_tokens=9))]
+    whole = engine.generate([encoded([4, 4], max_new_tokens=3)])[0].unwrap().token_ids
+    for another in (False, True):
+        first, second = engine.open(lambda: None), engine.open(lambda: None)
+        first.add(inputs)
+        assert first.step() == []
+        if another:
+            second.add([(0, encoded([4, 4], max_new_tokens=3))])
+        schedule = engine._shared._schedule
+        plain, left = schedule._evict_finished, list(schedule._running)
+
+        def leaves(*slots: Any, plain: Any = plain, left: Any = left) -> None:
+            for row in left:
+                row.dropped = True
+            plain(*slots)
+
+        monkeypatch.setattr(schedule, "_evict_finished", leaves)
+        if another:
+            ended: list[Any] = []
+            while not ended:
+                ended = second.step()
+            assert ended[0][1].unwrap().token_ids == whole
+        else:
+            assert first.step() == []
+        first.close()
+    assert engine._shared._schedule is None
 
 
 def test_a_cancelled_call_leaves_those_beside_it_alone(engine: Any) -> None:
