@@ -13,7 +13,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from immutabledict import immutabledict
 
@@ -35,6 +35,10 @@ class FrozenMapping(immutabledict[str, Any]):
     >>> FrozenMapping(n=1) == {"n": 1.0}, FrozenMapping(n=1) == FrozenMapping(n=1.0)
     (True, False)
     """
+
+    if TYPE_CHECKING:  # immutabledict names its own class
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FrozenMapping):
