@@ -190,4 +190,4 @@ def add_commands(app: typer.Typer) -> None:
     app.command(cls=InSections, help=ESTIMATE, short_help="Count what a run would take, before it.", epilog=ESTIMATE_EXAMPLES)(estimate)
     app.command(help=VIEW, short_help="A page of results, to look at.", epilog=VIEW_EXAMPLES)(view)
     app.command(cls=InSections, help=VERIFY, short_help="Is a server serving this model right?", epilog=VERIFY_EXAMPLES)(verify)
-    app.command(help=DIFF, short_help="Where two files of results part.")(diff)
+    app.command(help=DIFF, short_help="Where two files of results differ.")(diff)
