@@ -227,12 +227,12 @@ def require_token_engine(stage: str, engine: Any) -> None:
         raise TypeError(f"{engine.name} renders and decodes by itself, so it has no stage {stage}: its stages are resolve, call and trim")
 
 
-_OWN = ("capabilities", "identity", "plugins", "with_plugin", "stream", "close")
-_TOKENS = ("tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config", "prepare_image")
+_ALL = ("capabilities", "plugins")
+_TOKENS = ("tokenizer", "renderer", "eos_token_ids", "bos_token", "image_placeholder", "generation_config")
 
 
 def missing_members(engine: Any) -> tuple[str, ...]:
-    """What the protocol asks of an engine and this one does not have. Nothing is read: that may load a model's configuration."""
+    """What the stages ask of an engine in every run and this one does not have. Nothing is read: that may load a model's configuration."""
     kind, own = type(engine), getattr(engine, "__dict__", {})
-    names = (*_OWN, *_TOKENS) if takes_tokens(engine) else _OWN
+    names = (*_ALL, *_TOKENS) if takes_tokens(engine) else _ALL
     return () if hasattr(kind, "__getattr__") else tuple(name for name in names if name not in own and not hasattr(kind, name))
