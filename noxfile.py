@@ -58,6 +58,7 @@ CORE = (
     "media/sizes",
     "records/allowed",
     "records/fields",
+    "records/frozen",
     "records/messages",
     "records/option_records",
     "records/option_table",

@@ -208,17 +208,19 @@ class _Samples:
     def end(self, batch: Batch[Any], rule: Sampling, *, whole: bool, last: bool) -> Batch[Any]:
         """After a stage that closes: the batch with the rows of each request in its one slot, unless a stage to come asks an engine again.
 
-        `whole` says that the stage has put rows of its own together.
+        `whole` says that the stage has put rows of its own together. What it made of a request's only row stays as it is: it alone knows with which options.
         """
-        if whole and (self.rows is not None or not last):
-            batch = self._spread([rule.completions(slot) for slot in batch])
         if self.before is not None:
             batch = tuple(rule.link(slot, before) for slot, before in zip(batch, self.before, strict=True))
+        made = [] if self.rows is None else self._grouped(batch, self.rows)
+        if whole and (self.rows is not None or not last):
+            batch = self._spread([rule.completions(slot) for slot in batch])
         self.before = None if last else batch
         if not last or self.rows is None:
             return batch
         groups, self.rows = self._grouped(batch, self.rows), None
-        return tuple(rule.gather(group, request) for group, request in zip(groups, self.requests, strict=True))
+        gathered = zip(made, groups, self.requests, strict=True)
+        return tuple(own[0] if whole and len(own) == 1 else rule.gather(group, request) for own, group, request in gathered)
 
     def _grouped(self, batch: Batch[Any], rows: Sequence[Row]) -> list[list[Slot[Any]]]:
         """The slots of each request."""
