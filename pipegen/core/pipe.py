@@ -228,9 +228,11 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
                 return Failure(raised.with_traceback(None))
             seen = report(raised, traced=not isinstance(raised, catch))
             return Failure(StageFailed(seen.words, stage=name, incident=seen.incident))
-        if not isinstance(slot, (Success, Failure)):
+        if isinstance(slot, Success):
+            return slot
+        if not isinstance(slot, Failure):
             raise ContractError(f"stage {name!r} returned {type(slot).__name__}, not a Result: wrap it in Success(...) or Failure(...)")
-        if isinstance(slot, Failure) and not isinstance(slot.failure(), GenerationError):
+        if not isinstance(slot.failure(), GenerationError):
             raise ContractError(
                 f"stage {name!r} failed with {type(slot.failure()).__name__}, not a GenerationError such as StageFailed(message, stage={name!r})"
             )

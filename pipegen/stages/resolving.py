@@ -119,17 +119,18 @@ def check_support(job: ResolvedRequest, capabilities: Capabilities, plugins: tup
     >>> check_support(job, Capabilities(engine="toy", honours=frozenset({"seed"}))).failure().option
     'no_repeat_ngram_size'
     """
-    images = len(job.request.sources)
+    sources = job.request.sources
+    images = len(sources)
     if images and "images" not in capabilities.honours:
         because = f": {capabilities.reason}" if capabilities.reason else ""
         return Failure(UnsupportedMultimodal(f"{shown(capabilities.engine)} takes no images{because}"))
     if images and capabilities.max_images is not None and images > capabilities.max_images:
         words = f"{shown(capabilities.engine)} takes at most {capabilities.max_images} images in a request, and this one has {images}"
         return Failure(UnsupportedMultimodal(words))
-    unread = next((index for index, source in enumerate(job.request.sources) if source.data is None), None)
-    if unread is not None:
-        words = f"image {unread}: {job.request.sources[unread]!r} was not read: only images of the requests handed to a run are, before the first stage"
-        return Failure(BadImage(unread, message=words, hint="give the bytes of the image to a request that a stage makes: Path(name).read_bytes()"))
+    for index, source in enumerate(sources):
+        if source.data is None:
+            words = f"image {index}: {source!r} was not read: only images of the requests handed to a run are, before the first stage"
+            return Failure(BadImage(index, message=words, hint="give the bytes of the image to a request that a stage makes: Path(name).read_bytes()"))
     for name in missing(_asked(job.options), capabilities):
         others = ", ".join(engine for engine, honours in ENGINES.items() if name in honours and engine != capabilities.engine)
         hint = f"leave it out, or take an engine that honours it: {others}" if others else ""
