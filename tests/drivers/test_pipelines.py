@@ -397,14 +397,3 @@ def test_a_request_that_a_stage_makes_takes_its_images_as_bytes() -> None:
         assert "'docs/no-such.png'" in slot.failure().message
         assert "read_bytes()" in slot.failure().hint
     assert all(map(pg.is_ok, pg.run(seen(b"second"), requests)))
-
-
-def test_a_judgement_has_the_same_options_whatever_other_requests_ask_for() -> None:
-    """A fallback whose first route has samples of its own puts them together itself, also where another request has several rows."""
-    engine = FakeEngine(by_seed)
-    judges = pg.fallback(pg.route(engine, name="own").with_options({"samples": 2, "seed": 3}), pg.route(engine, name="other"), when=pg.Timeout)
-    pipe = pg.route(FakeEngine("a")) >> pg.pure("ask", lambda answer: pg.TextGenerationRequest(prompt=f"Right? {answer.text}")) >> judges
-    requests = [{"id": "one", "prompt": "hi"}, {"id": "two", "prompt": "hi", "options": {"samples": 2}}]
-    together, alone = pg.run(pipe, requests), pg.run(pipe, requests[:1])
-    assert together[0] == alone[0]
-    assert (alone[0].unwrap().options.seed, alone[0].unwrap().options.samples, len(together[1].unwrap().samples)) == (3, 2, 4)

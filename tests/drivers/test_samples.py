@@ -124,3 +124,14 @@ def test_neighbouring_seeds_share_no_sample() -> None:
 def test_samples_is_a_whole_number_of_at_least_one(samples: Any) -> None:
     with pytest.raises(pg.InvalidField, match="samples"):
         chat(samples=samples)
+
+
+def test_a_judgement_has_the_same_options_whatever_other_requests_ask_for() -> None:
+    """A fallback whose first route has samples of its own puts them together itself, also where another request has several rows."""
+    engine = FakeEngine(by_seed)
+    judges = pg.fallback(pg.route(engine, name="own").with_options({"samples": 2, "seed": 3}), pg.route(engine, name="other"), when=pg.Timeout)
+    pipe = pg.route(FakeEngine("a")) >> pg.pure("ask", lambda answer: pg.TextGenerationRequest(prompt=f"Right? {answer.text}")) >> judges
+    requests = [{"id": "one", "prompt": "hi"}, {"id": "two", "prompt": "hi", "options": {"samples": 2}}]
+    together, alone = pg.run(pipe, requests), pg.run(pipe, requests[:1])
+    assert together[0] == alone[0]
+    assert (alone[0].unwrap().options.seed, alone[0].unwrap().options.samples, len(together[1].unwrap().samples)) == (3, 2, 4)

@@ -92,7 +92,7 @@ def test_rows_of_a_job_have_keys_of_their_own(where: str) -> None:
     requests = [pg.request_from(CARRIERS[where](value)).unwrap() for value in ALIKE[:-2]]
     found = {keys.of(request) for request in requests}
     again = Keys({"model": [], "pipeline": "", "plugins": [], "version": "", "options": {}})
-    assert found == {again.of(request) for request in reversed(requests)}, "a key that counts equal ones would hang on the order"
+    assert found == {again.of(request) for request in reversed(requests)}, "a key that counts equal ones would depend on the order"
 
 
 def test_a_result_is_written_with_its_own_options() -> None:
