@@ -38,19 +38,19 @@ def test_a_plain_server_is_sent_the_fields_of_openai_alone(ask: Any) -> None:
 @pytest.mark.parametrize(("dialect", "all_of_them"), [("vllm", 0), ("sglang", -1)])
 def test_what_an_engine_has_of_its_own_goes_where_it_wants_it(ask: Any, dialect: str, all_of_them: int) -> None:
     extra = {"chat_template_kwargs": {"foo": 1}}
-    said = body(ask, dialect, top_k=0, chat=ChatTemplateOptions(enable_thinking=True), extra_body=extra, stops=("END",))
-    assert said["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
-    assert said["top_k"] == all_of_them
-    assert said["stop"] == ["END"]
-    assert (said.get("no_stop_trim"), "include_stop_str_in_output" in said) == ((None, False) if dialect == "vllm" else (True, False))
-    assert "seed" not in said
+    payload = body(ask, dialect, top_k=0, chat=ChatTemplateOptions(enable_thinking=True), extra_body=extra, stops=("END",))
+    assert payload["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
+    assert payload["top_k"] == all_of_them
+    assert payload["stop"] == ["END"]
+    assert (payload.get("no_stop_trim"), "include_stop_str_in_output" in payload) == ((None, False) if dialect == "vllm" else (True, False))
+    assert "seed" not in payload
     assert extra == {"chat_template_kwargs": {"foo": 1}}
 
 
 def test_thinking_in_extra_body_goes_to_the_template_too(ask: Any) -> None:
-    said = body(ask, "vllm", extra_body={"enable_thinking": True, "chat_template_kwargs": {"foo": 1}})
-    assert said["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
-    assert "enable_thinking" not in said
+    payload = body(ask, "vllm", extra_body={"enable_thinking": True, "chat_template_kwargs": {"foo": 1}})
+    assert payload["chat_template_kwargs"] == {"enable_thinking": True, "foo": 1}
+    assert "enable_thinking" not in payload
 
 
 # H9
@@ -81,7 +81,7 @@ def test_reasoning_and_content_are_two_fields(ask: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         {},
         [],
@@ -95,14 +95,14 @@ def test_reasoning_and_content_are_two_fields(ask: Any, name: str) -> None:
         {"choices": answer(content="x")["choices"] * 2},
     ],
 )
-def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, said: Any) -> None:
-    assert isinstance(openai.from_wire(said, ask()).failure(), MalformedResponse)
+def test_an_answer_that_the_protocol_does_not_allow_is_malformed(ask: Any, payload: Any) -> None:
+    assert isinstance(openai.from_wire(payload, ask()).failure(), MalformedResponse)
 
 
 # H5
 def test_an_over_long_prompt_is_known(ask: Any) -> None:
-    said = b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."}}'
-    error = openai.DIALECTS["plain"].classify(WireReply(status=400, body=said), ask(()))
+    payload = b'{"error":{"message":"This model\'s maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."}}'
+    error = openai.DIALECTS["plain"].classify(WireReply(status=400, body=payload), ask(()))
     assert isinstance(error, PromptTooLong)
     assert (error.prompt_tokens, error.limit) == (5000, 4097)
     coded = WireReply(status=400, body=b'{"error":{"message":"too much","code":"context_length_exceeded"}}')
@@ -150,15 +150,15 @@ def test_tool_calls_that_come_in_pieces_are_joined() -> None:
 def test_how_a_row_ended_is_told_apart(finish: str, stop: Any, wanted: Any) -> None:
     collected = row("END", stop_token_ids=(7,))
     collected.take(Completion(text="a", finish=finish, stop=stop))
-    said = collected.slot().unwrap()
-    assert (said.finish, said.stop) == wanted
+    payload = collected.slot().unwrap()
+    assert (payload.finish, payload.stop) == wanted
 
 
 def test_the_text_is_cut_here_by_the_same_rule() -> None:
     collected = row("abcd", "bc")
     collected.take(Completion(text="xabcdef", finish="stop", stop="abcd"))
-    said = collected.slot().unwrap()
-    assert (said.text, said.raw_text, said.stop) == ("xa", "xabc", "bc")
+    payload = collected.slot().unwrap()
+    assert (payload.text, payload.raw_text, payload.stop) == ("xa", "xabc", "bc")
 
 
 def test_what_comes_after_the_stop_is_no_part_of_the_row() -> None:

@@ -68,9 +68,9 @@ def test_everything_that_decides_about_the_output_is_said(started: list[Any]) ->
     assert running.capabilities.max_images == 2
     assert not started
     running.generate([encoded([10], max_new_tokens=1)])
-    said = started[0].arguments
-    assert (said.generation_config, said.logprobs_mode, said.dtype, said.max_num_seqs) == ("vllm", "raw_logprobs", "float32", 3)
-    assert (said.revision, said.tokenizer_revision, said.gpu_memory_utilization, said.limit_mm_per_prompt) == ("main", "main", 0.5, {"image": 2})
+    payload = started[0].arguments
+    assert (payload.generation_config, payload.logprobs_mode, payload.dtype, payload.max_num_seqs) == ("vllm", "raw_logprobs", "float32", 3)
+    assert (payload.revision, payload.tokenizer_revision, payload.gpu_memory_utilization, payload.limit_mm_per_prompt) == ("main", "main", 0.5, {"image": 2})
 
 
 def test_the_type_of_the_cache_is_vllms_own_unless_it_is_set(started: list[Any]) -> None:
@@ -151,18 +151,18 @@ def test_a_value_that_vllm_would_change_or_refuse_is_refused(temperature: float,
 FORMS: dict[str, Any] = {"json_schema": {"enum": [1]}, "regex": "a+", "choice": ("a", "b")}
 
 
-@pytest.mark.parametrize(("name", "said"), [("json_schema", {"json": '{"enum": [1]}'}), ("regex", {"regex": "a+"}), ("choice", {"choice": ["a", "b"]})])
-def test_the_form_of_the_answer_is_said_in_vllm_s_words(name: str, said: Any, started: list[Any]) -> None:
+@pytest.mark.parametrize(("name", "payload"), [("json_schema", {"json": '{"enum": [1]}'}), ("regex", {"regex": "a+"}), ("choice", {"choice": ["a", "b"]})])
+def test_the_form_of_the_answer_is_written_as_vllm_takes_it(name: str, payload: Any, started: list[Any]) -> None:
     form = sys.modules["vllm.sampling_params"].__dict__["StructuredOutputsParams"]
     params = sampling_params(encoded([10], structured={name: FORMS[name]}).options, ())
-    assert params.structured_outputs == form(**said)
+    assert params.structured_outputs == form(**payload)
     assert not hasattr(sampling_params(encoded([10]).options, ()), "structured_outputs")
     own = sampling_params(encoded([10], structured={name: FORMS[name]}).options, (), grammar="start: x")
     assert own.structured_outputs == form(grammar="start: x")
 
 
 @pytest.mark.parametrize(
-    ("said", "settings", "taken"),
+    ("payload", "settings", "taken"),
     [
         ({}, {"backend": "guidance"}, True),
         ({"structured_outputs_config": {"enable_in_reasoning": True}}, {"backend": "guidance", "enable_in_reasoning": True}, True),
@@ -171,10 +171,10 @@ def test_the_form_of_the_answer_is_said_in_vllm_s_words(name: str, said: Any, st
     ],
 )
 def test_forms_are_given_as_grammars_where_no_other_library_is_named(
-    said: dict[str, Any], settings: dict[str, Any], taken: bool, started: list[Any], monkeypatch: pytest.MonkeyPatch
+    payload: dict[str, Any], settings: dict[str, Any], taken: bool, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    running = engine(engine_kwargs=said)
+    running = engine(engine_kwargs=payload)
     asked: list[Any] = []
     plain = vllm_engine.sampling_params
     monkeypatch.setattr(vllm_engine, "sampling_params", lambda *args, **more: asked.append(more["grammar"]) or plain(*args, **more))
