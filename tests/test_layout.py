@@ -115,8 +115,8 @@ def test_naming_an_engine_loads_no_weights() -> None:
     assert not engine.loaded
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    assert [name for name, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+def test_no_file_is_longer_than_600_lines() -> None:
+    assert [name for name, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 600] == []
 
 
 def test_nothing_catches_every_exception() -> None:
