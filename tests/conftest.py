@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+from support.profiles import pytest_configure
+
+__all__ = ["collect_ignore", "pytest_configure"]
+
 # Before any test module imports torch or transformers.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -23,8 +23,8 @@ def test_only_the_nightly_profile_draws_new_examples(profile: str) -> None:
 
 def test_a_run_that_names_no_profile_takes_a_repeatable_one(tmp_path: Path) -> None:
     """In a process of its own: this one may run with the nightly profile."""
-    (tmp_path / "conftest.py").write_bytes((HERE / "conftest.py").read_bytes())
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_bytes((HERE / "property_tests" / "conftest.py").read_bytes())
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE / 'tests'}\n")
     asked = "from hypothesis import settings\n\ndef test_it():\n    assert settings().derandomize and settings().max_examples == 60\n"
     (tmp_path / "test_profile.py").write_text(asked)
     environment = {name: value for name, value in os.environ.items() if name not in ("HYPOTHESIS_PROFILE", "PYTEST_ADDOPTS")}

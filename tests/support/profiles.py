@@ -1,7 +1,8 @@
 """Hypothesis profiles, for every test: `quick` (the default), `ci` for more examples, and `nightly` to search for long.
 
 `quick` and `ci` try the same examples each time, so a test run does not depend on chance; only `nightly` draws new ones. Chosen by
-`pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE.
+`pytest property_tests --hypothesis-profile=nightly` or by the environment variable HYPOTHESIS_PROFILE. The `conftest.py` of each folder of tests takes
+`pytest_configure` from here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+__all__ = ["pytest_configure"]
 
 # No deadline: the machine may be busy, and a slow example is not a wrong one.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
