@@ -25,7 +25,7 @@ class EngineRow:
         self, position: int, encoded: Encoded, tokenizer: Tokenizer, eos_token_ids: Sequence[int], plugins: Sequence[Plugin], *, text: bool = False
     ) -> None:
         self.position, self.encoded, self.options = position, encoded, encoded.options
-        self.decoder = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins, text=text)
+        self.decoder = RowDecoder(encoded.options, tokenizer, eos_token_ids, plugins if encoded.watched else (), text=text)
         self.token_ids = self.decoder.token_ids
         """What was generated so far."""
         self.logprobs: list[TokenLogprob] = []

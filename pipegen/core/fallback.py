@@ -73,6 +73,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         opens=sampling is not None,
         closes=sampling is not None,
         routes=first.routes + second.routes,
+        among=lambda before, after: fallback(first.placed(before, after), second.placed(before, after), when=when),
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
     )
 

@@ -20,7 +20,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
@@ -32,7 +32,7 @@ from pipegen.core.joining import Joined, RowStage, counted, row_by_row
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
-__all__ = ["Closes", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
+__all__ = ["Closes", "Parts", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -54,6 +54,10 @@ class Rebinding:
 
     engine: Callable[[Any], Any] = lambda engine: engine
     route: Callable[[str], str] = lambda name: name
+
+
+Parts: TypeAlias = "tuple[Pipe[Any, Any], ...]"
+"""Stages one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,12 @@ class Pipe(Generic[A_contra, B_co]):
     """Whether requests become rows before this stage."""
     closes: bool = field(default=False, kw_only=True)
     """Whether the rows of a request may be put together after this stage."""
+    stands_for: str = field(default="", kw_only=True)
+    """The name of the stage in whose place this one is."""
+    cuts: bool = field(default=False, kw_only=True)
+    """Whether a stage ends rows at stop strings and where plugins halt them: an engine may then end them early."""
+    among: Callable[[Parts, Parts], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
+    """Of a stage whose work depends on the others of its pipe: the same stage among those before it and those after it."""
     routes: tuple[str, ...] = field(default=(), kw_only=True)
     """The names that results carry which come from here."""
     rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
@@ -108,11 +118,18 @@ class Pipe(Generic[A_contra, B_co]):
         name = " >> ".join(name for name in (self.name, then.name) if name)
         return Pipe(name, Joined(()), owns=union(self.owns, then.owns)).with_parts((*self.parts, *then.parts))
 
-    def with_parts(self, parts: Iterable[Pipe[Any, Any]]) -> Self:
-        """The same pipe (its name, and what it owns) with other stages."""
-        steps = Joined(tuple(parts))
+    def with_parts(self, parts: Iterable[Pipe[Any, Any]], before: Parts = (), after: Parts = ()) -> Self:
+        """The same pipe (its name, and what it owns) with other stages. It may itself stand between others, `before` and `after` it."""
+        whole = tuple(part for joined in parts for part in joined.parts)
+        steps = Joined(tuple(part.placed((*before, *whole[:place]), (*whole[place + 1 :], *after)) for place, part in enumerate(whole)))
         routes = tuple(name for part in steps.parts for name in part.routes)
         return replace(self, steps=steps, keeps_text=all(part.keeps_text for part in steps.parts), routes=routes)
+
+    def placed(self, before: Parts, after: Parts) -> Pipe[Any, Any]:
+        """The same pipe where it stands between other stages."""
+        if isinstance(self.steps, Joined):
+            return self.with_parts(self.parts, before, after)
+        return self if self.among is None else self.among(before, after)
 
     def insert(self, stage: Pipe[Any, Any], *, after: str | None = None, before: str | None = None) -> Self:
         """The pipe with one more stage, after or before another.
@@ -132,6 +149,7 @@ class Pipe(Generic[A_contra, B_co]):
             opened = replace(new[0], sampling=old.sampling, opens=old.opens or new[0].opens)
             new = (opened, *new[1:])
             new = (*new[:-1], replace(new[-1], sampling=old.sampling, closes=old.closes or new[-1].closes))
+        new = tuple(replace(part, stands_for=old.stands_for or old.name) for part in new)
         return self._edited(place, place + 1, stage, new)
 
     def remove(self, name: str) -> Self:

@@ -18,7 +18,7 @@ from pipegen.core.calls import Call
 from pipegen.core.drive import await_answers
 from pipegen.core.joining import relayed
 from pipegen.core.parallel import read_in_thread
-from pipegen.core.pipe import Pipe, Rebinding
+from pipegen.core.pipe import Parts, Pipe, Rebinding
 from pipegen.core.slots import Slot
 from pipegen.drivers.events import Event, aevents_of, events_of
 from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade
@@ -71,7 +71,10 @@ def _watched(part: Pipe[Any, Any], tell: Callable[[Progress], object], every: fl
     def rebind(new: Rebinding) -> Pipe[Any, Any]:
         return _watched(part.rebound(new), tell, every)
 
-    return replace(part, steps=lambda batch: relayed(part.steps(batch), watch), rebind=rebind)
+    def among(before: Parts, after: Parts) -> Pipe[Any, Any]:
+        return _watched(part.placed(before, after), tell, every)
+
+    return replace(part, steps=lambda batch: relayed(part.steps(batch), watch), among=among, rebind=rebind)
 
 
 class _Count:

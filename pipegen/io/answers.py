@@ -16,16 +16,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from immutabledict import immutabledict
+
 from pipegen.io.jsonl import logprobs_from, prompt_logprobs_from
 from pipegen.records import strict_json
+from pipegen.records.fields import altered
 from pipegen.records.frozen import freeze
 from pipegen.records.results import ChatOutput, Ending, Finish, Raw
 
 __all__ = ["answer_from", "answer_to_plain"]
-
-
-def _ending(values: Mapping[str, Any]) -> Ending:
-    return Ending(**{**values, "finish": Finish(values["finish"]), "watched": tuple(values["watched"])})
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {
@@ -33,7 +32,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "prompt_token_ids": tuple,
     "logprobs": logprobs_from,
     "prompt_logprobs": prompt_logprobs_from,
-    "ending": _ending,
     "finish": Finish,
     "tool_calls": freeze,
     "usage": freeze,
@@ -43,13 +41,17 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 _KINDS: Mapping[str, tuple[type[Any], str]] = {"tokens": (Raw, "encoded"), "text": (ChatOutput, "job")}
 """The answers that have a plain form, each with its field for what was asked."""
+_OF_ENDING = ("finish", "stop", "length", "watched")
+"""The fields of an ending; the others are those of the answer, and of what was asked."""
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any] | None:
     """The answer as JSON data; None where it is of an engine of one's own that answers in another form."""
     for name, (kind, asked) in _KINDS.items():
         if type(answer) is kind:
-            fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(kind) if f.name != asked}
+            fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(kind) if f.name not in (asked, "ending")}
+            if isinstance(answer, Raw) and answer.ending is not None and answer.ending.is_about(answer):
+                fields["ending"] = immutabledict({name: getattr(answer.ending, name) for name in _OF_ENDING})
             values: dict[str, Any] = strict_json.plain({"answer": name, **{field: _plain(value) for field, value in fields.items()}})
             return values
     return None
@@ -60,6 +62,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, immutabledict):
+        return {name: _plain(one) for name, one in value.items()}
     return value.value if isinstance(value, Finish) else value
 
 
@@ -67,4 +71,9 @@ def answer_from(values: Mapping[str, Any], asked: Any) -> Any:
     """The answer that `answer_to_plain` was given, to this row. Raises `KeyError`, `TypeError` or `ValueError` for other data."""
     fields = dict(values)
     kind, name = _KINDS[fields.pop("answer")]
-    return kind(**{name: asked}, **{field: _READ[field](value) if field in _READ and value is not None else value for field, value in fields.items()})
+    ending = fields.pop("ending", None)
+    answer = kind(**{name: asked}, **{field: _READ[field](value) if field in _READ and value is not None else value for field, value in fields.items()})
+    if ending is None:
+        return answer
+    how = {**ending, "finish": Finish(ending["finish"]), "watched": tuple(ending["watched"])}
+    return altered(answer, ending=Ending(**how, token_ids=answer.token_ids, options=asked.options))

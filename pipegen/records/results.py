@@ -115,6 +115,9 @@ class Encoded:
     """The ids and the images."""
     clipped_from: int | None = None
     """The requested `max_new_tokens`, if `on_overflow="clip"` lowered it."""
+    watched: bool = True
+    """Whether plugins watch the row while it is generated. False where a stage of one's own may change what they are to see: then the stage `stop` shows
+    them the text."""
 
 
 @record
@@ -166,6 +169,14 @@ class Ending:
     """How many characters of the text belong to the answer; None where nothing is cut, or the text ends before `stop`, which its last token completes."""
     watched: tuple[str, ...] = ()
     """The names of the plugins that have seen the text."""
+    token_ids: tuple[int, ...]
+    """The generated ids that it is about."""
+    options: GenerationOptions
+    """The options under which they were followed."""
+
+    def is_about(self, raw: Raw) -> bool:
+        """Whether it is about this very answer. A stage that gives the row other ids or options has the row judged anew."""
+        return self.token_ids == raw.token_ids and self.options == raw.encoded.options
 
 
 @record
@@ -185,7 +196,8 @@ class Raw:
     halted: str | None = None
     """The name of the engine-side plugin that ended the row."""
     ending: Ending | None = None
-    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again."""
+    """How the row ended, where it was followed: the stage `stop` then looks for no stop again, and shows the plugins nothing again. It counts for its own
+    ids and options only."""
 
 
 @record
@@ -234,8 +246,13 @@ class Decoded:
     """How the generation ended."""
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
-    followed: str | None = None
-    """The text that `raw.ending` is about, where the row was followed: another text is searched again."""
+    followed: tuple[str, str, tuple[int, ...], tuple[int, ...]] | None = None
+    """The texts that `raw.ending` is about, and the lengths after each token, where the row was followed: other texts are searched again."""
+
+    @property
+    def spelled(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...]]:
+        """Both texts, and the lengths of both after each token."""
+        return self.text, self.raw_text, self.text_ends, self.raw_ends
 
 
 @record

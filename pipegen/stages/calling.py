@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
@@ -26,13 +27,14 @@ from returns.result import Failure, Success
 from pipegen.core import pipe
 from pipegen.core.backend import Backend
 from pipegen.core.calls import Call, Steps
-from pipegen.core.errors import UnsupportedOption
+from pipegen.core.errors import UnsupportedOption, UnsupportedPlugin
 from pipegen.core.slots import Batch, Slot, is_ok
-from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens
+from pipegen.engines.plugin import Plugin
+from pipegen.engines.protocol import AsyncScoresTokens, ScoresTokens, SettlesItself
 from pipegen.records.engine_list import shown
 from pipegen.records.fields import altered
-from pipegen.records.options import GenerationOptions, resolve
-from pipegen.records.results import Encoded, Prompt, Raw, TokenLogprob
+from pipegen.records.options import GenerationOptions, flat_values, resolve
+from pipegen.records.results import Encoded, Prompt, Raw, ResolvedRequest, TokenLogprob
 from pipegen.records.scores import Continued, TokenScores
 
 __all__ = ["Scorer", "call"]
@@ -72,9 +74,20 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
     With token ids, an engine is called once for what the rows generate, and before that once for the prompts that are to be scored. A prompt whose scores
     fail fails its rows. `UnsupportedOption` where the engine gives no scores, and for prompts with images.
     """
-    plain, scorer = pipe.call(backend), Scorer(backend)
+    return _call(backend, (), ())
+
+
+def _call(backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> pipe.Pipe[Any, Any]:
+    plain, scorer, pipeline = pipe.call(backend), Scorer(backend), _Pipeline(backend, before, after)
 
     def steps(batch: Batch[Any]) -> Steps[Any]:
+        if pipeline.is_a_route:
+            return (yield from called(batch))
+        admitted = tuple([slot.bind(pipeline.admit) for slot in batch])
+        answers = yield from called(admitted)
+        return tuple([answer.map(partial(_to, slot.unwrap())) if is_ok(slot) else answer for slot, answer in zip(batch, answers, strict=True)])
+
+    def called(batch: Batch[Any]) -> Steps[Any]:
         if not any(_scores(slot.unwrap()) for slot in batch if is_ok(slot)):
             return (yield from plain.steps(batch))
         rows = {row: slot.unwrap() for row, slot in enumerate(batch) if is_ok(slot)}
@@ -95,7 +108,71 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
 
         return tuple([noted(row) if row in rows else Failure(slot.failure()) for row, slot in enumerate(batch)])
 
-    return pipe.Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+    def rebind(new: pipe.Rebinding) -> pipe.Pipe[Any, Any]:
+        return _call(new.engine(backend), before, after)
+
+    return pipe.Pipe("call", steps, keeps_text=False, backend=backend, among=partial(_call, backend), rebind=rebind)
+
+
+class _Pipeline:
+    """The stages around a call: what they honour of the options, and whether the engine may end rows early on their behalf."""
+
+    def __init__(self, backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> None:
+        plugins: tuple[Plugin, ...] = getattr(backend, "plugins", ())  # what only performs calls has none
+        by_itself = isinstance(backend, SettlesItself)  # then all but `trim` is the engine's own
+        cuts = by_itself or any(part.cuts for part in after)
+        trims = any(part.routes for part in after)
+        earlier, later = ({name for part in parts for name in (part.name, part.stands_for)} for parts in (before, after))
+        there = {"fit": by_itself or "fit" in earlier, "stop": cuts or "stop" in later, "trim": trims or "trim" in later}
+        self._absent = tuple(stage for stage, present in there.items() if not present)
+        watching = tuple(plugin.name for plugin in plugins if plugin.feed is not None)
+        self._unfed = () if cuts else watching
+        self._untrimmed = () if trims else tuple(plugin.name for plugin in plugins if plugin.trim is not None)
+        self._halts, self._watches = by_itself or _halts(after), bool(watching)
+        self.is_a_route = self._halts and not self._absent and not self._unfed and not self._untrimmed
+        """Whether there is nothing to refuse and nothing to change, whatever a request asks for."""
+
+    def admit(self, asked: Any) -> Slot[Any]:
+        """What the engine is to get of one row. Where a stage of one's own comes before the one that cuts, the engine is not to end the row for that one.
+
+        `UnsupportedOption` for an option whose stage is not in the pipe, `UnsupportedPlugin` for a plugin.
+        """
+        if not isinstance(asked, (Encoded, ResolvedRequest)):
+            return Success(asked)
+        absent = next((stage for stage in self._absent if _asks(asked.options, stage)), None)
+        if absent is not None:
+            option = _asks(asked.options, absent)
+            words = f"{option}={flat_values(asked.options)[option]!r:.80} is what the stage {absent} does, and the pipe has no such stage"
+            return Failure(UnsupportedOption(words, option=option, hint=f"put pg.stages.{absent}(engine), or a stage of your own of that name, into the pipe"))
+        for names, does, stage in ((self._unfed, "watches", "stop"), (self._untrimmed, "trims", "trim")):
+            if names:
+                hint = f"put pg.stages.{stage}(engine) into the pipe, or attach no plugin that {does} the text"
+                return Failure(UnsupportedPlugin(f"plugin {names[0]!r} {does} the text, and the pipe has no stage {stage}", plugin=names[0], hint=hint))
+        stop = asked.options.stop
+        if self._halts or isinstance(asked, ResolvedRequest) or not (self._watches or (stop is not None and stop.stop)):
+            return Success(asked)
+        unstopped = asked.options if stop is None else altered(asked.options, stop=altered(stop, stop=()))
+        return Success(altered(asked, options=unstopped, watched=False))
+
+
+def _halts(after: pipe.Parts) -> bool:
+    """Whether the answer comes as it is to the stage that cuts it: then the engine may end a row where that stage would."""
+    return next((part.cuts for part in after if part.cuts or not part.keeps_text), False)
+
+
+_HONOURED_BY = {"stop": ("stop",), "trim": ("strip_whitespace",), "fit": ("max_prompt_tokens", "on_overflow")}
+"""The options that a stage honours."""
+
+
+def _asks(options: GenerationOptions, stage: str) -> str:
+    """An option that the stage is to honour; empty where the row asks for none."""
+    values = flat_values(options)
+    return next((name for name in _HONOURED_BY[stage] if values[name] and values[name] != _DEFAULTS[name]), "")
+
+
+def _to(asked: Any, answer: Any) -> Any:
+    """The answer to what was asked of the call, whatever of it the engine got."""
+    return altered(answer, encoded=asked) if isinstance(answer, Raw) and isinstance(asked, Encoded) else answer
 
 
 def _scores(asked: Any) -> bool:
@@ -103,6 +180,7 @@ def _scores(asked: Any) -> bool:
     return isinstance(asked, Encoded) and (bool(asked.options.prompt_logprobs) or asked.options.max_new_tokens == 0)
 
 
+_DEFAULTS = flat_values(resolve(GenerationOptions()))
 _NEUTRAL = resolve(GenerationOptions(max_new_tokens=1))
 
 

@@ -171,7 +171,7 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     def stopped(decoded: Decoded) -> Slot[Decoded]:
         return stop_row(decoded, engine.tokenizer, engine.plugins)
 
-    return dataclasses.replace(each("stop", stopped, keeps_text=True), takes=Decoded, rebind=lambda new: stop(new.engine(engine)))
+    return dataclasses.replace(each("stop", stopped, keeps_text=True), takes=Decoded, cuts=True, rebind=lambda new: stop(new.engine(engine)))
 
 
 def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:
@@ -185,7 +185,8 @@ def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] =
         return Success(decoded)
     text_ends, raw_ends = (*decoded.text_ends, len(decoded.text)), (*decoded.raw_ends, len(decoded.raw_text))
     known = decoded.raw.ending
-    if known is not None and decoded.followed == decoded.text and known.watched == tuple(plugin.name for plugin in plugins if plugin.feed is not None):
+    watching = tuple(plugin.name for plugin in plugins if plugin.feed is not None)
+    if known is not None and decoded.followed == decoded.spelled and known.is_about(decoded.raw) and known.watched == watching:
         ending = _known(decoded, known)
     else:
         ending = _stop_string(decoded, plan, text_ends, raw_ends) if plan.text or plan.raw else None

@@ -112,7 +112,7 @@ class FakeEngine:
         ids = (self.tokenizer.encode(output) if isinstance(output, str) else tuple(output))[: encoded.options.max_new_tokens]
         if not self.server_side_stops:
             return Success(Raw(encoded=encoded, token_ids=ids))
-        row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins)
+        row = RowDecoder(encoded.options, self.tokenizer, self.eos_token_ids, self.plugins if encoded.watched else ())
         row.take(ids)
         if row.finish is None:
             row.close(aborted=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.edits import disagreements
 from support.forms import drawn_form, has_form
 from support.models import FAMILIES
 
@@ -32,6 +33,11 @@ def test_both_engines_give_the_same(name: str, vllm_of: Callable[..., Any], mode
             print(f"{name:10} request {one.id}: {one.difference}")
     assert counts == {"requests": len(requests), "equal": len(requests)}
     assert sum(not pg.is_ok(slot) for slot in wanted) < len(requests) / 4
+
+
+def test_an_early_exit_of_the_real_vllm_changes_nothing_in_an_edited_route(vllm_of: Callable[..., Any]) -> None:
+    with vllm_of("embedded") as route:
+        assert disagreements(route) == []
 
 
 @pytest.mark.parametrize("name", ["embedded", "qwen3", "llama", "gemma3"])

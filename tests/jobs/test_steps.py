@@ -176,9 +176,10 @@ def test_answers_come_back_as_they_were() -> None:
     logprobs = (TokenLogprob(token_id=3, logprob=-0.1, top=((3, -0.1), (4, float("-inf"))), margin=None, text="é", top_texts=("é", "b")),)
     settled = ResolvedRequest(request=pg.TextGenerationRequest(prompt="Hi"), options=resolve())
     calls = ({"id": "1", "function": {"name": "f", "arguments": "{}"}},)
+    how: dict[str, Any] = {"finish": Finish.STOP_STRING, "stop": "\u2028", "length": 3, "watched": ("a", "b")}
     answers: list[tuple[Any, Any]] = [
         (encoded(), Raw(encoded=encoded(), token_ids=(3, 4), logprobs=logprobs, aborted=True, halted="json")),
-        (encoded(), Raw(encoded=encoded(), token_ids=(), ending=Ending(finish=Finish.STOP_STRING, stop="\u2028", length=3, watched=("a", "b")))),
+        (encoded(), Raw(encoded=encoded(), token_ids=(7,), ending=Ending(**how, token_ids=(7,), options=encoded().options))),
         (settled, ChatOutput(job=settled, text="a", raw_text="a ", reasoning="r", tool_calls=calls, finish=Finish.EOS, stop=2, usage={"completion_tokens": 3})),
         (settled, ChatOutput(job=settled, text="a", raw_text="a", finish=Finish.LENGTH, token_ids=(1,), logprobs=logprobs, usage={})),
     ]

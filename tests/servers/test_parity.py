@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.edits import disagreements
 
 import pipegen as pg
 from pipegen.core.slots import is_ok
@@ -52,6 +53,12 @@ def test_by_token_ids_everything_is_equal(served: Any, wanted: Callable[..., Any
     table(served, "token ids", counts, words, capsys)
     assert [(one.id, one.difference) for one in parted] == []
     assert sum(not is_ok(slot) for slot in theirs) < len(requests) / 4
+
+
+@pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)
+def test_an_early_exit_of_a_real_server_changes_nothing_in_an_edited_route(served: Any) -> None:
+    with served.opened() as route:
+        assert disagreements(route) == []
 
 
 @pytest.mark.parametrize("served", ["vllm-embedded", "sglang-embedded"], indirect=True)

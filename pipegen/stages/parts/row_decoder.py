@@ -45,7 +45,7 @@ class RowDecoder:
     ) -> None:
         if options.decode is None or options.max_new_tokens is None or options.min_new_tokens is None:
             raise ValueError("the options take a value for everything: resolve(options) first")
-        plan = plan_stops(options, tokenizer)
+        plan, self._options = plan_stops(options, tokenizer), options
         self.finish: Finish | None = None
         """How the row ended; None while it runs."""
         self.stop: str | int | None = None
@@ -160,7 +160,8 @@ class RowDecoder:
         if self.finish is None or self.failure is not None:
             return None
         cut = self.finish in (Finish.STOP_STRING, Finish.PLUGIN) and not self._halts_only
-        return Ending(finish=self.finish, stop=self.stop, length=self._given if cut else None, watched=self._watched)
+        length, ids = self._given if cut else None, tuple(self.token_ids)
+        return Ending(finish=self.finish, stop=self.stop, length=length, watched=self._watched, token_ids=ids, options=self._options)
 
     def _fail(self, raised: Exception) -> str:
         seen = report(raised)

@@ -1,0 +1,195 @@
+"""The laws of edited routes: an engine's early exit changes how much is generated, and nothing else.
+
+The engine of the left side ends rows at stop strings and where plugins halt them. That of the right side goes on to the row's end token or its length. For
+every pipe that is made of a route by edits, and all options, both give the same slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import pipegen as pg
+from pipegen.records.results import Decoded, Encoded, Raw
+from pipegen.stages.stopping import ending_ids
+from pipegen.testing.fake import FakeEngine
+
+TEXTS = st.text("abS\n", max_size=12)
+STOPS = st.lists(st.text("abS\n", min_size=1, max_size=3), max_size=3, unique=True)
+
+
+def halts_at(brace: str) -> pg.Plugin:
+    """Ends a row after its first `brace`."""
+    return pg.Plugin(name="halts", start=lambda: None, feed=lambda state, text: (state, text.index(brace) + 1 if brace in text else None))
+
+
+def route_of(text: str, *, early: bool) -> Any:
+    """A route whose engine writes the text; without `early`, up to the first id that ends the row."""
+    engine = FakeEngine(text, server_side_stops=early)
+
+    def whole(encoded: Encoded) -> tuple[int, ...]:
+        ids, ends = engine.tokenizer.encode(text), ending_ids(encoded.options, engine.tokenizer, engine.eos_token_ids)
+        last = next((place for place in range(encoded.options.min_new_tokens or 0, len(ids)) if ids[place] in ends), len(ids) - 1)
+        return tuple(ids[: last + 1])
+
+    engine.script = whole
+    return pg.route(engine)
+
+
+# Stages of a user's own, each for the record at one place.
+def reversed_ids(raw: Raw) -> Raw:
+    return dataclasses.replace(raw, token_ids=raw.token_ids[::-1], logprobs=None)
+
+
+def without_the_first_id(raw: Raw) -> Raw:
+    return dataclasses.replace(raw, token_ids=raw.token_ids[1:], logprobs=None)
+
+
+def with_a_stop(raw: Raw) -> Raw:
+    stop = dataclasses.replace(raw.encoded.options.stop or pg.StopOptions(), stop=("b",))
+    return dataclasses.replace(raw, encoded=dataclasses.replace(raw.encoded, options=dataclasses.replace(raw.encoded.options, stop=stop)))
+
+
+def upper(decoded: Decoded) -> Decoded:
+    return dataclasses.replace(decoded, text=decoded.text.upper(), raw_text=decoded.raw_text.upper())
+
+
+def counted(result: pg.GenerationResult | Decoded) -> pg.GenerationResult | Decoded:
+    tokens = result.raw.token_ids if isinstance(result, Decoded) else result.token_ids
+    return dataclasses.replace(result, text=f"{result.text} {len(tokens)}")
+
+
+def cut_in_half(decoded: Decoded) -> Decoded:
+    return dataclasses.replace(decoded, text=decoded.text[: len(decoded.text) // 2])
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def inserted(name: str, f: Callable[[Any], Any], after: str) -> Callable[[Any], Any]:
+    return lambda pipe: pipe.insert(pg.pure(name, f), after=after)
+
+
+EDITS: dict[str, Callable[[Any], Any]] = {
+    **{f"after {place}": inserted(f"after {place}", same, place) for place in ("resolve", "render", "tokenize", "fit", "call", "decode", "stop", "trim")},
+    "before resolve": lambda pipe: pipe.insert(pg.pure("first", same), before="resolve"),
+    "reversed": inserted("reversed", reversed_ids, "call"),
+    "without the first": inserted("without the first", without_the_first_id, "call"),
+    "with a stop": inserted("with a stop", with_a_stop, "call"),
+    "upper": inserted("upper", upper, "decode"),
+    "half": inserted("half", cut_in_half, "decode"),
+    "half after stop": inserted("half after stop", cut_in_half, "stop"),
+    "counted": inserted("counted", counted, "trim"),
+    "without stop": lambda pipe: pipe.remove("stop"),
+    "without trim": lambda pipe: pipe.remove("trim"),
+    "without fit": lambda pipe: pipe.remove("fit"),
+    "own stop": lambda pipe: pipe.replace("stop", pg.pure("own stop", upper)),
+    "halts": lambda pipe: pg.attach(pipe, halts_at("b")),
+    "trims": lambda pipe: pg.attach(pipe, pg.Plugin(name="trims", trim=str.strip)),
+    "watched": lambda pipe: pg.watched(pipe, lambda progress: None),
+    "falls back": lambda pipe: pg.fallback(pipe, pipe, when=pg.UnsupportedOption),
+    "joined by hand": lambda pipe: functools.reduce(operator.rshift, pipe.parts),
+}
+
+
+def edited(pipe: Any, names: list[str]) -> Any:
+    """The pipe after these edits; one that another made impossible is left out."""
+    for name in names:
+        try:
+            pipe = EDITS[name](pipe)
+        except (pg.InvalidField, pg.GenerationError):
+            continue
+    return pipe
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "stop": STOPS,
+        "stop_token_ids": st.sampled_from([[ord("a")], [ord("\n"), ord("b")]]),
+        "min_new_tokens": st.integers(0, 3),
+        "max_new_tokens": st.integers(3, 8),
+        "ignore_eos": st.booleans(),
+        "samples": st.integers(1, 3),
+        "strip_whitespace": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+    },
+)
+NAMES = st.lists(st.sampled_from(sorted(EDITS)), max_size=4)
+
+
+def shown(slot: Any) -> str:
+    """What a slot holds; of a row without its last stage all but the note that it was followed."""
+    if not pg.is_ok(slot):
+        return repr(slot.failure())
+    value = slot.unwrap()
+    if not isinstance(value, Decoded):
+        return repr(value)
+    raw = dataclasses.replace(value.raw, ending=None)
+    return repr(dataclasses.replace(value, raw=raw, followed=None))
+
+
+@given(TEXTS, st.booleans(), NAMES, OPTIONS)
+def test_an_early_exit_changes_nothing_in_an_edited_route(text: str, ends: bool, names: list[str], options: dict[str, Any]) -> None:
+    written = text + "<|im_end|>" * ends
+    pipes = [edited(route_of(written, early=early), names) for early in (True, False)]
+    requests: list[dict[str, Any]] = [{"prompt": "Hi"}, {"prompt": "Ho", "options": {"max_new_tokens": 3}}]
+    early, whole = (pg.run(pipe, requests, options) for pipe in pipes)
+    assert [shown(slot) for slot in early] == [shown(slot) for slot in whole]
+
+
+@settings(max_examples=30)
+@given(TEXTS, NAMES, OPTIONS)
+def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(text: str, names: list[str], options: dict[str, Any]) -> None:
+    pipe = edited(route_of(f"{text}<|im_end|>", early=True), names)
+    requests = [{"prompt": "Hi"}, {"prompt": "Ho"}]
+    batch = pg.run(pipe, requests, options)
+    assert tuple(pg.imap(pipe, requests, options)) == batch
+    if all(not pg.is_ok(slot) or isinstance(slot.unwrap(), pg.GenerationResult) for slot in batch):
+        with tempfile.TemporaryDirectory() as folder, pg.job(pipe, requests, folder, options) as job:
+            assert tuple(job) == batch
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "plugin", "words"),
+    [
+        ("without stop", {"stop": ["b"]}, None, "is what the stage stop does"),
+        ("without trim", {"strip_whitespace": True}, None, "is what the stage trim does"),
+        ("without fit", {"max_prompt_tokens": 1}, None, "is what the stage fit does"),
+        ("without fit", {"on_overflow": "clip"}, None, "is what the stage fit does"),
+        ("without stop", {}, halts_at("b"), "watches the text, and the pipe has no stage stop"),
+        ("own stop", {}, halts_at("b"), "watches the text, and the pipe has no stage stop"),
+        ("without trim", {}, pg.Plugin(name="trims", trim=str.strip), "trims the text, and the pipe has no stage trim"),
+    ],
+)
+def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(edit: str, options: dict[str, Any], plugin: pg.Plugin | None, words: str) -> None:
+    route = route_of("ab", early=True)
+    pipe = EDITS[edit](route if plugin is None else pg.attach(route, plugin))
+    (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
+    assert words in slot.failure().message
+    assert isinstance(slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin)
+    assert pipe.parts[0].owns[0].calls == []
+
+
+def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:
+    route = route_of("abc" * 100, early=True)
+    for keeps, tokens in ((True, 2), (False, 300)):
+        pipe = route.insert(pg.pure("looks", same, keeps_text=keeps), after="call")
+        raws: list[Raw] = []
+
+        def noted(raw: Raw, raws: list[Raw] = raws) -> Raw:
+            raws.append(raw)
+            return raw
+
+        pipe = pipe.insert(pg.pure("notes", noted, keeps_text=True), after="call")
+        (slot,) = pg.run(pipe, [{"prompt": "Hi"}], {"stop": ["b"], "max_new_tokens": 400})
+        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == ("a", 2, "b")
+        assert [len(raw.token_ids) for raw in raws] == [tokens]
