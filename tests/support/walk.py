@@ -1,6 +1,7 @@
-"""How many files and functions of pipegen one request goes through, once everything is warm: `python -m support.walk`, from the folder `tests`.
+"""How many files, functions and frames of pipegen one request goes through, once everything is warm: `python -m support.walk`, from the folder `tests`.
 
-CONTRIBUTING.md holds the counts, and tests/test_walk.py fails when one of them grows by a third.
+Frames are the functions of pipegen that are on the stack, at most, while the model computes and while the chat template is rendered. CONTRIBUTING.md holds
+the counts, and tests/test_walk.py fails when one of them grows by a tenth.
 """
 
 from __future__ import annotations
@@ -28,10 +29,19 @@ class Walk:
     def __init__(self) -> None:
         self.counting = False
         self.seen: set[CodeType] = set()
+        self.above_model = self.above_template = 0
+        """The most frames of pipegen above a pass of the model, and above the chat template."""
 
     def see(self, frame: FrameType, event: str, argument: object) -> None:
-        if self.counting and event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            self.seen.add(frame.f_code)
+        if not self.counting or event != "call":
+            return
+        code = frame.f_code
+        if code.co_filename.startswith(ROOT):
+            self.seen.add(code)
+        elif code.co_name == "forward" and "/transformers/models/" in code.co_filename.replace("\\", "/"):
+            self.above_model = max(self.above_model, _frames_above(frame))
+        elif code.co_qualname == "Template.render":
+            self.above_template = max(self.above_template, _frames_above(frame))
 
     @property
     def functions(self) -> set[tuple[str, str]]:
@@ -40,9 +50,17 @@ class Walk:
         return {(file, name) for file, name in called if not file.startswith("testing") and not name.startswith("<")}
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Files, functions."""
-        return len({file for file, _ in self.functions}), len(self.functions)
+    def counts(self) -> tuple[int, int, int, int]:
+        """Files, functions, frames above a pass of the model, frames above the template."""
+        return len({file for file, _ in self.functions}), len(self.functions), self.above_model, self.above_template
+
+
+def _frames_above(frame: FrameType) -> int:
+    count, above = 0, frame.f_back
+    while above is not None:
+        count += above.f_code.co_filename.startswith(ROOT)
+        above = above.f_back
+    return count
 
 
 @contextmanager
