@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -63,7 +64,8 @@ def run_export(folder: Path, out: str | None) -> int:
     command = command_in(folder)
     form = form_of(out)
     images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
-    policy = RequestPolicy(**command.policy)
+    known = {field.name for field in fields(RequestPolicy)}  # an earlier version of pipegen had more
+    policy = RequestPolicy(**{name: value for name, value in command.policy.items() if name in known})
     written = missing = 0
     try:
         with contextlib.ExitStack() as stack:

@@ -50,9 +50,6 @@ class AskedFlags:
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="HOST", help="Fetch from this host though its address is private.", rich_help_panel=FILES)
     ] = None
-    allow_templates: Annotated[
-        bool, typer.Option("--allow-templates", help="Let requests bring chat templates of their own, in a sandbox.", rich_help_panel=FILES)
-    ] = False
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="NAME=N", help="Raise what a request may ask for, such as max_samples=5000.", rich_help_panel=FILES)
     ] = None

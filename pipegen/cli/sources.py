@@ -62,7 +62,7 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
         Question(flags.prompt, load.system if flags.system is None else flags.system, tuple(flags.image or ())),
         run_options(options, flags.options_file, load),
         images_of(flags.image_root, flags.allow_http, flags.allow_host or ()),
-        policy_of(flags.allow_templates, flags.limit or ()),
+        policy_of(flags.limit or ()),
         columns_of(flags.columns or ()),
         plugins_of(flags.plugin or ()),
     )

@@ -137,16 +137,16 @@ def images_of(root: str | None, allow_http: bool, allowed_hosts: Sequence[str]) 
         refuse(str(refusal), "--allow-host")
 
 
-def policy_of(allow_templates: bool, limits: Sequence[str]) -> RequestPolicy:
+def policy_of(limits: Sequence[str]) -> RequestPolicy:
     """The request policy, from flags such as `--limit max_samples=5000`."""
     values: dict[str, int] = {}
     for limit in limits:
         name, _, number = limit.partition("=")
-        if not number.isdecimal() or name == "allow_templates":
+        if not number.isdecimal():
             refuse(f"takes a name and a whole number, such as max_samples=5000, not {limit!r}", "--limit")
         values[name] = int(number)
     try:
-        return RequestPolicy(allow_templates=allow_templates, **values)
+        return RequestPolicy(**values)
     except InvalidField as refusal:
         refuse(str(refusal), "--limit")
 

@@ -28,8 +28,8 @@ INTEGER = 2**31 - 1
 def allowed(request: GenerationRequest, policy: RequestPolicy, own: GenerationOptions | None) -> Slot[GenerationRequest]:
     """The request, or `InvalidRequest` if it asks for more than the policy allows. `own` are the request's options before those of the run."""
     template = own.chat.template if own is not None and own.chat is not None else None
-    if template is not None and "{" in template and not policy.allow_templates:  # without a brace it is the name of a template of the checkpoint
-        hint = "set RequestPolicy(allow_templates=True), or --allow-templates; or give the template with the options of the whole run"
+    if template is not None and "{" in template:  # without a brace it is the name of a template of the checkpoint
+        hint = "give the template with the options of the run (--template), or with those of the route: route.with_options(...)"
         return Failure(InvalidRequest("options.chat.template: a request may not have a chat template of its own", hint=hint))
     for what, number in _numbers(request.options):
         if number > INTEGER:

@@ -317,11 +317,10 @@ class ImagePolicy:
 class RequestPolicy:
     """What one request may ask for. More fails the request with `InvalidRequest`, which names the setting.
 
-    Without limits one line of a file could take all the memory, or never end.
+    Without limits one line of a file could take all the memory, or never end. No request may have a chat template of its own, which is a program: a template
+    comes with the options of the run or of a route.
     """
 
-    allow_templates: Annotated[bool, boolean] = False
-    """Whether a request may have its own chat template (`options.chat.template`). The options of the run always may."""
     max_samples: Annotated[int, integer(low=1)] = 1024
     max_messages: Annotated[int, integer(low=1)] = 10_000
     max_parts: Annotated[int, integer(low=1)] = 100_000

@@ -234,14 +234,14 @@ def test_flags_raise_what_a_line_may_ask_for(command: Command, jsonl: Any) -> No
     assert command("generate", source, "--model", "fake", "--brief", "--limit", "max_samples=1025").code == 0
 
 
-def test_a_line_brings_a_template_only_where_it_is_allowed(command: Command, jsonl: Any) -> None:
-    source = jsonl({"messages": [{"role": "user", "content": "Hi"}], "options": {"template": "{{ 1 }}"}})
-    refused = command("generate", source, "--model", "fake")
-    assert "--allow-templates" in refused.out[0]["error"]["hint"]
-    assert command("generate", source, "--model", "fake", "--allow-templates").code == 0
+def test_a_line_brings_no_template_and_the_run_does(command: Command, jsonl: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    refused = command("generate", jsonl({"messages": messages, "options": {"template": "{{ 1 }}"}}), "--model", "fake")
+    assert "with the options of the run (--template)" in refused.out[0]["error"]["hint"]
+    assert command("generate", jsonl({"messages": messages}), "--model", "fake", "--template", "{{ messages }}").code == 0
 
 
-@pytest.mark.parametrize("said", ["max_samples", "max_samples=x", "max_sample=3", "max_samples=0", "allow_templates=1"])
+@pytest.mark.parametrize("said", ["max_samples", "max_samples=x", "max_sample=3", "max_samples=0"])
 def test_a_limit_that_is_none_is_bad_usage(command: Command, jsonl: Any, said: str) -> None:
     ran = command("generate", jsonl(HI), "--model", "fake", "--limit", said)
     assert ran.code == 2

@@ -293,10 +293,10 @@ def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Pa
 
 
 def test_an_export_reads_what_the_run_was_allowed_to(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
-    lines = [{"prompt": "Hi", "options": {"samples": 2}}, {"messages": [{"role": "user", "content": "Hi"}], "options": {"template": "{{ messages }}"}}]
+    lines = [{"prompt": "Hi", "options": {"samples": 2}}, {"prompt": "Ho"}]
     out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
-    assert command("generate", jsonl(*lines), "-o", out, "--model", "fake", "--limit", "max_samples=2", "--allow-templates", "--limit", "max_stops=3").code == 0
+    assert command("generate", jsonl(*lines), "-o", out, "--model", "fake", "--limit", "max_samples=2", "--limit", "max_stops=3").code == 0
     ran = command("export", f"{out}.job", "-o", again)
     assert (ran.code, again.read_bytes()) == (0, out.read_bytes())
     kept = json.loads((tmp_path / "out.jsonl.job" / "command.json").read_text())
-    assert (kept["policy"]["max_stops"], kept["policy"]["allow_templates"], kept["allow_http"]) == (3, True, False)
+    assert (kept["policy"]["max_stops"], kept["allow_http"]) == (3, False)

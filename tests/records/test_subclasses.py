@@ -56,8 +56,7 @@ CARRIERS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_string_or_a_number_of_a_subclass_disturbs_no_row(carrier: str) -> None:
     request = CARRIERS[carrier]()
-    policy = pg.RequestPolicy(allow_templates=True)
-    slots = pg.run(pg.route(FakeEngine("Well<|im_end|>")), [{"prompt": "Hi"}, request, request, {"prompt": "Hi"}], policy=policy)
+    slots = pg.run(pg.route(FakeEngine("Well<|im_end|>")), [{"prompt": "Hi"}, request, request, {"prompt": "Hi"}])
     assert [slot.unwrap().text for slot in slots] == ["Well"] * 4
 
 

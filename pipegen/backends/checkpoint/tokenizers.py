@@ -160,45 +160,9 @@ class HFRenderer:
             template = "tool_use" if tools and "tool_use" in self._templates else "default"
             if template not in self._templates:
                 raise ValueError(f"none of the chat templates is the default one; name one of {', '.join(map(repr, self._templates))}")
-        if template not in self._templates:
-            return self._bounded(template, messages, list(tools) or None, variables)
-        source = self._templates[template]
+        source = self._templates.get(template, template)
         rendered = self.raw.apply_chat_template(list(messages), tools=list(tools) or None, chat_template=source, tokenize=False, **variables)
         return str(rendered)
-
-    def _bounded(self, source: str, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
-        """The render of a template that is not the checkpoint's: bounded, and to the same text as transformers' own machinery."""
-        from transformers.utils import chat_template_utils
-
-        from pipegen.backends.checkpoint.bounded_template import render_bounded
-
-        like = chat_template_utils._compile_jinja_template("").environment
-        conversation = [dict(message) for message in messages]
-        continues = bool(variables.get("continue_final_message"))
-        if continues:
-            _end_with(conversation[-1], _CONTINUED)
-        more = {name: value for name, value in variables.items() if name != "continue_final_message"}
-        given = {"documents": None, "add_generation_prompt": False, **self.raw.special_tokens_map, **more, "messages": conversation, "tools": tools}
-        written = render_bounded(source, like, given)
-        if not continues:
-            return written
-        # Where the final message ends is found by transformers: in the text, which a template gives back as it is.
-        echo = ("{# content #}" if "content" in source else "") + "{{ written }}"  # it refuses a template that does not name what is continued
-        return str(self.raw.apply_chat_template(list(messages), chat_template=echo, tokenize=False, continue_final_message=True, written=written))
-
-
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""What transformers puts at the end of a message that is continued, to find it again."""
-
-
-def _end_with(message: dict[str, Any], mark: str) -> None:
-    """Put the mark at the end of the message's text, as transformers does."""
-    content = message.get("content")
-    if isinstance(content, str):
-        message["content"] = content + mark
-    elif isinstance(content, (list, tuple)):
-        last = max((place for place, part in enumerate(content) if "text" in part), default=None)
-        message["content"] = [{**part, "text": part["text"] + mark} if place == last else part for place, part in enumerate(content)]
 
 
 def load_tokenizer(path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> tuple[HFTokenizer, HFRenderer]:
