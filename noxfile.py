@@ -69,6 +69,19 @@ CORE = (
     "records/scores",
     "stages/*",
 )
+# What works without an engine: the tests of the core, of records, stages, drivers and files, and of what importing loads.
+WITHOUT_AN_ENGINE = (
+    "tests/core",
+    "tests/records",
+    "tests/stages",
+    "tests/drivers",
+    "tests/plugins",
+    "tests/io",
+    "tests/config",
+    "tests/test_layout.py",
+    "tests/test_public_names.py",
+)
+FAST = ("-m", "not slow")
 REAL_TOKENIZERS = ROOT / ".cache" / "real_tokenizers"
 # One file of tests to a worker, so that what a file shares is made once; each worker loads torch, so there are few of them.
 WORKERS = ("--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
@@ -156,9 +169,9 @@ def core_only(session: nox.Session) -> None:
     install(session, ".", groups=("tests",))
     run(session, "pipegen", "--help")
     run(session, "pipegen", "doctor", codes=(1,))  # it says that no engine can run here
-    # Tests that need an engine skip themselves; of the doctests, one names an engine and two read templates with jinja2, which comes with engines.
+    # Of the doctests, one names an engine and two read templates with jinja2, which comes with engines. What else needs one skips itself.
     doctests = ("--doctest-modules", "--doctest-ignore-import-errors", "-k", "not pipegen.backends.hf and not composes and not known_words and not decoded_by")
-    run(session, "pytest", *WORKERS, *doctests, "--pyargs", "pipegen", "tests", "property_tests", *session.posargs)
+    run(session, "pytest", *WORKERS, *doctests, "--pyargs", "pipegen", *WITHOUT_AN_ENGINE, *FAST, *session.posargs)
 
 
 @shared()
@@ -178,20 +191,27 @@ def docs(session: nox.Session) -> None:
 
 @shared()
 def property_tests(session: nox.Session) -> None:
-    """Try every law on 200 repeatable examples; `-- --hypothesis-profile=nightly` tries 5,000."""
+    """Try every law on 200 repeatable examples, but for the slow ones; `-- --hypothesis-profile=nightly` tries 5,000."""
     install(session, groups=("tests",))
-    run(session, "pytest", *WORKERS, "property_tests", "--hypothesis-profile=ci", *session.posargs)
+    run(session, "pytest", *WORKERS, "property_tests", "--hypothesis-profile=ci", *(session.posargs or FAST))
 
 
 @shared()
 def tests(session: nox.Session) -> None:
-    """Run the tests and the doctests against the installed wheel; every branch of the core is covered."""
+    """Run the tests and the doctests against the installed wheel, but for the slow ones; every branch of the core is covered."""
     install(session, groups=("tests", "contrib", "tables"))
     if session.posargs:
         run(session, "pytest", *session.posargs)
         return
-    run(session, "pytest", *WORKERS, "--cov", "--cov-report=", "--doctest-modules", "--ignore-glob=*/pipegen/evals/*", "--pyargs", "pipegen", "tests")
+    run(session, "pytest", *WORKERS, *FAST, "--cov", "--cov-report=", "--doctest-modules", "--ignore-glob=*/pipegen/evals/*", "--pyargs", "pipegen", "tests")
     run(session, "coverage", "report", "--fail-under=100", "--include=" + ",".join(f"*/pipegen/{name}.py" for name in CORE))
+
+
+@shared(default=False)
+def slow(session: nox.Session) -> None:
+    """Run the tests and laws that take long: memory, kills, forks, compiled steps, training, whole examples. Some minutes."""
+    install(session, groups=("tests", "contrib", "tables"))
+    run(session, "pytest", *WORKERS, "-m", "slow", "tests", "property_tests", "--hypothesis-profile=ci", *session.posargs)
 
 
 @shared(default=False)

@@ -152,6 +152,7 @@ def test_no_more_is_held_than_said_and_nothing_is_left_behind(count: int, in_fli
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.slow
 @given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=30), in_flight=st.integers(1, 6), seed=st.integers(0, 99))
 def test_an_engine_that_dies_fails_the_rows_in_flight_once_and_the_rest_goes_on(numbers: list[int], in_flight: int, seed: int) -> None:
     requests = [request_of(position, number) for position, number in enumerate(numbers)]
@@ -183,6 +184,7 @@ def test_an_engine_with_a_bug_fails_its_own_request_where_bugs_are_isolated(isol
     assert [pg.is_ok(slot) for slot in slots] == [number != 4 for number in range(9)]
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 40), before=st.integers(1, 6), after=st.integers(1, 6), seed=st.integers(0, 99))
 def test_an_engine_that_knows_only_later_what_keeps_it_full_has_as_many_in_flight_from_then_on(count: int, before: int, after: int, seed: int) -> None:
     def opened(wake: Callable[[], object]) -> Opened:

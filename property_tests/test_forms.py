@@ -34,6 +34,7 @@ def asked(form: dict[str, Any], text: str, seed: int) -> pg.GenerationRequest:
     return chat(text, greedy(max_new_tokens=LENGTH, structured=pg.StructuredOptions(**form), **drawn))
 
 
+@pytest.mark.slow
 @SOME
 @given(st.data())
 def test_an_answer_has_its_form_unless_it_ended_by_length_and_free_rows_beside_it_are_as_without(data: st.DataObject) -> None:

@@ -127,6 +127,7 @@ nested = st.dictionaries(st.sampled_from("ab"), values | st.lists(objects, max_s
 KEYS = st.sampled_from((None, ("a",), ("b", "a")))
 
 
+@pytest.mark.slow
 @given(items=st.lists(nested, min_size=1, max_size=3), keys=KEYS, repeats=st.booleans(), data=st.data())
 def test_of_all_tokens_exactly_those_that_complete_a_repeat_are_forbidden(
     items: list[Any], keys: tuple[str, ...] | None, repeats: bool, data: st.DataObject

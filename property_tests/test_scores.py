@@ -40,6 +40,7 @@ def as_lm_eval_splits(raw: Any, context: str, continuation: str) -> tuple[list[i
     return alone, whole[len(alone) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 @given(context=texts, continuation=texts.filter(bool))
 @example(context="The answer is ", continuation="yes")
@@ -70,6 +71,7 @@ def test_windows_predict_each_token_once_and_keep_to_their_size(count: int, size
         assert before[-1] == own[0] - 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     context=st.lists(st.integers(10, 150), min_size=1, max_size=40), continuation=st.lists(st.integers(10, 150), min_size=1, max_size=12), some=st.booleans()

@@ -86,6 +86,7 @@ def batch_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_the_batch_api_and_pipegen_print_the_same(folder: Path, batch_api: None) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("openai")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROW = re.compile(r"^\| (text|server|image error) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", re.MULTILINE)
 

@@ -10,6 +10,8 @@ import pipegen as pg
 from pipegen.engines.plugin import Plugin
 from pipegen.testing.fake import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 

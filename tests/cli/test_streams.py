@@ -16,6 +16,7 @@ def closed(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", f'exec "$0" -m pipegen {arguments}', sys.executable], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -38,6 +39,7 @@ def test_a_closed_stream_ends_with_a_message(arguments: str, words: str, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_stream_that_is_not_used_does_no_harm(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")
@@ -47,6 +49,7 @@ def test_a_closed_stream_that_is_not_used_does_no_harm(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text(encoding="utf-8").count("\n") == 1
 
 
+@pytest.mark.slow
 def test_nothing_that_is_printed_goes_into_a_file_in_place_of_a_closed_stream(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n', encoding="utf-8")

@@ -28,6 +28,7 @@ def test_the_wrong_form_is_recognised() -> None:
     assert [bool(WRONG.search(text)) for text in (*wrong, *right)] == [True] * len(wrong) + [False] * len(right)
 
 
+@pytest.mark.slow
 def test_nothing_tells_people_to_install_the_other_project() -> None:
     paths = [*ALONE, *(path for place in PLACES for path in place.rglob("*") if path.is_file() and path.suffix in KINDS and "weights" not in path.parts)]
     own = Path(__file__).name

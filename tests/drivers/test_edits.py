@@ -8,6 +8,7 @@ from support.edits import disagreements
 import pipegen as pg
 
 
+@pytest.mark.slow
 def test_an_early_exit_changes_nothing_on_the_embedded_model() -> None:
     pytest.importorskip("torch")
     with pg.backends.hf("embedded") as route:

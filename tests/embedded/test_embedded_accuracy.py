@@ -30,6 +30,7 @@ def _share(report: dict[str, Any], group: str) -> float:
     return float(right / asked)
 
 
+@pytest.mark.slow
 def test_text_tasks(report: dict[str, Any]) -> None:
     assert report["text"] >= 0.95, report["wrong"]
 

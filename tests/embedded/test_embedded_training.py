@@ -20,6 +20,8 @@ from training.scenes import Thing  # noqa: E402
 from training.tokenizer import train_tokenizer  # noqa: E402
 from training.vision_stage import NOTHING, targets  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 

@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 KILLED = """
 import os, runpy, signal, sys
 from pipegen.jobs.journal import Journal
+
+pytestmark = pytest.mark.slow
 append, left = Journal.append, int(sys.argv[1])
 
 def counted(journal, key, values):

@@ -40,6 +40,7 @@ def folders(tmp_path: Path, draw_scene: Draw) -> dict[str, list[Scene | None]]:
     return scenes
 
 
+@pytest.mark.slow
 def test_images_come_back_in_their_groups_and_a_broken_one_marks_itself_alone(folders: dict[str, list[Scene | None]], shell: Shell) -> None:
     pytest.importorskip("torch")
     done = shell("stage_a", "--model", "embedded", "--batch", 2, "--system", "Answer in upper case.", "--max-pixels", 128 * 128, *folders)

@@ -20,6 +20,8 @@ import pipegen as pg
 from pipegen.cli.inputs import from_table
 from pipegen.io.table_out import parquet_out
 from pipegen.io.tables import Columns, read_table
+
+pytestmark = pytest.mark.slow
 source, out = map(Path, sys.argv[1:])
 answer = pg.Failure(pg.Timeout("slow"))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

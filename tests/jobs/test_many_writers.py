@@ -18,6 +18,8 @@ import pipegen as pg
 import pipegen.jobs
 from pipegen.testing.fake import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 WRITERS = 16
 DAY = 86_400.0
 

@@ -26,6 +26,8 @@ from pipegen.records.options import StopOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, Raw
 from pipegen.testing.image_files import image_file
 
+pytestmark = pytest.mark.slow
+
 ON = StopOptions(ignore_eos=True)
 EngineOf = Callable[..., HFEngine]
 

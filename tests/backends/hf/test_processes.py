@@ -15,6 +15,8 @@ import pytest
 import pipegen as pg
 from pipegen.drivers.progress import watched
 
+pytestmark = pytest.mark.slow
+
 LONG = pg.GenerationOptions(max_new_tokens=400, stop=pg.StopOptions(ignore_eos=True))
 
 

@@ -16,7 +16,7 @@ from pipegen.testing.faulty import FaultyServer
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
 pytest.importorskip("resource")
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")]
 
 MIB = 2**20
 CHILD = """
