@@ -229,7 +229,10 @@ class PluginFailed(GenerationError):
 
 @_error
 class StageFailed(GenerationError):
-    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth."""
+    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth.
+
+    Where bugs are isolated, as in a job, so does any other exception of a stage that is not pipegen's own; `incident` is then set.
+    """
 
     stage: str = field(default="", kw_only=True)
     default_hint: ClassVar[str] = "the stage refused this request; see the message"
@@ -237,7 +240,7 @@ class StageFailed(GenerationError):
 
 @_error
 class InternalError(GenerationError):
-    """A bug of pipegen's. Only a job makes it, where one row must not end the others; elsewhere the bug's own exception raises."""
+    """A bug of pipegen's. Only a job and the command line make it, where one row must not end the others; elsewhere the bug's own exception raises."""
 
     default_hint: ClassVar[str] = "report it, with the traceback that the log has under the incident"
 

@@ -15,6 +15,7 @@ from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, check_settings, require_iterable, slot_of_request
+from pipegen.drivers.naming import Naming
 from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
 from pipegen.records.fields import InvalidField, altered
@@ -94,7 +95,9 @@ def run(
     (<Success: Hi>,)
     """
     chosen = check_run(route, options, image_policy, policy)
-    return drive(route, prepare_batch(requests, chosen, image_policy, policy))
+    batch = prepare_batch(requests, chosen, image_policy, policy)
+    with Naming(batch):
+        return drive(route, batch)
 
 
 async def arun(
@@ -110,4 +113,6 @@ async def arun(
 
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    return await adrive(route, await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy))
+    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
+    with Naming(batch):
+        return await adrive(route, batch)

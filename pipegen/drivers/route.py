@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import Pipe, Rebinding, each, identity
+from pipegen.core.pipe import Pipe, Rebinding, identity, row_stage
 from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_settings
 from pipegen.drivers.batch import merged_into, prepare_batch
@@ -70,7 +70,7 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
         def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
             return merged_into(request, chosen)
 
-        return self.with_parts((each(f"options({_shown(chosen)})", merged, keeps_text=True), *self.parts))
+        return self.with_parts((row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *self.parts))
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from returns.result import Success
 
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
@@ -41,7 +41,7 @@ def samples(pipe: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationR
 
 def _stage(*, opens: bool = False, closes: bool = False) -> Pipe[Any, Any]:
     """A stage that changes nothing, at which requests become rows or rows are put together."""
-    return dataclasses.replace(each("samples", Success, keeps_text=True), sampling=SAMPLING, opens=opens, closes=closes)
+    return dataclasses.replace(row_stage("samples", Success, keeps_text=True), sampling=SAMPLING, opens=opens, closes=closes)
 
 
 @overload

@@ -95,7 +95,7 @@ def call(backend: Backend[A, B]) -> pipe.Pipe[A, B]:
 
         return tuple([noted(row) if row in rows else Failure(slot.failure()) for row, slot in enumerate(batch)])
 
-    return pipe.Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+    return pipe.Pipe("call", steps, keeps_text=False, internal=True, backend=backend, rebind=lambda new: call(new.engine(backend)))
 
 
 def _scores(asked: Any) -> bool:
