@@ -36,7 +36,7 @@ from pipegen.stages.stopping import stop
 from pipegen.stages.tokenizing import tokenize
 from pipegen.stages.trimming import trim
 
-__all__ = ["Route", "attach", "count_tokens", "route"]
+__all__ = ["Route", "attach", "count_tokens", "route", "with_options"]
 
 P = TypeVar("P", bound=Pipe[Any, Any])
 
@@ -65,18 +65,25 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
         The options of a run are for the requests that it is handed, and so for the first route of a pipe. Raises as `run` does for bad options.
         """
-        chosen = check_settings(options, None)
-
-        def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
-            return merged_into(request, chosen)
-
-        return self.with_parts((row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *self.parts))
+        return with_options(self, options)
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
         made: Any = Pipe.rebound(self, new)
         own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
         return own
+
+
+def with_options(pipe: P, options: Options) -> P:
+    """The pipe with options for what its requests leave open; see `Route.with_options`. Without any, the pipe itself."""
+    chosen = check_settings(options, None)
+    if not _shown(chosen):
+        return pipe
+
+    def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
+        return merged_into(request, chosen)
+
+    return pipe.with_parts((row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *pipe.parts))
 
 
 def _shown(options: GenerationOptions | None) -> str:
