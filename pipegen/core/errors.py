@@ -17,7 +17,7 @@ pipegen.core.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hin
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 __all__ = [
     "BackendFailed",
@@ -182,17 +182,34 @@ class TemplateFailed(GenerationError):
     default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
 
 
+class _UnlessLasting:
+    """True of the class, and of an error that is not `lasting`."""
+
+    def __get__(self, error: Any, kind: type[Any]) -> bool:
+        return error is None or not error.lasting
+
+
 @_error
 class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
-    All slots of one failed call carry the same `incident`.
+    All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a setting is corrected (a key, an address): it is not
+    `retryable`, though a job asks for the row again the next time.
+
+    >>> BackendFailed("busy").retryable, BackendFailed("no such key", lasting=True).retryable
+    (True, False)
     """
 
     backend: str = field(default="", kw_only=True)
     scope: str = field(default="batch", kw_only=True)
-    retryable: ClassVar[bool] = True
-    default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
+    lasting: bool = field(default=False, kw_only=True)
+    retryable: ClassVar[bool] = cast(bool, _UnlessLasting())
+    default_hint: ClassVar[str] = "see the engine's own log; the request can be sent again"
+
+    def _advise(self) -> str:
+        if self.lasting:
+            return "correct the setting that the message names"
+        return "look for the incident in the log; the request can be sent again" if self.incident else self.default_hint
 
 
 @_error

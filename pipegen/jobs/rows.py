@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from returns.result import Failure, Result, Success
 
 from pipegen.core import errors
-from pipegen.core.errors import GenerationError, InternalError, StageFailed
+from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import pair, slot_of_request
 from pipegen.drivers.batch import prepare_batch
@@ -72,7 +72,7 @@ def rows_of(
             key = keys.of(ready.unwrap())
             kept = _finished(finished, key, ready.unwrap().id)
             asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
-            anew = kept is not None and asked_again and not (kept.failure().retryable or _of_a_bug(kept.failure()))
+            anew = kept is not None and asked_again and not (kept.failure().retryable or _not_its_own(kept.failure()))
             yield Row(name, ready, key, None if asked_again else kept, anew, given.unwrap().options)
 
 
@@ -111,12 +111,12 @@ def retry_of(retry: str) -> Again:
     if retry in ("all", "none"):
         return lambda error: retry == "all"
     if retry == "retryable":
-        return lambda error: error.retryable or _of_a_bug(error)
+        return lambda error: error.retryable or _not_its_own(error)
     if retry not in kinds:
         raise InvalidField(f"retry takes retryable, all, none or a type of error, not {retry!r:.200}{nearest(retry, ['retryable', 'all', 'none', *kinds])}")
     return lambda error: isinstance(error, kinds[retry])
 
 
-def _of_a_bug(error: GenerationError) -> bool:
-    """Whether a bug is the reason: pipegen's, or one in a stage of the user's, whose traceback the log has. It may be corrected by now."""
-    return isinstance(error, InternalError) or (isinstance(error, StageFailed) and bool(error.incident))
+def _not_its_own(error: GenerationError) -> bool:
+    """Whether the request is not the reason, but what may be corrected by now: a setting, or a bug, of pipegen's or of a stage whose traceback the log has."""
+    return isinstance(error, (BackendFailed, InternalError)) or (isinstance(error, StageFailed) and bool(error.incident))
