@@ -74,7 +74,7 @@ class BackendConfig(FallbackSettings):
         from pipegen.backends import with_fallback
         from pipegen.drivers.route import with_options
 
-        return with_options(with_fallback(self.first(), self.load_config), self.options)
+        return with_options(with_fallback(self.first, self.load_config), self.options)
 
     def first(self, *, dry: bool = False) -> Route:
         """The route to it alone, without the engine that takes over. Raises as `open` does.
