@@ -220,6 +220,9 @@ def _unavailable(backend: str, missing: MissingExtra) -> Pipe[GenerationRequest,
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     """A route (or the configuration of one) as an object with two methods, for code that wants one; both give one slot for each request, in order.
 
+    Both names mean `run`, and take requests with images and without, even in one batch: a table has rows of both kinds, vision models answer both, and all
+    that are valid go to the engine in one call. A request with an image at a model that takes none fails in its own slot, with `UnsupportedMultimodal`.
+
     >>> from pipegen.core.pipe import pure
     >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
     (<Success: Hi>,)
@@ -238,11 +241,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.route, self.image_policy, self.policy = made, image_policy, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests without images."""
+        """Generate, as `run` does: one slot for each request, in order."""
         return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests with images."""
+        """The same as `generate_text_batch`, for code that has images."""
         return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def __exit__(self, *error: object) -> None:

@@ -140,20 +140,24 @@ class UnsupportedPlugin(GenerationError):
 
 @_error
 class PromptTooLong(GenerationError):
-    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens)."""
+    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens; None where not known)."""
 
     message: str = field(default="", kw_only=True)
-    prompt_tokens: int = field(default=0, kw_only=False)
-    limit: int = field(default=0, kw_only=False)
+    prompt_tokens: int | None = field(default=None, kw_only=False)
+    limit: int | None = field(default=None, kw_only=False)
     default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
 
     def _describe(self) -> str:
+        if self.limit is None or self.prompt_tokens is None:
+            counted = "" if self.prompt_tokens is None else f", which has {self.prompt_tokens} tokens,"
+            return f"the prompt{counted} is longer than the model takes{'' if self.limit is None else f'; the limit is {self.limit} tokens'}"
         if self.prompt_tokens == self.limit:
             return f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the limit for both is {self.limit}"
         return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
 
     def _advise(self) -> str:
-        return "shorten the prompt" if self.prompt_tokens >= self.limit > 0 else self.default_hint  # no room is gained by asking for less
+        full = self.limit is not None and self.prompt_tokens is not None and self.prompt_tokens >= self.limit
+        return "shorten the prompt" if full else self.default_hint  # no room is gained by asking for less
 
 
 @_error

@@ -156,8 +156,8 @@ def attach(to: P, *plugins: Plugin) -> P:
     """The route with plugins attached, in that order, after those it has; a pipe of several routes, such as a fallback, gets them on every one.
 
     Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
-    an engine cannot take, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError` for what is no plugin,
-    or a pipe without an engine.
+    an engine cannot take, that it has already, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError`
+    for what is no plugin, or a pipe without an engine.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
@@ -193,8 +193,16 @@ def _with_plugins(engine: Engine, plugins: tuple[Plugin, ...]) -> Engine:
             absent = missing(plugin.needs, engine.capabilities)
         except CallFailed as failure:
             raise failure.error from failure
+        if any(_same(plugin, other) for other in engine.plugins):
+            words = f"plugin {plugin.name!r} is attached to {shown(engine.name)} already"
+            raise UnsupportedPlugin(words, plugin=plugin.name, hint="attach it once; one with other arguments may come after it")
         if absent:
             words = f"plugin {plugin.name!r} needs {', '.join(absent)}, which {shown(engine.name)} does not offer"
             raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
     return engine
+
+
+def _same(plugin: Plugin, other: Plugin) -> bool:
+    """Whether two plugins do the same: those that ship, and others that have a version, say by it what they do."""
+    return plugin == other or ((plugin.name, plugin.version) == (other.name, other.version) and bool(plugin.version))

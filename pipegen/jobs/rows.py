@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
 from pipegen.core import errors
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import pair, slot_of_request
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import pair
+from pipegen.drivers.batch import prepare_batch, record_of
 from pipegen.io.jsonl import from_plain
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.keys import Keys
 from pipegen.records.fields import InvalidField, altered, nearest
 from pipegen.records.options import GenerationOptions
-from pipegen.records.plain import Request, request_from
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -74,13 +74,6 @@ def rows_of(
             asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
             anew = kept is not None and asked_again and not (kept.failure().retryable or _not_its_own(kept.failure()))
             yield Row(name, ready, key, None if asked_again else kept, anew, given.unwrap().options)
-
-
-def record_of(request: Any) -> Slot[GenerationRequest]:
-    """The record of a request in any form."""
-    if isinstance(request, Result):
-        return slot_of_request(request)
-    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
 def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
