@@ -29,6 +29,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The functional core: every branch of it is tested.
 CORE = (
     "core/backend",
+    "core/blame",
     "core/border",
     "core/calls",
     "core/drive",
@@ -41,6 +42,7 @@ CORE = (
     "core/slots",
     "drivers/batch",
     "drivers/events",
+    "drivers/naming",
     "drivers/route",
     "drivers/samples",
     "drivers/scoring",

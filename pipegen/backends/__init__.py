@@ -17,6 +17,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, get_type_hints, overload
 
+from returns.result import Failure
+
 # The packages of the same names bind themselves here when they are first imported: before the functions below, that is, and not over them later.
 import pipegen.backends.hf
 import pipegen.backends.vllm  # noqa: F401 - as above
@@ -25,7 +27,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
-from pipegen.engines.extras import need
+from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.settings import (
     FALLBACK_WHEN,
     ChatServerSettings,
@@ -169,32 +171,57 @@ def _route_of(config: ModelLoadConfig) -> Route:
 def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     """The route that a configuration describes; with `fallback_backend`, the fallback from it, for the errors that `fallback_when` names.
 
-    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. `pg.attach` attaches
-    plugins to both. The checkpoint's configuration is read here, but no weights, and no server is asked: a
-    model that cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
+    The second engine has the same settings but `engine_kwargs`, which are the first one's; it loads only when a request needs it. Where a package of the
+    first engine is not installed, it answers everything, and results say why (`tried`). `pg.attach` attaches plugins to both. The checkpoint's configuration
+    is read here, but no weights, and no server is asked: a model that cannot be read raises `InvalidField` or `CallFailed` at once, not at the first request.
 
     >>> load(ModelLoadConfig(model="embedded", backend="hff"))
     Traceback (most recent call last):
     ...
     pipegen.core.names.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
-    first = _route_of(config)
-    _ = first.engine.capabilities
+
+    def first() -> Route:
+        route = _route_of(config)
+        _ = route.engine.capabilities
+        return route
+
     return with_fallback(first, config)
 
 
-def with_fallback(first: Route, config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
-    """The fallback from a route to the second engine of its configuration; the route itself where there is none."""
+def with_fallback(first: Callable[[], Route], config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
+    """The fallback from a route to the second engine of its configuration; the route itself where there is none.
+
+    Where a package of the first engine is missing, each request is answered by the second one, after an error that says what to install.
+    """
     from pipegen.core.fallback import fallback
 
     if config.fallback_backend is None:
-        return first
+        return first()
     alone = dataclasses.replace(config, backend=config.fallback_backend, fallback_backend=None, fallback_when=FALLBACK_WHEN, engine_kwargs={})
-    return fallback(first, _route_of(alone), when=tuple(getattr(errors, str(name)) for name in config.fallback_when))
+    when: Any = tuple(getattr(errors, str(name)) for name in config.fallback_when)
+    primary: Pipe[GenerationRequest, GenerationResult]
+    try:
+        primary = first()
+    except MissingExtra as missing:
+        primary, when = _unavailable(config.backend, missing), errors.BackendFailed
+    return fallback(primary, _route_of(alone), when=when)
+
+
+def _unavailable(backend: str, missing: MissingExtra) -> Pipe[GenerationRequest, GenerationResult]:
+    """A route through an engine whose package is not installed."""
+    from pipegen.core.pipe import row_stage
+
+    error = errors.BackendFailed(str(missing), backend=backend, lasting=True, hint="install it, or leave the request to the engine to fall back to")
+    made: Pipe[GenerationRequest, GenerationResult] = row_stage(backend, lambda request: Failure(error), keeps_text=True)
+    return dataclasses.replace(made, routes=(backend,))
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     """A route (or the configuration of one) as an object with two methods, for code that wants one; both give one slot for each request, in order.
+
+    Both names mean `run`, and take requests with images and without, even in one batch: a table has rows of both kinds, vision models answer both, and all
+    that are valid go to the engine in one call. A request with an image at a model that takes none fails in its own slot, with `UnsupportedMultimodal`.
 
     >>> from pipegen.core.pipe import pure
     >>> GenerationEngine(pure("echo", lambda request: request.prompt)).generate_text_batch([{"prompt": "Hi"}])
@@ -214,11 +241,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.route, self.image_policy, self.policy = made, image_policy, policy
 
     def generate_text_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests without images."""
+        """Generate, as `run` does: one slot for each request, in order."""
         return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def generate_vlm_batch(self, requests: Iterable[Request], options: Options | None = None) -> Batch[GenerationResult]:
-        """Generate for requests with images."""
+        """The same as `generate_text_batch`, for code that has images."""
         return run(self.route, requests, options, image_policy=self.image_policy, policy=self.policy)
 
     def __exit__(self, *error: object) -> None:

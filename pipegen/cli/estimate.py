@@ -83,6 +83,7 @@ def in_words(plain: dict[str, Any]) -> str:
         lines.append(f"{plain['failed']:,} would fail:")
         lines += [f"  {found['count']:,} {kind}, the first is {found['first']}" for kind, found in plain["errors"].items()]
     if plain["too_long"]:
-        listed = ", ".join(f"{one['id']} ({one['tokens']:,})" for one in plain["too_long"][:_SHOWN])
+        counts = [(one["id"], "not counted" if one["tokens"] is None else f"{one['tokens']:,}") for one in plain["too_long"][:_SHOWN]]
+        listed = ", ".join(f"{name} ({tokens})" for name, tokens in counts)
         lines.append(f"  too long: {listed}" + (", ..." if len(plain["too_long"]) > _SHOWN else ""))
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from returns.result import Failure, Success
 
+from pipegen.config.chat import with_system_message
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
@@ -131,16 +131,7 @@ def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:
     >>> next(with_system(iter([hi]), "Be brief.")).slot.unwrap().messages[0].content
     'Be brief.'
     """
-    return items if system is None else (item._replace(slot=item.slot.bind(partial(_with_system, system))) for item in items)
-
-
-def _with_system(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:
-    if request.messages is None:
-        message = "the chat file has a system_message, which goes before messages, and this request has none"
-        return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
-    if request.messages[0].role in ("system", "developer"):
-        return Success(request)
-    return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
+    return items if system is None else (item._replace(slot=item.slot.bind(partial(with_system_message, system))) for item in items)
 
 
 def from_folder(folder: Path, prompt: str, sidecar: str | None, overwrite: bool) -> Iterator[Item]:

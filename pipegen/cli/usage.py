@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -17,6 +18,7 @@ from pipegen.config import BackendConfig, Place, backend_from, read_chat, read_o
 from pipegen.config.keys import TYPES
 from pipegen.core.errors import CallFailed
 from pipegen.core.functional import without_none
+from pipegen.engines.extras import MissingExtra
 from pipegen.engines.settings import fields_of
 from pipegen.records.engine_list import IN_PROCESS, shown
 from pipegen.records.fields import InvalidField, nearest
@@ -160,14 +162,20 @@ def shard_of(text: str) -> tuple[int, int]:
     return i, n
 
 
-def open_route(load: Load) -> Route:
-    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage."""
+def open_route(load: Load, *, falls_back: bool = False) -> Route:
+    """The route to the model, with the light facts of its checkpoint read (no weights): a model that is not there is bad usage.
+
+    So is a package that is missing, unless another engine takes over (`falls_back`): then `MissingExtra` raises, and stderr has its words.
+    """
     named = f"{shown(load.backend.type)}: " if load.flag == "--config" or not runs_here(load) else f"{load.model!r} cannot be used: "
     try:
         route = load.backend.first()
         if runs_here(load):
             _ = route.engine.capabilities
     except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
+        if falls_back and isinstance(refusal, MissingExtra):
+            typer.echo(f"{refusal}; until then {load.backend.fallback_backend} answers", err=True)
+            raise
         refuse(f"{named}{refusal}", load.flag if load.flag == "--config" else "--model")
     except InvalidField as refusal:
         setting = re.match(r"ModelLoadConfig\.(\w+): ", str(refusal)) if load.flag == "--backend" else None
@@ -185,10 +193,10 @@ def open_routes(load: Load) -> Pipe[GenerationRequest, GenerationResult]:
     """As `open_route`, with the engine to fall back to, where there is one."""
     from pipegen import backends
 
-    first = open_route(load)
+    config = load.backend.load_config
     flags = ("--fallback",) if load.flag == "--backend" else ("--fallback", load.flag)
     try:
-        return backends.with_fallback(first, load.backend.load_config)
+        return backends.with_fallback(partial(open_route, load, falls_back=config.fallback_backend is not None), config)
     except (InvalidField, ImportError) as refusal:
         refuse(str(refusal), *flags)
     except CallFailed as failure:

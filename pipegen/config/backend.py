@@ -68,11 +68,13 @@ class BackendConfig(FallbackSettings):
     def open(self) -> Pipe[GenerationRequest, GenerationResult]:
         """The route to it, or with `fallback_backend` the fallback from it, as `pipegen.backends.load` makes it.
 
-        Nothing is loaded or asked yet; raises as the functions of `pipegen.backends` do.
+        Its options are for what requests, and the options of a run, leave open. Nothing is loaded or asked yet; raises as the functions of
+        `pipegen.backends` do.
         """
         from pipegen.backends import with_fallback
+        from pipegen.drivers.route import with_options
 
-        return with_fallback(self.first(), self.load_config)
+        return with_options(with_fallback(self.first, self.load_config), self.options)
 
     def first(self, *, dry: bool = False) -> Route:
         """The route to it alone, without the engine that takes over. Raises as `open` does.

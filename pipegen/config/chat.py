@@ -16,16 +16,28 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import count
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from returns.result import Failure, Success
 
 from pipegen.config.backend import BackendConfig, backend_from
 from pipegen.config.files import Place, read_plain
 from pipegen.config.keys import legacy_key_hint
+from pipegen.core.errors import InvalidRequest
 from pipegen.core.functional import without_none
+from pipegen.core.pipe import row_stage
+from pipegen.core.slots import Slot
 from pipegen.records.fields import InvalidField, UnknownField, boolean, checks_of, nearest, non_empty_string, one_of, record, taken_instead
+from pipegen.records.messages import Message
+from pipegen.records.requests import GenerationRequest
 
-__all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat"]
+if TYPE_CHECKING:
+    from pipegen.core.pipe import Pipe
+    from pipegen.records.results import GenerationResult
+
+__all__ = ["Agent", "ChatConfig", "ChatUi", "chat_from", "read_chat", "with_system_message"]
 
 R = TypeVar("R")
 
@@ -37,6 +49,30 @@ class Agent:
     id: Annotated[str, non_empty_string, "Its name on the screen and in the output."]
     backend: BackendConfig
     system_message: Annotated[str | None, non_empty_string, "The system message before the first prompt."] = None
+
+    def open(self) -> Pipe[GenerationRequest, GenerationResult]:
+        """The route to it, with all that the file says: its system message before messages without one, its options, and the engine that takes over.
+
+        As `BackendConfig.open`, which knows no system message. Raises as that does.
+        """
+        pipe = self.backend.open()
+        if self.system_message is None:
+            return pipe
+        return pipe.with_parts((row_stage("system_message", partial(with_system_message, self.system_message), keeps_text=True), *pipe.parts))
+
+
+def with_system_message(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:
+    """The request with a system message first, unless it has one; `InvalidRequest` for one without messages.
+
+    >>> with_system_message("Be brief.", GenerationRequest(messages=[{"role": "user", "content": "Hi"}])).unwrap().messages[0].content
+    'Be brief.'
+    """
+    if request.messages is None:
+        message = "the chat file has a system_message, which goes before messages, and this request has none"
+        return Failure(InvalidRequest(message, hint="write the prompt as messages, or take system_message out of the chat file"))
+    if request.messages[0].role in ("system", "developer"):
+        return Success(request)
+    return Success(dataclasses.replace(request, messages=(Message(role="system", content=system), *request.messages)))
 
 
 @record

@@ -17,7 +17,7 @@ pipegen.core.errors.PromptTooLong: the prompt has 10 tokens; the limit is 4 (hin
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 __all__ = [
     "BackendFailed",
@@ -140,20 +140,24 @@ class UnsupportedPlugin(GenerationError):
 
 @_error
 class PromptTooLong(GenerationError):
-    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens)."""
+    """The prompt, or the prompt with the room asked for the answer, is longer than the model takes (both counted in tokens; None where not known)."""
 
     message: str = field(default="", kw_only=True)
-    prompt_tokens: int = field(default=0, kw_only=False)
-    limit: int = field(default=0, kw_only=False)
+    prompt_tokens: int | None = field(default=None, kw_only=False)
+    limit: int | None = field(default=None, kw_only=False)
     default_hint: ClassVar[str] = 'shorten the prompt, lower max_new_tokens, or set on_overflow="clip"'
 
     def _describe(self) -> str:
+        if self.limit is None or self.prompt_tokens is None:
+            counted = "" if self.prompt_tokens is None else f", which has {self.prompt_tokens} tokens,"
+            return f"the prompt{counted} is longer than the model takes{'' if self.limit is None else f'; the limit is {self.limit} tokens'}"
         if self.prompt_tokens == self.limit:
             return f"the prompt has {self.prompt_tokens} tokens and leaves no room for an answer; the limit for both is {self.limit}"
         return f"the prompt has {self.prompt_tokens} tokens; the limit is {self.limit}"
 
     def _advise(self) -> str:
-        return "shorten the prompt" if self.prompt_tokens >= self.limit > 0 else self.default_hint  # no room is gained by asking for less
+        full = self.limit is not None and self.prompt_tokens is not None and self.prompt_tokens >= self.limit
+        return "shorten the prompt" if full else self.default_hint  # no room is gained by asking for less
 
 
 @_error
@@ -182,17 +186,34 @@ class TemplateFailed(GenerationError):
     default_hint: ClassVar[str] = "check the messages against what the model's chat template expects"
 
 
+class _UnlessLasting:
+    """True of the class, and of an error that is not `lasting`."""
+
+    def __get__(self, error: Any, kind: type[Any]) -> bool:
+        return error is None or not error.lasting
+
+
 @_error
 class BackendFailed(GenerationError):
     """The engine failed: for one row (`scope="row"`) or for the whole call (`scope="batch"`).
 
-    All slots of one failed call carry the same `incident`.
+    All slots of one failed call carry the same `incident`. A `lasting` failure comes again until a setting is corrected (a key, an address): it is not
+    `retryable`, though a job asks for the row again the next time.
+
+    >>> BackendFailed("busy").retryable, BackendFailed("no such key", lasting=True).retryable
+    (True, False)
     """
 
     backend: str = field(default="", kw_only=True)
     scope: str = field(default="batch", kw_only=True)
-    retryable: ClassVar[bool] = True
-    default_hint: ClassVar[str] = "look for the incident in the log; the request can be sent again"
+    lasting: bool = field(default=False, kw_only=True)
+    retryable: ClassVar[bool] = cast(bool, _UnlessLasting())
+    default_hint: ClassVar[str] = "see the engine's own log; the request can be sent again"
+
+    def _advise(self) -> str:
+        if self.lasting:
+            return "correct the setting that the message names"
+        return "look for the incident in the log; the request can be sent again" if self.incident else self.default_hint
 
 
 @_error
@@ -229,7 +250,10 @@ class PluginFailed(GenerationError):
 
 @_error
 class StageFailed(GenerationError):
-    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth."""
+    """A stage raised an exception that `each(..., catch=...)` lists, or ran out of memory or of recursion depth.
+
+    Where bugs are isolated, as in a job, so does any other exception of a stage that is not pipegen's own; `incident` is then set.
+    """
 
     stage: str = field(default="", kw_only=True)
     default_hint: ClassVar[str] = "the stage refused this request; see the message"
@@ -237,7 +261,7 @@ class StageFailed(GenerationError):
 
 @_error
 class InternalError(GenerationError):
-    """A bug of pipegen's. Only a job makes it, where one row must not end the others; elsewhere the bug's own exception raises."""
+    """A bug of pipegen's. Only a job and the command line make it, where one row must not end the others; elsewhere the bug's own exception raises."""
 
     default_hint: ClassVar[str] = "report it, with the traceback that the log has under the incident"
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
+from pipegen.core.blame import StageNote, blamed, moved
 from pipegen.core.calls import Call, Steps
 from pipegen.core.errors import GenerationError
 from pipegen.core.joining import counted, relayed
@@ -45,18 +46,31 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
     if not all(isinstance(kind, type) and issubclass(kind, GenerationError) for kind in kinds) or not (isinstance(when, tuple) or callable(when)):
         raise TypeError(f"when takes a type of GenerationError, a tuple of them, or a function of the error, not {when!r:.200}")
     second = second.rebound(Rebinding(route=_another_name(set(first.routes)))) if not set(first.routes).isdisjoint(second.routes) else second
-    qualifies: Callable[[GenerationError], bool] = (lambda error: isinstance(error, when)) if isinstance(when, (type, tuple)) else when
+    name = f"fallback({first.name}, {second.name})"
+
+    def qualifies(row: int, error: GenerationError) -> bool:
+        if isinstance(when, (type, tuple)):
+            return isinstance(error, when)
+        try:
+            return when(error)
+        except Exception as raised:
+            blamed(raised, StageNote(f"when of {name}", internal=False, row=row))
+            raise
 
     def steps(batch: Batch[A]) -> Steps[B]:
         tried = yield from counted(first, batch)
-        again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(tried[row].failure())]
+        again = [row for row in live_rows(batch) if not isinstance(tried[row], Success) and qualifies(row, tried[row].failure())]
         if not again:
             return tried
 
         def in_the_batch(wanted: Call) -> Call:
             return replace(wanted, rows=tuple((again[row], sample) for row, sample in wanted.rows))
 
-        retried = yield from relayed(counted(second, tuple(batch[row] for row in again)), in_the_batch)
+        try:
+            retried = yield from relayed(counted(second, tuple(batch[row] for row in again)), in_the_batch)
+        except Exception as raised:
+            moved(raised, again)
+            raise
         out = list(tried)
         for row, slot in zip(again, retried, strict=True):
             history = tried[row].failure()
@@ -65,10 +79,11 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
 
     sampling = next((part.sampling for part in (*first.parts, *second.parts) if part.closes), None)
     return Pipe(
-        f"fallback({first.name}, {second.name})",
+        name,
         steps,
         first.keeps_text and second.keeps_text,
         union(first.owns, second.owns),
+        internal=True,
         sampling=sampling,
         opens=sampling is not None,
         closes=sampling is not None,

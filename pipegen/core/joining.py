@@ -8,15 +8,16 @@ put together in its one slot. Where no stage closes, nothing is expanded, and th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from returns.result import Success
+from returns.result import Failure, Success
 
+from pipegen.core.blame import StageNote, blamed, moved
 from pipegen.core.calls import Call, Row, Sampling, Steps
 from pipegen.core.errors import ContractError
-from pipegen.core.slots import Batch, Slot, live
+from pipegen.core.slots import Batch, Slot
 
 if TYPE_CHECKING:
     from pipegen.core.pipe import Pipe
@@ -29,12 +30,41 @@ B = TypeVar("B")
 
 def counted(pipe: Pipe[A, B], batch: Batch[A]) -> Steps[B]:
     """The steps of a pipe, which may be anybody's. Raises `ContractError` unless it returns one slot for each that went in."""
-    return _matching(pipe, len(batch), (yield from pipe.steps(batch)))
+    if isinstance(pipe.steps, Joined):
+        return (yield from pipe.steps(batch))
+    return (yield from _alone(pipe, batch, lambda wanted: wanted))
 
 
-def _matching(pipe: Pipe[Any, B], count: int, slots: Batch[B]) -> Batch[B]:
+def _alone(stage: Pipe[A, B], batch: Batch[A], change: Callable[[Call], Call]) -> Steps[B]:
+    """The steps of one stage, each call changed before it goes on. What raises names the stage."""
+    try:
+        steps = stage.steps(batch)
+        if not isinstance(steps, Generator):
+            raise ContractError(f"the steps of the stage {stage.name!r} gave {type(steps).__name__}, not a generator: {_PLAIN}")
+        return _matching(stage, len(batch), (yield from relayed(steps, functools.partial(_placed, stage, change))))
+    except Exception as raised:
+        blamed(raised, StageNote(stage.name, stage.internal, row=0 if len(batch) == 1 else None), unless_noted=True)
+        raise
+
+
+_PLAIN = "pg.each(name, function) makes a stage of a plain function"
+
+
+def _placed(stage: Pipe[Any, Any], change: Callable[[Call], Call], wanted: Any) -> Call:
+    if not isinstance(wanted, Call):
+        raise ContractError(f"the stage {stage.name!r} yielded {type(wanted).__name__}, not a Call: {_PLAIN}")
+    return change(wanted)
+
+
+def _matching(stage: Pipe[Any, B], count: int, slots: Batch[B]) -> Batch[B]:
+    """What a stage returned, which is a slot for each that went in."""
+    if not isinstance(slots, (tuple, list)):
+        raise ContractError(f"{stage.name} gave {type(slots).__name__}, not a tuple of slots: a stage gives back one slot for each it gets")
     if len(slots) != count:
-        raise ContractError(f"{pipe.name} gave {len(slots)} slots for {count}")
+        raise ContractError(f"{stage.name} gave {len(slots)} slots for {count}: a stage gives back one slot for each it gets")
+    wrong = () if stage.internal else [type(slot).__name__ for slot in slots if not isinstance(slot, (Success, Failure))]
+    if wrong:
+        raise ContractError(f"{stage.name} gave {wrong[0]} in the place of a slot: wrap it in Success(...) or Failure(...)")
     return slots
 
 
@@ -57,34 +87,43 @@ class RowStage(NamedTuple):
     name: str
     takes: type[Any]
     do: Callable[[Any], Slot[Any]]
+    internal: bool
 
 
 def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
     """Each row through all the stages before the next one begins; what lies between two stages is gone by then."""
 
-    def through(slot: Slot[Any]) -> Slot[Any]:
-        for name, takes, do in stages:
+    def through(row: int, slot: Slot[Any]) -> Slot[Any]:
+        for name, takes, do, internal in stages:
             if not isinstance(slot, Success):
                 return slot
             value = slot.unwrap()
             if not isinstance(value, takes):
-                raise _wrong_record(name, takes, value)
-            slot = do(value)
+                raise _wrong_record(name, takes, value, row)
+            try:
+                slot = do(value)
+            except Exception as raised:
+                catch = "" if internal or isinstance(raised, ContractError) else type(raised).__name__
+                blamed(raised, StageNote(name, internal, catch, row))
+                raise
         return slot
 
-    return tuple([through(slot) for slot in batch])
+    return tuple([through(row, slot) for row, slot in enumerate(batch)])
 
 
 def _taken(stage: Pipe[Any, Any], batch: Batch[Any]) -> Batch[Any]:
     """The batch. Raises `ContractError` where a stage before this one was removed, or gives something else than what this one takes."""
-    for value in live(batch):
-        if not isinstance(value, stage.takes):
-            raise _wrong_record(stage.name, stage.takes, value)
+    for row, slot in enumerate(batch):
+        if isinstance(slot, Success) and not isinstance(slot.unwrap(), stage.takes):
+            raise _wrong_record(stage.name, stage.takes, slot.unwrap(), row)
     return batch
 
 
-def _wrong_record(name: str, takes: type[Any], value: Any) -> ContractError:
-    return ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
+def _wrong_record(name: str, takes: type[Any], value: Any, row: int) -> ContractError:
+    """The error of a stage that is given what it does not take: who put the pipe together has to change it, whosever the stage is."""
+    error = ContractError(f"the stage {name!r} takes {takes.__name__}, and was given {type(value).__name__} by the stages before it")
+    blamed(error, StageNote(name, internal=False, row=row))
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +146,7 @@ def _plan(parts: tuple[Pipe[Any, Any], ...]) -> tuple[_Turn, ...]:
     for place, part in enumerate(parts):
         rest = parts[place + 1 :]
         ends = part.row is None or part.opens or part.closes or not rest or rest[0].row is None or rest[0].opens
-        rows += [RowStage(part.name, part.takes, part.row)] if part.row is not None else []
+        rows += [RowStage(part.name, part.takes, part.row, part.internal)] if part.row is not None else []
         if ends:
             closes_later = any(later.closes for later in rest)
             turns.append(
@@ -160,11 +199,14 @@ class Joined:
             stage = turn.stage
             if stage.opens and stage.sampling is not None:
                 batch = samples.begin(batch, stage.sampling, expands=turn.expands)
-            if turn.rows:
-                batch = row_by_row(turn.rows, batch)
-            else:
-                steps = stage.steps(_taken(stage, batch))
-                batch = _matching(stage, len(batch), (yield from relayed(steps, functools.partial(samples.placed, turn))))
+            try:
+                if turn.rows:
+                    batch = row_by_row(turn.rows, batch)
+                else:
+                    batch = yield from _alone(stage, _taken(stage, batch), functools.partial(samples.placed, turn))
+            except Exception as raised:
+                moved(raised, samples.request_of)
+                raise
             if stage.closes and stage.sampling is not None:
                 batch = samples.end(batch, stage.sampling, whole=stage.opens, last=not turn.asks_later)
         return batch
@@ -228,6 +270,10 @@ class _Samples:
         for (request, _), slot in zip(rows, batch, strict=True):
             groups[request].append(slot)
         return groups
+
+    def request_of(self, row: int) -> int:
+        """The request that a slot of the batch belongs to."""
+        return row if self.rows is None else self.rows[row][0]
 
     def placed(self, turn: _Turn, wanted: Call) -> Call:
         """A call of the stage as the whole batch sees it."""

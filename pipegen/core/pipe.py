@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.backend import Backend, require_backend
+from pipegen.core.blame import named
 from pipegen.core.border import EXHAUSTED, report
 from pipegen.core.calls import Call, Sampling, Steps
 from pipegen.core.errors import ContractError, GenerationError, StageFailed
@@ -32,7 +33,7 @@ from pipegen.core.joining import Joined, RowStage, counted, row_by_row
 from pipegen.core.names import InvalidField, nearest
 from pipegen.core.slots import Batch, Slot, live, live_rows, refill
 
-__all__ = ["Closes", "Parts", "Pipe", "Rebinding", "call", "each", "identity", "pure", "union"]
+__all__ = ["Closes", "Parts", "Pipe", "Rebinding", "call", "each", "identity", "pure", "row_stage", "union"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -76,6 +77,8 @@ class Pipe(Generic[A_contra, B_co]):
     """What a stage that looks at each row alone does to the value of a slot."""
     makes_no_calls: bool = field(default=False, kw_only=True)
     """Whether a stage that looks at the whole batch makes no calls: it may then work for requests that go on alone after it."""
+    internal: bool = field(default=False, kw_only=True)
+    """Whether pipegen itself made the stage: a bug in it is pipegen's, and in any other the user's."""
     takes: type[Any] = field(default=object, kw_only=True)
     """The record that a stage takes, where it takes one only."""
     backend: Backend[Any, Any] | None = field(default=None, kw_only=True)
@@ -196,6 +199,9 @@ class Pipe(Generic[A_contra, B_co]):
         except StopIteration as done:
             returned: Batch[B_co] = done.value
             return returned
+        except Exception as raised:
+            named(raised, lambda row: "the batch" if row is None else f"slot {row} of the batch")
+            raise
         raise ContractError(f"{self.name} calls the engine {wanted.backend.name}: use run, arun or stream")
 
     def __enter__(self) -> Self:
@@ -225,14 +231,22 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
     """A stage made of a function that gives a slot: it is called with the value of each slot that has one; failed slots stay as they are.
 
     The exceptions listed in `catch` become `StageFailed` in that slot (a `GenerationError` among them stays as it is), and so does one row that is too
-    large or nested too deep for the stage (a `MemoryError` or `RecursionError`); every other exception is a bug and raises. `keeps_text=True` says of a stage
-    after the call that it leaves the text of the result as it is, so that the text can still be streamed. Raises `ContractError` when the stage returns
-    something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name, function or exception.
+    large or nested too deep for the stage (a `MemoryError` or `RecursionError`); every other exception is a bug and raises, with a note that names the stage
+    and the request. `keeps_text=True` says of a stage after the call that it leaves the text of the result as it is, so that the text can still be streamed.
+    Raises `ContractError` when the stage returns something other than a `Result` with a value or a `GenerationError`, and `TypeError` for what is no name,
+    function or exception.
 
     >>> each("root", lambda n: Success(n ** 0.5), catch=(TypeError,)).apply((Success("x"),))[0].failure().stage
     'root'
     """
-    _named("each", name, stage)
+    return row_stage(name, stage, catch=catch, keeps_text=keeps_text, internal=False)
+
+
+def row_stage(
+    name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exception], ...] = (), keeps_text: bool = False, internal: bool = True
+) -> Pipe[Taken, B]:
+    """As `each`, for the stages that pipegen itself makes of functions."""
+    _check("each", name, stage)
     if not isinstance(catch, tuple) or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in catch):
         raise TypeError(f"catch takes a tuple of exceptions that a stage may raise on bad data, such as (ValueError,), not {catch!r:.200}")
 
@@ -257,10 +271,10 @@ def each(name: str, stage: Callable[[Taken], Slot[B]], *, catch: tuple[type[Exce
         return slot
 
     def steps(batch: Batch[Taken]) -> Steps[B]:
-        return row_by_row((RowStage(name, object, lifted),), batch)
+        return row_by_row((RowStage(name, object, lifted, internal),), batch)
         yield  # a generator without effects
 
-    return Pipe(name, steps, keeps_text, row=lifted)
+    return Pipe(name, steps, keeps_text, row=lifted, internal=internal)
 
 
 def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pipe[Taken, B]:
@@ -269,7 +283,7 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
     >>> pure("double", lambda n: 2 * n).apply((Success(2),))
     (<Success: 4>,)
     """
-    _named("pure", name, f)
+    _check("pure", name, f)
 
     def always(value: Taken) -> Slot[B]:
         made = f(value)
@@ -280,7 +294,7 @@ def pure(name: str, f: Callable[[Taken], B], *, keeps_text: bool = False) -> Pip
     return each(name, always, keeps_text=keeps_text)
 
 
-def _named(lift: str, name: Any, f: Any) -> None:
+def _check(lift: str, name: Any, f: Any) -> None:
     if not isinstance(name, str) or not name or not callable(f):
         raise TypeError(f"a name and a function are wanted, such as {lift}('strip', strip), not {name!r:.80} and {f!r:.80}")
     if inspect.iscoroutinefunction(f):
@@ -298,7 +312,7 @@ def call(backend: Backend[A, B]) -> Pipe[A, B]:
         rows = live_rows(batch)
         return refill(batch, (yield Call(backend, live(batch), tuple([(row, 0) for row in rows])))) if rows else batch
 
-    return Pipe("call", steps, keeps_text=False, backend=backend, rebind=lambda new: call(new.engine(backend)))
+    return Pipe("call", steps, keeps_text=False, internal=True, backend=backend, rebind=lambda new: call(new.engine(backend)))
 
 
 def _stage_of(stage: Any) -> Pipe[Any, Any]:

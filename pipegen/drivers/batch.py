@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from returns.result import Failure, Result, Success
 
@@ -15,6 +15,7 @@ from pipegen.core.parallel import parallel
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, check_settings, require_iterable, slot_of_request
+from pipegen.drivers.naming import Naming
 from pipegen.media.source import load_sources
 from pipegen.records.allowed import allowed
 from pipegen.records.fields import InvalidField, altered
@@ -22,7 +23,7 @@ from pipegen.records.options import GenerationOptions, merge
 from pipegen.records.plain import Request, request_from, unreadable
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["admitted", "arun", "loaded", "merged_into", "prepare_batch", "run"]
+__all__ = ["admitted", "arun", "loaded", "merged_into", "prepare_batch", "record_of", "run"]
 
 B = TypeVar("B")
 
@@ -56,12 +57,18 @@ def loaded(asked: Slot[GenerationRequest], policy: ImagePolicy) -> Slot[Generati
 
 
 def _admit(request: Request, options: GenerationOptions | None, policy: RequestPolicy) -> Slot[GenerationRequest]:
-    given = Success(request) if isinstance(request, GenerationRequest) else request
-    made: Slot[GenerationRequest] = slot_of_request(given) if isinstance(given, Result) else request_from(given)
+    made = record_of(request)
     if not is_ok(made):
         return made
     merged = merged_into(made.unwrap(), options)
     return allowed(merged.unwrap(), policy, made.unwrap().options) if is_ok(merged) else merged
+
+
+def record_of(request: Any) -> Slot[GenerationRequest]:
+    """The record of a request in any form, or why it is none."""
+    if isinstance(request, Result):
+        return slot_of_request(request)
+    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
 def merged_into(request: GenerationRequest, options: GenerationOptions | None) -> Slot[GenerationRequest]:
@@ -94,7 +101,9 @@ def run(
     (<Success: Hi>,)
     """
     chosen = check_run(route, options, image_policy, policy)
-    return drive(route, prepare_batch(requests, chosen, image_policy, policy))
+    batch = prepare_batch(requests, chosen, image_policy, policy)
+    with Naming(batch):
+        return drive(route, batch)
 
 
 async def arun(
@@ -110,4 +119,6 @@ async def arun(
 
     chosen = check_run(route, options, image_policy, policy)
     require_iterable(requests)
-    return await adrive(route, await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy))
+    batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
+    with Naming(batch):
+        return await adrive(route, batch)

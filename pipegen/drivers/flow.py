@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 from returns.result import Failure
 
 from pipegen.core.backend import BatchCall, FedBackend
+from pipegen.core.blame import named
 from pipegen.core.border import attempt
 from pipegen.core.calls import Call, Steps
 from pipegen.core.drive import Returned, Started, advance, begin, begin_each
@@ -36,6 +37,7 @@ from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import admitted, loaded
 from pipegen.drivers.isolation import isolated
+from pipegen.drivers.naming import request_words
 from pipegen.drivers.units import Feed, KeptAnswers, NoRequest, Unit, image_bytes
 from pipegen.engines.extras import MissingExtra
 from pipegen.records.options import GenerationOptions
@@ -61,7 +63,7 @@ class Flow(Generic[K]):
 
     take: gives the next key and request, or why there is none.
     finished: is called with each slot as soon as there is one, before its turn.
-    isolate_bugs: a bug fails its own request with `InternalError`, and does not raise.
+    isolate_bugs: a bug fails its own request, and does not raise (see `pipegen.drivers.isolation`).
     kept: answers that are not asked for again.
     admits: whether requests are taken as they come; otherwise they are admitted already (see `pipegen.drivers.batch`).
     """
@@ -94,7 +96,7 @@ class Flow(Generic[K]):
         self._waiting = 0
         """Units that have ended and were not given out."""
         self._bytes = 0
-        self._rows = 0
+        self._rows = self._requests = 0
         self._feeds: dict[int, Feed] = {}
         self._more, self._nothing_now = True, False
         self._input_error: Exception | None = None
@@ -221,7 +223,8 @@ class Flow(Generic[K]):
     def _taken(self, key: K, request: Any) -> list[Unit[K]]:
         """The request as a unit to be prepared; none where it has images: another thread reads and prepares it."""
         asked = admitted(request, self._options, self._allows) if self._admits else request
-        unit = Unit(key, asked)
+        unit = Unit(key, asked, self._requests)
+        self._requests += 1
         self._units[id(unit)] = unit
         if self._ordered:
             self._turns.append(unit)
@@ -313,6 +316,7 @@ class Flow(Generic[K]):
         if self._isolates and not isinstance(bug, MissingExtra):
             self._end(unit, isolated(self._pipe, [unit.asked], bug)[0])
             return
+        named(bug, lambda _: request_words(unit.asked, unit.number))
         unit.bug, self._more = bug, False
         self._end(unit, None)
 

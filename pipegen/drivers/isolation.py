@@ -7,24 +7,27 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.border import Raised, attempt, guard
+from pipegen.core.blame import StageNote, named, note_of
+from pipegen.core.border import attempt, report
 from pipegen.core.drive import drive
-from pipegen.core.errors import InternalError
+from pipegen.core.errors import ContractError, GenerationError, InternalError, StageFailed
 from pipegen.core.pipe import Pipe
 from pipegen.core.slots import Batch, Slot, is_ok
+from pipegen.drivers.naming import request_words
 from pipegen.engines.extras import MissingExtra
 
 __all__ = ["isolated"]
 
 
 def isolated(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]], bug: Exception) -> Batch[Any]:
-    """The slots of requests of which a bug raised in the run of all: run again in halves, down to the one that raises, which fails with `InternalError`.
+    """The slots of requests of which a bug raised in the run of all: run again in halves, down to the one that raises, which fails.
 
-    A package that is missing is no bug of a request: that comes through.
+    It fails with `StageFailed` where the bug is in a stage of the user's, and with `InternalError` otherwise. A package that is missing is no bug of a
+    request: that comes through.
     """
     if len(batch) == 1:
-        made = guard(lambda: _raise(bug), _internal)
-        return (Failure(made.failure()),)
+        named(bug, lambda _: request_words(batch[0]))
+        return (Failure(_error_of(bug)),)
     half = len(batch) // 2
     return tuple(slot for part in (batch[:half], batch[half:]) for slot in _again(pipe, part))
 
@@ -38,9 +41,17 @@ def _again(pipe: Pipe[Any, Any], batch: Sequence[Slot[Any]]) -> Batch[Any]:
     return isolated(pipe, batch, done.failure())
 
 
-def _internal(raised: Raised) -> InternalError:
-    return InternalError(f"pipegen has a bug: {raised.words}", incident=raised.incident)
+def _error_of(bug: Exception) -> GenerationError:
+    """The error of the one request at which the bug raises. The log has its traceback."""
+    seen, note = report(bug), note_of(bug)
+    if note is None or note.internal:
+        return InternalError(f"pipegen has a bug: {seen.words}", incident=seen.incident)
+    return StageFailed(f"the stage {note.stage!r} raised {seen.words}", stage=note.stage, hint=_hint(note, bug), incident=seen.incident)
 
 
-def _raise(bug: Exception) -> None:
-    raise bug
+def _hint(note: StageNote, bug: Exception) -> str:
+    if isinstance(bug, ContractError):
+        return "correct the stage; the message says what is expected of it"
+    if not note.catch:
+        return "correct the stage; the log has the traceback under the incident"
+    return f"correct the stage, or list what it raises on bad data: pg.each({note.stage!r}, ..., catch=({note.catch},))"

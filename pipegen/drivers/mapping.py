@@ -42,7 +42,8 @@ def imap(
     it tells. Slots that end before their turn wait, up to 8 times as many; then no request is taken until the slow one before them has ended. With
     `ordered=False` slots come as they end (`imap_keyed` says whose they are).
 
-    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with `InternalError`.
+    With `isolate_bugs`, as a job wants it, a bug does not raise: its request alone fails, with `StageFailed` where it is in a stage of
+    your own, and with `InternalError` otherwise.
 
     >>> from pipegen.core.pipe import pure
     >>> endless = ({"prompt": str(n)} for n in range(10**9))

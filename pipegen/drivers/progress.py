@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from returns.result import Success
 
 from pipegen.core.backend import AsyncStreamBackend, Backend, FedBackend, OpenCall
+from pipegen.core.blame import StageNote, blamed
 from pipegen.core.calls import Call
 from pipegen.core.drive import await_answers
 from pipegen.core.joining import relayed
@@ -90,7 +91,11 @@ class _Count:
         self._now = Progress(before.engine, before.rows + rows, before.done + done, before.tokens + tokens)
         if ends or time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()
-            self._tell(self._now)
+            try:
+                self._tell(self._now)
+            except Exception as raised:
+                blamed(raised, StageNote("tell, of watched", internal=False))
+                raise
 
     def see(self, event: Event) -> None:
         if isinstance(event, RowDone):

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from returns.result import Failure, Success
 
 from pipegen.core.errors import CallFailed, UnsupportedOption, UnsupportedPlugin
-from pipegen.core.pipe import Pipe, Rebinding, each, identity
+from pipegen.core.pipe import Pipe, Rebinding, identity, row_stage
 from pipegen.core.slots import Slot
 from pipegen.drivers.arguments import Options, check_settings
 from pipegen.drivers.batch import merged_into, prepare_batch
@@ -36,7 +36,7 @@ from pipegen.stages.stopping import stop
 from pipegen.stages.tokenizing import tokenize
 from pipegen.stages.trimming import trim
 
-__all__ = ["Route", "attach", "count_tokens", "route"]
+__all__ = ["Route", "attach", "count_tokens", "route", "with_options"]
 
 P = TypeVar("P", bound=Pipe[Any, Any])
 
@@ -65,18 +65,25 @@ class Route(Pipe[GenerationRequest, GenerationResult]):
 
         The options of a run are for the requests that it is handed, and so for the first route of a pipe. Raises as `run` does for bad options.
         """
-        chosen = check_settings(options, None)
-
-        def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
-            return merged_into(request, chosen)
-
-        return self.with_parts((each(f"options({_shown(chosen)})", merged, keeps_text=True), *self.parts))
+        return with_options(self, options)
 
     def rebound(self, new: Rebinding) -> Self:
         """The same route, bound to another engine or name."""
         made: Any = Pipe.rebound(self, new)
         own: Self = dataclasses.replace(made, engine=new.engine(self.engine), name=made.routes[0] if made.routes else made.name)
         return own
+
+
+def with_options(pipe: P, options: Options) -> P:
+    """The pipe with options for what its requests leave open; see `Route.with_options`. Without any, the pipe itself."""
+    chosen = check_settings(options, None)
+    if not _shown(chosen):
+        return pipe
+
+    def merged(request: GenerationRequest) -> Slot[GenerationRequest]:
+        return merged_into(request, chosen)
+
+    return pipe.with_parts((row_stage(f"options({_shown(chosen)})", merged, keeps_text=True), *pipe.parts))
 
 
 def _shown(options: GenerationOptions | None) -> str:
@@ -149,8 +156,8 @@ def attach(to: P, *plugins: Plugin) -> P:
     """The route with plugins attached, in that order, after those it has; a pipe of several routes, such as a fallback, gets them on every one.
 
     Decided before any weights load, and all or nothing. The new route shares the engine's weights. Raises `UnsupportedPlugin` for the first plugin that
-    an engine cannot take, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError` for what is no plugin,
-    or a pipe without an engine.
+    an engine cannot take, that it has already, or that trims where no stage does, `BackendFailed` where an engine's model cannot be read, and `TypeError`
+    for what is no plugin, or a pipe without an engine.
 
     >>> from pipegen.plugins import balanced_json, strip_prefix
     >>> from pipegen.testing.fake import FakeEngine
@@ -186,8 +193,16 @@ def _with_plugins(engine: Engine, plugins: tuple[Plugin, ...]) -> Engine:
             absent = missing(plugin.needs, engine.capabilities)
         except CallFailed as failure:
             raise failure.error from failure
+        if any(_same(plugin, other) for other in engine.plugins):
+            words = f"plugin {plugin.name!r} is attached to {shown(engine.name)} already"
+            raise UnsupportedPlugin(words, plugin=plugin.name, hint="attach it once; one with other arguments may come after it")
         if absent:
             words = f"plugin {plugin.name!r} needs {', '.join(absent)}, which {shown(engine.name)} does not offer"
             raise UnsupportedPlugin(words, plugin=plugin.name)
         engine = engine.with_plugin(plugin)
     return engine
+
+
+def _same(plugin: Plugin, other: Plugin) -> bool:
+    """Whether two plugins do the same: those that ship, and others that have a version, say by it what they do."""
+    return plugin == other or ((plugin.name, plugin.version) == (other.name, other.version) and bool(plugin.version))

@@ -9,12 +9,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
-from returns.result import Success
+from returns.result import Result, Success
 
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
+from pipegen.core.slots import Slot, is_ok
+from pipegen.drivers.batch import record_of
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import GenerationOptions, merge, options_from
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 from pipegen.stages.parts.samples import SAMPLING
@@ -41,7 +44,7 @@ def samples(pipe: Pipe[GenerationRequest, GenerationResult]) -> Pipe[GenerationR
 
 def _stage(*, opens: bool = False, closes: bool = False) -> Pipe[Any, Any]:
     """A stage that changes nothing, at which requests become rows or rows are put together."""
-    return dataclasses.replace(each("samples", Success, keeps_text=True), sampling=SAMPLING, opens=opens, closes=closes)
+    return dataclasses.replace(row_stage("samples", Success, keeps_text=True), sampling=SAMPLING, opens=opens, closes=closes)
 
 
 @overload
@@ -50,30 +53,50 @@ def grid(  # type: ignore[overload-overlap]  # points themselves are no labels
 ) -> dict[K, GenerationRequest]: ...
 @overload
 def grid(request: GenerationRequest, options: Iterable[Point]) -> tuple[GenerationRequest, ...]: ...
-def grid(request: GenerationRequest, options: Mapping[Any, Point] | Iterable[Point]) -> dict[Any, GenerationRequest] | tuple[GenerationRequest, ...]:
+@overload
+def grid(  # type: ignore[overload-overlap]  # as above
+    request: Mapping[str, Any] | Slot[GenerationRequest], options: Mapping[K, Point]
+) -> dict[K, Any]: ...
+@overload
+def grid(request: Mapping[str, Any] | Slot[GenerationRequest] | Iterable[Request], options: Iterable[Point]) -> tuple[Any, ...]: ...
+@overload
+def grid(request: Iterable[Request], options: Mapping[K, Point]) -> dict[tuple[int, K], Any]: ...
+def grid(request: Request | Iterable[Request], options: Mapping[Any, Point] | Iterable[Point]) -> dict[Any, Any] | tuple[Any, ...]:
     """The same request once for each of the options, which win over the request's own; a route renders and encodes its prompt once.
 
-    Options with labels give requests with the same labels, which `imap_keyed` takes to the answers.
+    A request is what `run` takes: a record, plain data, or a slot. What is no request, or has failed, is a failed slot at each point. Options with labels
+    give requests with the same labels, which `imap_keyed` takes to the answers. Of several requests, each comes at all points before the next one, and the
+    labels are pairs of a request's position and the label. Raises `InvalidField` for options that are none.
 
-    >>> from pipegen.records.requests import TextGenerationRequest
-    >>> hot_and_cold = grid(TextGenerationRequest(prompt="Hi"), [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
+    >>> hot_and_cold = grid({"prompt": "Hi"}, [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
     >>> [request.options.temperature for request in hot_and_cold]
     [0.0, 1.0]
-    >>> labelled = grid(TextGenerationRequest(prompt="Hi"), {"cold": {"temperature": 0.0}, "hot": {"temperature": 1.0}})
+    >>> labelled = grid({"prompt": "Hi"}, {"cold": {"temperature": 0.0}, "hot": {"temperature": 1.0}})
     >>> [(label, request.options.temperature) for label, request in labelled.items()]
     [('cold', 0.0), ('hot', 1.0)]
+    >>> [request.prompt for request in grid([{"prompt": "Hi"}, {"prompt": "Ho"}], [{"seed": 1}, {"seed": 2}])]
+    ['Hi', 'Hi', 'Ho', 'Ho']
     """
-    if not isinstance(request, GenerationRequest):
-        raise InvalidField(f"grid takes a request, not {type(request).__name__}: request_from makes one of plain data")
-    if not isinstance(options, Iterable):
+    if isinstance(request, (str, bytes)) or not isinstance(request, (GenerationRequest, Mapping, Result, Iterable)):
+        raise InvalidField(f'grid takes a request such as {{"prompt": "..."}}, or several, not {printed(request)}')
+    if not isinstance(options, Iterable) or isinstance(options, (str, bytes)):
         raise InvalidField(f"grid takes a list or a mapping of options, not one {type(options).__name__}")
-    if isinstance(options, Mapping):
-        return {label: _at(point, request) for label, point in options.items()}
-    return tuple(_at(point, request) for point in options)
+    points = options if isinstance(options, Mapping) else [*options]
+    for point in points.values() if isinstance(points, Mapping) else points:
+        if not isinstance(point, (GenerationOptions, Mapping)):
+            raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {printed(point)}")
+    if isinstance(request, (GenerationRequest, Mapping, Result)):
+        record = record_of(request)
+        if isinstance(points, Mapping):
+            return {label: _at(point, record) for label, point in points.items()}
+        return tuple(_at(point, record) for point in points)
+    records = [record_of(one) for one in request]
+    if isinstance(points, Mapping):
+        return {(position, label): _at(point, record) for position, record in enumerate(records) for label, point in points.items()}
+    return tuple(_at(point, record) for record in records for point in points)
 
 
-def _at(point: Point, request: GenerationRequest) -> GenerationRequest:
-    if not isinstance(point, (GenerationOptions, Mapping)):
-        raise InvalidField(f"grid takes GenerationOptions or a mapping of options for each point, not {printed(point)}")
+def _at(point: Point, record: Slot[GenerationRequest]) -> Any:
+    """The request with these options, or the slot of one that has failed."""
     options = options_from(point) if isinstance(point, Mapping) else point
-    return dataclasses.replace(request, options=merge(options, request.options))
+    return dataclasses.replace(record.unwrap(), options=merge(options, record.unwrap().options)) if is_ok(record) else record

@@ -21,7 +21,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.border import guard
 from pipegen.core.errors import ContractError, InvalidRequest, MalformedResponse
-from pipegen.core.pipe import Pipe, call, each, identity
+from pipegen.core.pipe import Pipe, call, identity, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options
 from pipegen.drivers.batch import run
@@ -110,7 +110,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
             )
         )
 
-    return dataclasses.replace(each("sum_up", summed), routes=(name,), rebind=lambda new: _sum_up(new.engine(engine), new.route(name)))
+    return dataclasses.replace(row_stage("sum_up", summed), routes=(name,), rebind=lambda new: _sum_up(new.engine(engine), new.route(name)))
 
 
 def score(

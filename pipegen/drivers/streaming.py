@@ -7,6 +7,7 @@ several calls one after another, the last one's text is streamed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, require_iterable
 from pipegen.drivers.batch import prepare_batch
 from pipegen.drivers.events import Event, aevents_of, events_of
+from pipegen.drivers.naming import Naming
 from pipegen.engines.protocol import RowDone, TextMade
 from pipegen.records.fields import record
 from pipegen.records.plain import Request
@@ -133,7 +135,7 @@ def stream(
     batch = prepare_batch(requests, chosen, image_policy, policy)
     deltas = _Deltas()
     running = counted(route, batch)
-    try:
+    with Naming(batch), contextlib.closing(running):
         step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
@@ -145,8 +147,6 @@ def stream(
                 answers = deltas.failed(step, failure)
             step = advance(running, answers)
         yield from deltas.finish(step.batch)
-    finally:
-        running.close()
 
 
 async def astream(
@@ -165,7 +165,7 @@ async def astream(
     batch = await asyncio.to_thread(prepare_batch, tuple(requests), chosen, image_policy, policy)
     deltas = _Deltas()
     running = counted(route, batch)
-    try:
+    with Naming(batch), contextlib.closing(running):
         step = advance(running)
         while isinstance(step, Call):
             opened = deltas.open(step)
@@ -179,5 +179,3 @@ async def astream(
             step = advance(running, answers)
         for last in deltas.finish(step.batch):
             yield last
-    finally:
-        running.close()

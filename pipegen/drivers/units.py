@@ -43,10 +43,10 @@ class KeptAnswers(Protocol[K_contra]):
 class Unit(Generic[K]):
     """One request on its way."""
 
-    __slots__ = ("answers", "asked", "bug", "bytes", "calls", "key", "missing", "slot", "started")
+    __slots__ = ("answers", "asked", "bug", "bytes", "calls", "key", "missing", "number", "slot", "started")
 
-    def __init__(self, key: K, asked: Slot[GenerationRequest]) -> None:
-        self.key, self.asked = key, asked
+    def __init__(self, key: K, asked: Slot[GenerationRequest], number: int) -> None:
+        self.key, self.asked, self.number = key, asked, number
         self.started: Started | None = None
         """The pipe, up to the running call."""
         self.calls = 0

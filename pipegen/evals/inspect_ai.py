@@ -40,6 +40,7 @@ from inspect_ai.tool import ToolCall, ToolFunction
 import pipegen as pg
 from pipegen.core.functional import without_none
 from pipegen.plugins.reasoning import reasoning_of
+from pipegen.records.fields import nearest
 
 __all__ = ["PipegenAPI"]
 
@@ -74,6 +75,8 @@ class PipegenAPI(ModelAPI):  # type: ignore[misc]  # inspect's types are not the
         **settings: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
+        if backend not in pg.backends.BACKENDS:
+            raise pg.InvalidField(f"-M backend takes one of {', '.join(pg.backends.BACKENDS)}, not {backend!r}{nearest(str(backend), pg.backends.BACKENDS)}")
         given = {**settings, **without_none({"base_url": base_url, "api_key": api_key if base_url is not None else None})}
         self.route: pg.Route = getattr(pg.backends, backend)(model_name, **given)
         self.engine: Any = self.route.engine

@@ -18,8 +18,12 @@ On the command line: `pipegen lm-eval --model_args pretrained=Qwen/Qwen3-4B --ta
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import random
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -33,7 +37,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 import pipegen as pg
 from pipegen.core.functional import partition_all, without_none
 from pipegen.engines.protocol import ScoresTokens
+from pipegen.engines.settings import fields_of
+from pipegen.records.fields import nearest
+from pipegen.records.option_table import OTHER_NAMES
 from pipegen.records.plain import Request
+from pipegen.stages.parts.samples import derive_seed
 
 __all__ = ["PipegenLM"]
 
@@ -45,6 +53,28 @@ WINDOW = 1024
 """Rows of one call that scores: after each, the answers are in the cache."""
 _log = logging.getLogger("pipegen")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "no_repeat_ngram_size")
+_TAKEN = (*_SAMPLING, "min_new_tokens")
+_TOKENIZER = "the tokenizer is that of the checkpoint: leave it out, or put another one into the model's folder"
+_SPREAD = "leave it out; device_map=auto spreads a model over GPUs and memory, backend=vllm shares it by tensor_parallel_size"
+_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("peft", "lora_local_path"), "it is called adapter"),
+    **dict.fromkeys(("tokenizer", "use_fast_tokenizer", "tokenizer_mode", "tokenizer_revision", "tokenizer_backend", "tokenized_requests"), _TOKENIZER),
+    **dict.fromkeys(("parallelize", "max_memory_per_gpu", "max_cpu_memory", "offload_folder", "tp_plan"), _SPREAD),
+    **dict.fromkeys(("autogptq", "gptqmodel", "quantization"), "a quantized checkpoint says itself how it is read: leave it out, or put it into engine_kwargs"),
+    **dict.fromkeys(("softmax_dtype", "mixed_precision_dtype"), "dtype alone sets how the model computes: leave it out"),
+    **dict.fromkeys(("truncation", "truncation_side"), "what is too long is cut from the left, as the hf model does by default: leave it out"),
+    **dict.fromkeys(("max_lora_rank", "swap_space"), "it goes into engine_kwargs of backend=vllm"),
+    "delta": "add the delta to the weights first, and give their folder as pretrained",
+    "gguf_file": "give the folder of a checkpoint in safetensors as pretrained",
+    "subfolder": "give the folder itself as pretrained",
+    "logits_cache": "contexts that several continuations share are read once in any case: leave it out",
+    "data_parallel_size": "one engine runs in this process: leave it out, or ask a server with backend=vllm_server",
+    "num_concurrent": "it is called max_in_flight",
+    "max_retries": "it is called retries",
+    "model": "it is called pretrained",
+    "seed": "lm-eval's own --seed, or seed in gen_kwargs, says what is drawn: leave it out",
+}
+"""Arguments of lm-eval's other models, and what they are called here or why they are not."""
 
 
 @register_model("pipegen")
@@ -84,7 +114,10 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             self.route = pretrained
         else:
             if backend not in BATCH:
-                raise ValueError(f"backend takes one of {', '.join(BATCH)}, which take token ids, not {backend!r}")
+                raise ValueError(f"backend takes one of {', '.join(BATCH)}, which take token ids, not {backend!r}{nearest(str(backend), BATCH)}")
+            for name in settings:
+                if name in _ARGUMENTS and name not in fields_of(backend):
+                    raise pg.UnknownField(f"{name} of lm-eval's other models has another name here, or none: {_ARGUMENTS[name]}")
             asked = device if backend == "hf" and device != "cuda:0" else None  # what lm-eval's command says where nobody does: the first GPU, if there is one
             named = {BATCH[backend]: size, "device": asked}
             self.route = getattr(pg.backends, backend)(pretrained, **without_none(named), **settings)
@@ -152,7 +185,7 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         eos = str(self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False))
         given = [request.args for request in requests]
         asked = [self._generation(context, gen_kwargs, eos) for context, gen_kwargs in given]
-        wanted = [request for request, _ in asked]
+        wanted = _seeded([request for request, _ in asked])
         answers = pg.imap(self.route, wanted) if self._job is None else pg.job(self.route, wanted, self._job / "answers")
         out: list[str] = []
         for number, (arguments, (_, until), slot) in enumerate(zip(given, asked, answers, strict=True)):
@@ -164,16 +197,17 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             out.append(cut)
         return out
 
-    def _generation(self, context: str, gen_kwargs: Mapping[str, Any], eos: str) -> tuple[Request, list[str]]:
+    def _generation(self, context: str, gen_kwargs: Mapping[str, Any], eos: str) -> tuple[dict[str, Any], list[str]]:
         """The request, and the stop strings at which lm-eval cuts its text."""
         if not isinstance(gen_kwargs, dict):
             raise TypeError(f"generation arguments are a dict, not {type(gen_kwargs).__name__}")
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
         room, sampled = kwargs.pop("max_gen_toks"), kwargs.pop("do_sample", False)
-        unknown = {*kwargs} - {*_SAMPLING}
+        unknown = sorted({*kwargs} - {*_TAKEN})
         if unknown:
-            raise ValueError(f"generation arguments {sorted(unknown)} have no meaning here; known are {', '.join(_SAMPLING)}")
+            near = next((f"; did you mean {OTHER_NAMES[name]!r}?" for name in unknown if OTHER_NAMES.get(name) in _TAKEN), nearest(unknown[0], _TAKEN))
+            raise ValueError(f"generation arguments {unknown} have no meaning here{near}; known are {', '.join(_TAKEN)}")
         if room >= self.max_length:
             raise ValueError(f"max_gen_toks is {room}, and the model takes {self.max_length} tokens in all")
         chosen = kwargs if sampled else {name: value for name, value in kwargs.items() if name not in ("temperature", "top_p", "top_k", "min_p")}
@@ -232,6 +266,31 @@ class PipegenLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             room = min(room, self.engine.longest_scored - 1)
         rolling: Iterable[Any] = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, room, 1)
         return map(make_disjoint_window, rolling)
+
+
+def _seeded(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The requests, each of those that are sampled with a seed: the same after the same `--seed`, and another for each of several equal requests."""
+    base, seen = _seed(), Counter[str]()
+    out: list[dict[str, Any]] = []
+    for request in requests:
+        ids, options = request["prompt_token_ids"], dict(request["options"])
+        if (options.get("temperature") or 0) > 0:
+            what = repr((ids, sorted(options.items())))
+            own = options.get("seed")
+            options["seed"] = _digest((base, ids, seen[what])) if own is None else derive_seed(own, seen[what])
+            seen[what] += 1
+        out.append({**request, "options": options})
+    return out
+
+
+def _digest(what: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big") >> 1
+
+
+def _seed() -> int:
+    """What lm-eval's `--seed` has set: torch's seed, from which its `hf` model draws; without torch, Python's."""
+    torch: Any = sys.modules.get("torch")
+    return _digest(random.getstate()) if torch is None else int(torch.initial_seed())
 
 
 def _because(error: pg.GenerationError, what: str) -> pg.GenerationError:

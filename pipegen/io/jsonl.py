@@ -116,7 +116,7 @@ def error_to_plain(error: GenerationError) -> dict[str, Any]:
     >>> plain["type"], plain["limit"]
     ('PromptTooLong', 4)
     """
-    fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error) if f.name != "incident" or error.incident}
+    fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error) if f.name not in ("incident", "lasting") or getattr(error, f.name)}
     earlier = [error_to_plain(one) for one in fields.pop("earlier")]
     return {"type": type(error).__name__, **strict_json.plain(fields), **({"earlier": earlier} if earlier else {})}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from returns.result import Failure
 
-from pipegen.core.errors import GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
+from pipegen.core.errors import BackendFailed, GenerationError, InternalError, InvalidRequest, RateLimited, Timeout
 from pipegen.core.slots import Slot, is_ok
 from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import nearest
@@ -150,7 +150,7 @@ def batch_line(slot: Slot[GenerationResult], custom_id: str, model: str, url: st
 def _status(error: GenerationError) -> int:
     if isinstance(error, RateLimited):
         return 429
-    return 504 if isinstance(error, Timeout) else 500 if error.retryable or isinstance(error, InternalError) else 400
+    return 504 if isinstance(error, Timeout) else 500 if error.retryable or isinstance(error, (BackendFailed, InternalError)) else 400
 
 
 def _choice(result: GenerationResult, index: int, url: str) -> dict[str, Any]:

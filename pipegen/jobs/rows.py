@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Result, Success
+from returns.result import Failure, Success
 
 from pipegen.core import errors
-from pipegen.core.errors import GenerationError, InternalError
+from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.arguments import pair, slot_of_request
-from pipegen.drivers.batch import prepare_batch
+from pipegen.drivers.arguments import pair
+from pipegen.drivers.batch import prepare_batch, record_of
 from pipegen.io.jsonl import from_plain
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.keys import Keys
 from pipegen.records.fields import InvalidField, altered, nearest
 from pipegen.records.options import GenerationOptions
-from pipegen.records.plain import Request, request_from
+from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
+__all__ = ["Again", "Row", "kept_slot", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
@@ -72,15 +72,8 @@ def rows_of(
             key = keys.of(ready.unwrap())
             kept = _finished(finished, key, ready.unwrap().id)
             asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
-            anew = kept is not None and asked_again and not (kept.failure().retryable or isinstance(kept.failure(), InternalError))
+            anew = kept is not None and asked_again and not (kept.failure().retryable or _not_its_own(kept.failure()))
             yield Row(name, ready, key, None if asked_again else kept, anew, given.unwrap().options)
-
-
-def record_of(request: Any) -> Slot[GenerationRequest]:
-    """The record of a request in any form."""
-    if isinstance(request, Result):
-        return slot_of_request(request)
-    return Success(request) if isinstance(request, GenerationRequest) else request_from(request)
 
 
 def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
@@ -111,7 +104,12 @@ def retry_of(retry: str) -> Again:
     if retry in ("all", "none"):
         return lambda error: retry == "all"
     if retry == "retryable":
-        return lambda error: error.retryable or isinstance(error, InternalError)
+        return lambda error: error.retryable or _not_its_own(error)
     if retry not in kinds:
         raise InvalidField(f"retry takes retryable, all, none or a type of error, not {retry!r:.200}{nearest(retry, ['retryable', 'all', 'none', *kinds])}")
     return lambda error: isinstance(error, kinds[retry])
+
+
+def _not_its_own(error: GenerationError) -> bool:
+    """Whether the request is not the reason, but what may be corrected by now: a setting, or a bug, of pipegen's or of a stage whose traceback the log has."""
+    return isinstance(error, (BackendFailed, InternalError)) or (isinstance(error, StageFailed) and bool(error.incident))

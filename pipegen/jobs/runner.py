@@ -183,7 +183,8 @@ def job(
     restart: start again from the first row; the rows that are finished are removed. Refused while another process runs the job.
     grace: the seconds that rows in flight have to end where the job is closed early; 0 ends them at once.
 
-    A bug fails its row with `InternalError`, and that row is asked again. Raises `JournalError` where the folder is no job's or cannot be written.
+    A bug fails its row (with `StageFailed` in a stage of your own, else with `InternalError`), and that row is asked again. Raises `JournalError` where the
+    folder is no job's or cannot be written.
 
     >>> import tempfile
     >>> from pipegen.drivers.route import route

@@ -15,8 +15,8 @@ from pipegen.core.functional import partition_all
 from pipegen.core.parallel import parallel
 from pipegen.core.slots import is_ok
 from pipegen.drivers.arguments import check_settings, pair, pairs, require_iterable
+from pipegen.drivers.batch import record_of
 from pipegen.jobs.keys import content_of
-from pipegen.jobs.rows import record_of
 from pipegen.media.source import sample_of
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy

@@ -14,7 +14,7 @@ from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import printed
 from pipegen.records.options import options_from
-from pipegen.records.requests import FIELDS, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
+from pipegen.records.requests import FIELDS, MESSAGES, GenerationRequest, ScoringRequest, TextGenerationRequest, VlmGenerationRequest, field_hint, misplaced
 
 __all__ = ["Request", "carried", "request_from", "unreadable"]
 
@@ -117,7 +117,8 @@ def _from_text(name: str, text: str) -> Any:
     try:
         return strict_json.load(text)
     except strict_json.NotStrict as refusal:
-        raise InvalidField(f"{name}, where it is text, takes JSON: {refusal}") from None
+        form = f"messages takes a list of messages such as {MESSAGES}, with prompt for a plain text, not {printed(text)}; " if name == "messages" else ""
+        raise InvalidField(f"{form}{name}, where it is text, takes JSON: {refusal}") from None
 
 
 def _images_of(value: Any) -> Any:

@@ -28,6 +28,7 @@ from pipegen.records.options import GROUPS, GenerationOptions, option_names
 __all__ = [
     "FIELDS",
     "GenerationRequest",
+    "MESSAGES",
     "ImagePolicy",
     "RequestPolicy",
     "ScoringRequest",
@@ -38,9 +39,13 @@ __all__ = [
 ]
 
 
+MESSAGES = '[{"role": "user", "content": "..."}]'
+"""The form of messages, for words about what has another one."""
+
+
 def _messages(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of messages")
+        raise ValueError(f"a list of messages such as {MESSAGES}, with prompt for a plain text")
     if not value:
         raise ValueError("at least one message")
     return tuple(message_from(message, f"messages[{position}]") for position, message in enumerate(value))
@@ -196,7 +201,7 @@ class TextGenerationRequest(GenerationRequest):
 
 @record
 class VlmGenerationRequest(GenerationRequest):
-    """A request with any number of images.
+    """A request with any number of images; it may have none, as a row of a table whose list of images is empty.
 
     Images are in the messages, or in `images`: these fill the messages' empty image parts in order. If there are none, they go before the text of the
     first user turn. `prompt` with images is short for one user turn: the images, then the text.

@@ -66,8 +66,8 @@ class Estimate:
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first request that failed with each type of error, and its message."""
-    too_long: list[tuple[str, int]] = field(default_factory=list)
-    """Requests whose prompts, or answers, the model has no room for, with the tokens of their prompts."""
+    too_long: list[tuple[str, int | None]] = field(default_factory=list)
+    """Requests whose prompts, or answers, the model has no room for, with the tokens of their prompts, where these were counted."""
     _blocks: Counts = field(default_factory=Counts, repr=False)
 
     def add(self, name: str, slot: Slot[Encoded], samples: int = 1) -> None:

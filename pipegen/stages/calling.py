@@ -111,7 +111,7 @@ def _call(backend: Backend[Any, Any], before: pipe.Parts, after: pipe.Parts) -> 
     def rebind(new: pipe.Rebinding) -> pipe.Pipe[Any, Any]:
         return _call(new.engine(backend), before, after)
 
-    return pipe.Pipe("call", steps, keeps_text=False, backend=backend, among=partial(_call, backend), rebind=rebind)
+    return pipe.Pipe("call", steps, keeps_text=False, internal=True, backend=backend, among=partial(_call, backend), rebind=rebind)
 
 
 class _Pipeline:

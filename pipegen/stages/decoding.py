@@ -14,7 +14,7 @@ from typing import Any
 from returns.result import Failure, Success
 
 from pipegen.core.errors import UnsupportedOption
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.protocol import TokenEngine, require_token_engine
 from pipegen.engines.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def decode(engine: TokenEngine) -> Pipe[Raw, Decoded]:
     def decoded(raw: Raw) -> Slot[Decoded]:
         return decode_row(raw, engine.tokenizer, engine.eos_token_ids)
 
-    return dataclasses.replace(each("decode", decoded, keeps_text=True), follow=follow, takes=Raw, rebind=lambda new: decode(new.engine(engine)))
+    return dataclasses.replace(row_stage("decode", decoded, keeps_text=True), follow=follow, takes=Raw, rebind=lambda new: decode(new.engine(engine)))
 
 
 def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> Slot[Decoded]:

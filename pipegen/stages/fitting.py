@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from returns.result import Failure, Success
 
 from pipegen.core.errors import InvalidRequest, PromptTooLong
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.protocol import TokenEngine, require_token_engine
@@ -26,7 +26,7 @@ def fit(engine: TokenEngine) -> Pipe[Encoded, Encoded]:
     def fitted(encoded: Encoded) -> Slot[Encoded]:
         return check_fit(encoded, engine.capabilities)
 
-    return dataclasses.replace(each("fit", fitted, keeps_text=True), takes=Encoded, rebind=lambda new: fit(new.engine(engine)))
+    return dataclasses.replace(row_stage("fit", fitted, keeps_text=True), takes=Encoded, rebind=lambda new: fit(new.engine(engine)))
 
 
 def remaining_tokens(prompt_tokens: int, capabilities: Capabilities) -> int | None:

@@ -28,7 +28,7 @@ from returns.result import Failure, Success
 from pipegen.core.border import of_tokenizer
 from pipegen.core.calls import Steps
 from pipegen.core.errors import GenerationError, InvalidRequest, PromptTooLong, UnsupportedOption
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.protocol import Engine, ScoresTokens, TokenEngine, takes_tokens
 from pipegen.records.engine_list import shown
@@ -71,7 +71,7 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
                 return Failure(UnsupportedOption(f"scoring does not honour {name}={value!r:.80}", option=name, hint=hint))
         return resolve_row(request, engine).bind(lambda job: check_support(job, engine.capabilities))
 
-    rows = each("resolve", resolved)
+    rows = row_stage("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
         error = scores_none(engine) if any(map(is_ok, batch)) else None
@@ -79,7 +79,7 @@ def resolve_scoring(engine: Any) -> Pipe[GenerationRequest, ResolvedRequest]:
             return tuple([Failure(error) if is_ok(slot) else cast("Slot[ResolvedRequest]", slot) for slot in batch])
         return (yield from rows.steps(batch))
 
-    return Pipe("resolve", steps, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine)))
+    return Pipe("resolve", steps, internal=True, owns=(engine,), rebind=lambda new: resolve_scoring(new.engine(engine)))
 
 
 def scores_none(engine: Engine) -> GenerationError | None:
@@ -107,7 +107,7 @@ def join(engine: TokenEngine, empty_context: EmptyContext = "refuse") -> Pipe[Re
         yield  # a generator without effects
 
     name = "join" if empty_context == "refuse" else f"join after {empty_context}"
-    return Pipe(name, steps, rebind=lambda new: join(new.engine(engine), empty_context))
+    return Pipe(name, steps, internal=True, rebind=lambda new: join(new.engine(engine), empty_context))
 
 
 def join_row(

@@ -127,7 +127,7 @@ def render(engine: TokenEngine) -> Pipe[ResolvedRequest, Rendered]:
         return tuple([rendered(slot.unwrap()) if is_ok(slot) else cast("Slot[Rendered]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("render", steps, makes_no_calls=True, takes=ResolvedRequest, rebind=lambda new: render(new.engine(engine)))
+    return Pipe("render", steps, makes_no_calls=True, internal=True, takes=ResolvedRequest, rebind=lambda new: render(new.engine(engine)))
 
 
 def _key(job: ResolvedRequest) -> Hashable:

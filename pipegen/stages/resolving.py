@@ -22,7 +22,7 @@ from pipegen.core.errors import (
     UnsupportedOption,
     UnsupportedPlugin,
 )
-from pipegen.core.pipe import Pipe, Rebinding, each
+from pipegen.core.pipe import Pipe, Rebinding, row_stage
 from pipegen.core.slots import Batch, Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities, missing
 from pipegen.engines.plugin import Plugin
@@ -64,7 +64,7 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
             return Failure(UnsupportedOption(words, option="max_new_tokens"))
         return check_support(job.unwrap(), engine.capabilities, engine.plugins)
 
-    rows = each("resolve", resolved)
+    rows = row_stage("resolve", resolved)
 
     def steps(batch: Batch[GenerationRequest]) -> Steps[ResolvedRequest]:
         error = unreadable_facts(reads) if reads is not None and any(map(is_ok, batch)) else None
@@ -75,7 +75,17 @@ def resolve(engine: Engine) -> Pipe[GenerationRequest, ResolvedRequest]:
     def rebind(new: Rebinding) -> Pipe[Any, Any]:
         return resolve(new.engine(engine))
 
-    return Pipe("resolve", steps, makes_no_calls=True, takes=GenerationRequest, owns=(engine,), sampling=SAMPLING, opens=True, rebind=rebind)
+    return Pipe(
+        "resolve",
+        steps,
+        makes_no_calls=True,
+        internal=True,
+        takes=GenerationRequest,
+        owns=(engine,),
+        sampling=SAMPLING,
+        opens=True,
+        rebind=rebind,
+    )
 
 
 def unreadable_facts(engine: TokenEngine) -> GenerationError | None:

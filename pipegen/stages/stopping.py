@@ -22,7 +22,7 @@ from immutabledict import immutabledict
 from returns.result import Failure, Success
 
 from pipegen.core.errors import PluginFailed
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import TokenEngine, require_token_engine
@@ -171,7 +171,7 @@ def stop(engine: TokenEngine) -> Pipe[Decoded, Decoded]:
     def stopped(decoded: Decoded) -> Slot[Decoded]:
         return stop_row(decoded, engine.tokenizer, engine.plugins)
 
-    return dataclasses.replace(each("stop", stopped, keeps_text=True), takes=Decoded, cuts=True, rebind=lambda new: stop(new.engine(engine)))
+    return dataclasses.replace(row_stage("stop", stopped, keeps_text=True), takes=Decoded, cuts=True, rebind=lambda new: stop(new.engine(engine)))
 
 
 def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] = ()) -> Slot[Decoded]:

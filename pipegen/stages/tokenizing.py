@@ -62,7 +62,7 @@ def tokenize(engine: TokenEngine) -> Pipe[Rendered, Encoded]:
         return tuple([encoded(slot.unwrap()) if is_ok(slot) else cast("Slot[Encoded]", slot) for slot in batch])
         yield  # a generator without effects
 
-    return Pipe("tokenize", steps, makes_no_calls=True, takes=Rendered, rebind=lambda new: tokenize(new.engine(engine)))
+    return Pipe("tokenize", steps, makes_no_calls=True, internal=True, takes=Rendered, rebind=lambda new: tokenize(new.engine(engine)))
 
 
 def _key(rendered: Rendered) -> Hashable:

@@ -15,7 +15,7 @@ from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
 from pipegen.core.errors import PluginFailed
-from pipegen.core.pipe import Pipe, each
+from pipegen.core.pipe import Pipe, row_stage
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
@@ -93,7 +93,7 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
     finished: Callable[[Any], Slot[GenerationResult]]
     finished = partial(trim_row, route_name=name, plugins=engine.plugins) if takes_tokens(engine) else partial(engine.result, route=name)
     return dataclasses.replace(
-        each("trim", finished),
+        row_stage("trim", finished),
         keeps_text=not any(plugin.trim is not None for plugin in engine.plugins),
         sampling=SAMPLING,
         closes=True,

@@ -90,6 +90,12 @@ def test_a_table_and_a_chat_file_s_system_message_count_too(estimated: Command, 
     assert (estimate["requests"], estimate["prompt_tokens"]) == (1, 5)
 
 
+def test_a_prompt_whose_tokens_were_not_counted_is_listed_without_them(estimated: Command, jsonl: Any, engine: FakeEngine) -> None:
+    (plain,) = estimated(jsonl({"id": "a", "prompt": "x" * (17 * 2**20)}), "--json").out
+    assert plain["too_long"] == [{"id": "a", "tokens": None}]
+    assert "too long: a (not counted)" in in_words(plain)
+
+
 def test_a_chat_server_tells_no_tokens(command: Command, jsonl: Any) -> None:
     pytest.importorskip("aiohttp")
     ran = command("estimate", jsonl({"prompt": "Hi"}), "--model", "m", "--backend", "openai", "--base-url", "http://127.0.0.1:9/v1")

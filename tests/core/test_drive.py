@@ -136,4 +136,7 @@ def test_the_facade_runs_the_route_and_releases_it() -> None:
     with pg.GenerationEngine(pg.route(engine)) as facade:
         assert facade.generate_text_batch([chat("x")])[0].unwrap().text == "a"
         assert facade.generate_vlm_batch([pg.VlmGenerationRequest(prompt="x", images=[b"i"])])[0].unwrap().text == "a"
+        mixed = [chat("x"), {"prompt": "x"}, pg.VlmGenerationRequest(prompt="x", images=[b"i"]), pg.VlmGenerationRequest(prompt="x", images=[])]
+        for generate in (facade.generate_text_batch, facade.generate_vlm_batch):
+            assert [slot.unwrap().text for slot in generate(mixed)] == ["a"] * 4
     assert engine.closed == 1

@@ -74,6 +74,10 @@ def test_the_set_of_errors_is_closed() -> None:
 
 def test_errors_describe_themselves_where_no_message_is_given() -> None:
     assert pg.PromptTooLong(10, 4).message == "the prompt has 10 tokens; the limit is 4"
+    assert pg.PromptTooLong(300).message == "the prompt, which has 300 tokens, is longer than the model takes"
+    assert pg.PromptTooLong(limit=256).message == "the prompt is longer than the model takes; the limit is 256 tokens"
+    assert pg.PromptTooLong().message == "the prompt is longer than the model takes"
+    assert [pg.PromptTooLong(*counts).hint.startswith("shorten the prompt, lower") for counts in ((), (300,), (300, 256))] == [True, True, False]
     assert pg.BadImage(2).message == "image 2 cannot be used"
     assert pg.Timeout().message == "Timeout"
 

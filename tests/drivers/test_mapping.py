@@ -159,7 +159,7 @@ def test_a_bug_of_a_stage_is_isolated_too() -> None:
     route: Any = pg.pure("ask", lambda request: request if request.prompt != "bug" else {}["bug"]) >> pg.route(FakeEngine("a"))
     slots = list(pg.imap(route, [{"prompt": "a"}, {"prompt": "bug"}, {"prompt": "c"}], isolate_bugs=True))
     assert [pg.is_ok(slot) for slot in slots] == [True, False, True]
-    assert isinstance(slots[1].failure(), pg.InternalError)
+    assert isinstance(slots[1].failure(), pg.StageFailed)
 
 
 def test_a_package_that_goes_missing_when_rows_are_run_again_comes_through() -> None:

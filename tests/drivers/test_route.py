@@ -236,6 +236,24 @@ def test_several_plugins_are_attached_in_order_or_none_is() -> None:
     assert refused.plugin == "balanced_json"
 
 
+def test_the_same_plugin_is_attached_once() -> None:
+    shout, json = pg.Plugin(name="shout", trim=str.upper), pg.plugins.balanced_json()
+    route = pg.route(FakeEngine("a"))
+    attached = pg.attach(route, shout, json)
+    safe = pg.fallback(attached, pg.route(FakeEngine("b", name="other")), when=pg.Timeout)
+    for to, plugins in (
+        (route, (shout, shout)),
+        (attached, (shout,)),
+        (safe, (shout,)),
+        (route, (shout, pg.Plugin(name="shout", trim=str.upper))),
+        (attached, (pg.plugins.balanced_json(),)),
+    ):
+        with pytest.raises(pg.UnsupportedPlugin, match=r"is attached to .* already"):
+            pg.attach(to, *plugins)
+    others = (pg.plugins.strip_prefix(["A:"]), pg.plugins.strip_prefix(["B:"]), pg.Plugin(name="own", trim=str.upper), pg.Plugin(name="own", trim=str.lower))
+    assert len(pg.attach(route, *others).engine.plugins) == 4
+
+
 def test_attach_compares_capabilities_before_any_call() -> None:  # K3
     engine = FakeEngine("a", name="served", honours=pg.ENGINES["hf"] - {"logits_processor"})
     with pytest.raises(pg.UnsupportedPlugin) as raised:

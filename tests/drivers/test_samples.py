@@ -114,6 +114,64 @@ def test_a_grid_of_values_instead_of_options_is_refused() -> None:
         pg.grid(chat(), {"temperature": 0.5})  # type: ignore[dict-item]
 
 
+POINTS: list[Any] = [{"seed": 1}, pg.GenerationOptions(seed=2)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"prompt": "Hi"},
+        {"messages": [{"role": "user", "content": "Hi"}], "options": {"max_new_tokens": 3}},
+        {"prompt_token_ids": [72, 105]},
+        pg.Success(pg.TextGenerationRequest(prompt="Hi")),
+        pg.VlmGenerationRequest(prompt="Hi"),
+    ],
+    ids=str,
+)
+def test_a_grid_takes_a_request_in_every_form_that_run_takes(request_: Any) -> None:
+    made = pg.grid(request_, POINTS)
+    assert [one.options.seed for one in made] == [1, 2]
+    assert [slot.unwrap().options.seed for slot in pg.run(pg.route(FakeEngine("a")), made)] == [1, 2]
+    assert {label: one.options.seed for label, one in pg.grid(request_, {"a": POINTS[0], "b": POINTS[1]}).items()} == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("several", [list, tuple, iter])
+def test_a_grid_of_several_requests_has_each_at_all_points(several: Any) -> None:
+    asked = [{"prompt": "Hi"}, pg.TextGenerationRequest(prompt="Ho")]
+    assert [(one.prompt, one.options.seed) for one in pg.grid(several(asked), iter(POINTS))] == [("Hi", 1), ("Hi", 2), ("Ho", 1), ("Ho", 2)]
+    labelled = pg.grid(several(asked), {"a": POINTS[0], "b": POINTS[1]})
+    assert {label: (one.prompt, one.options.seed) for label, one in labelled.items()} == {
+        (0, "a"): ("Hi", 1), (0, "b"): ("Hi", 2), (1, "a"): ("Ho", 1), (1, "b"): ("Ho", 2),
+    }  # fmt: skip
+    assert pg.grid(several([]), POINTS) == ()
+
+
+@pytest.mark.parametrize("wrong", [{"messages": []}, {"prompt": "Hi", "temperature": 1.0}, pg.Failure(pg.InvalidRequest("before"))])
+def test_what_is_no_request_fails_at_each_point_of_a_grid(wrong: Any) -> None:
+    made = pg.grid([wrong, {"prompt": "Hi"}], POINTS)
+    assert [pg.is_ok(slot) for slot in pg.run(pg.route(FakeEngine("a")), made)] == [False, False, True, True]
+    assert [isinstance(slot.failure(), pg.InvalidRequest) for slot in pg.grid(wrong, POINTS)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "points", "words"),
+    [
+        ("Hi", POINTS, r"grid takes a request such as \{\"prompt\": \"\.\.\.\"\}, or several, not 'Hi'"),
+        (b"Hi", POINTS, "or several, not b'Hi'"),
+        (7, POINTS, "or several, not 7"),
+        (None, POINTS, "or several, not None"),
+        ({"prompt": "Hi"}, 7, "a list or a mapping of options, not one int"),
+        ({"prompt": "Hi"}, "seed", "a list or a mapping of options, not one str"),
+        ({"prompt": "Hi"}, [7], "for each point, not 7"),
+        ([], [7], "for each point, not 7"),
+        ({"prompt": "Hi"}, [{"sed": 1}], "did you mean 'seed'"),
+    ],
+)
+def test_a_grid_of_something_else_is_refused(given: Any, points: Any, words: str) -> None:
+    with pytest.raises(pg.InvalidField, match=words):
+        pg.grid(given, points)
+
+
 def test_neighbouring_seeds_share_no_sample() -> None:
     seeds = [derive_seed(seed, sample) for seed in range(100) for sample in range(8)]
     assert len(set(seeds)) == len(seeds)

@@ -57,6 +57,13 @@ def test_it_is_registered_by_an_entry_point() -> None:
     assert isinstance(get_model("pipegen/embedded", memoize=False).api, PipegenAPI)
 
 
+@pytest.mark.parametrize(("backend", "words"), [("nope", "not 'nope'"), ("vlm", "did you mean 'vllm'"), ("load", "not 'load'"), ("", "not ''"), (7, "not 7")])
+def test_a_backend_that_is_none_is_told_those_that_are(backend: Any, words: str) -> None:
+    with pytest.raises(pg.InvalidField, match=r"-M backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not ") as refused:
+        PipegenAPI("embedded", backend=backend)
+    assert words in str(refused.value)
+
+
 def test_an_evaluation_runs_and_its_samples_share_batches(tmp_path: Path) -> None:
     """Every sample's text is the one that pipegen gives to the same conversation; the model is called fewer times than if each sample were by itself."""
     passes: list[str] = []

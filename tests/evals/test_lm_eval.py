@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 import pipegen as pg
-from pipegen.evals.lm_eval import PipegenLM
+from pipegen.evals.lm_eval import PipegenLM, _seed
 from pipegen.testing.fake import FakeEngine
 
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
@@ -188,6 +189,86 @@ def test_generation_arguments_that_have_no_meaning_are_refused(model_of: Callabl
                 model.generate_until([one])
         else:
             assert len(model.generate_until([one])) == 1
+
+
+def sampled(seed: int | None, **more: Any) -> dict[str, Any]:
+    return {"until": ["\n"], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, **({} if seed is None else {"seed": seed}), **more}
+
+
+def test_what_is_sampled_repeats_after_the_same_seed(tasks: Path, model_of: Callable[[str], str]) -> None:
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+
+    def drawn(seed: int) -> list[Any]:
+        seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), seed)
+        model = PipegenLM(model_of("qwen3"), dtype="float32", max_length=LIMIT, batch_size=4)
+        how: dict[str, Any] = {"gen_kwargs": {"do_sample": True, "temperature": 1.0}, "limit": 6, "bootstrap_iters": 0, "log_samples": True, **seeds}
+        return answers(simple_evaluate(model, tasks=["pg_gen"], task_manager=manager, **how), "pg_gen")
+
+    first = drawn(1)
+    assert drawn(1) == first
+    assert drawn(2) != first
+
+
+def test_equal_requests_are_sampled_apart_and_greedy_ones_have_no_seed(model_of: Callable[[str], str]) -> None:
+    import torch
+
+    model = PipegenLM(model_of("qwen3"), dtype="float32", max_length=LIMIT)
+    for seed in (None, 7):
+        torch.manual_seed(3)
+        asked = [instance("a cat", sampled(seed))] * 8
+        texts = model.generate_until(asked)
+        assert len(set(texts)) > 1
+        assert model.generate_until(asked) == texts
+    torch.manual_seed(4)
+    assert model.generate_until([instance("a cat", sampled(None))] * 8) != model.generate_until([instance("a cat", sampled(7))] * 8)
+    greedy = [instance("a cat", {"until": ["\n"], "max_gen_toks": 6})] * 3
+    assert len(set(model.generate_until(greedy))) == 1
+
+
+def test_without_torch_the_seed_is_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    random.seed(1)
+    first = _seed()
+    assert _seed() == first
+    random.seed(2)
+    assert _seed() != first
+
+
+def test_min_new_tokens_is_honoured(model_of: Callable[[str], str]) -> None:
+    own, seen = pg.backends.hf(model_of("qwen3"), dtype="float32"), list[Any]()
+    route = own.insert(pg.pure("look", lambda result: seen.append(result) or result), after="trim")
+    PipegenLM(route, max_length=LIMIT).generate_until([instance("a", {"until": [], "max_gen_toks": 8, "min_new_tokens": 5})])
+    assert (seen[0].options.min_new_tokens, seen[0].completion_tokens >= 5) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("min_tokens", "did you mean 'min_new_tokens'"), ("temprature", "did you mean 'temperature'"), ("num_beams", "known are")]
+)
+def test_another_name_of_a_generation_argument_is_told(name: str, words: str, model_of: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match=words):
+        PipegenLM(model_of("qwen3"), max_length=LIMIT).generate_until([instance("a", {"max_gen_toks": 2, name: 1})])
+
+
+def test_the_arguments_of_lm_evals_other_models_are_told_their_names_here(model_of: Callable[[str], str]) -> None:
+    import inspect
+
+    from lm_eval.models.huggingface import HFLM
+
+    from pipegen.engines.settings import fields_of
+
+    of_vllm = {"tokenizer_mode", "tokenizer_revision", "quantization", "seed", "data_parallel_size", "lora_local_path", "max_lora_rank", "truncation_side"}
+    of_servers = {"model", "num_concurrent", "max_retries", "tokenizer_backend", "tokenized_requests"}
+    own = {*inspect.signature(PipegenLM.__init__).parameters, *fields_of("hf"), *fields_of("vllm"), *fields_of("vllm_server")}
+    names = {*inspect.signature(HFLM.__init__).parameters} - {"self", "kwargs"} | of_vllm | of_servers
+    for name in sorted(names - own):
+        with pytest.raises(pg.UnknownField, match=rf"{name} of lm-eval's other models has another name here, or none: \w+"):
+            PipegenLM(model_of("qwen3"), **{name: "x"})
+    with pytest.raises(pg.UnknownField, match="it is called adapter"):
+        PipegenLM(model_of("qwen3"), peft="folder")
+    with pytest.raises(pg.UnknownField, match="did you mean 'dtype'"):
+        PipegenLM(model_of("qwen3"), dtpe="float32")
+    with pytest.raises(ValueError, match="not 'causal'"):
+        PipegenLM(model_of("qwen3"), backend="causal")
 
 
 def test_a_continuation_that_is_too_long_is_refused(model_of: Callable[[str], str]) -> None:

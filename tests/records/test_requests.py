@@ -85,6 +85,24 @@ def test_an_option_beside_the_prompt_is_sent_to_its_place(name: str, words: str)
         assert request_from(values).failure().message == f"request: there is no field {name!r}{words}"
 
 
+@pytest.mark.parametrize("given", ["Hi", "", "{not JSON", 5, {"role": "user", "content": "Hi"}], ids=str)
+def test_messages_of_another_form_are_told_theirs(given: Any) -> None:
+    form = '[{"role": "user", "content": "..."}]'
+    for kind in (GenerationRequest, TextGenerationRequest, VlmGenerationRequest):
+        with pytest.raises(InvalidField) as refused:
+            kind(messages=given)
+        assert f"messages takes a list of messages such as {form}, with prompt for a plain text, not " in str(refused.value)
+    message = request_from({"messages": given}).failure().message
+    assert message.startswith(f"request: messages takes a list of messages such as {form}, ")
+    assert "with prompt for a plain text, not" in message
+
+
+def test_a_vision_request_may_have_no_image() -> None:
+    for given in ({"prompt": "Hi"}, {"messages": [USER]}):
+        request = VlmGenerationRequest(**given, images=[])  # type: ignore[arg-type]  # of two forms
+        assert (request.sources, request.prompt, request.messages is None) == ((), given.get("prompt"), "prompt" in given)
+
+
 def test_images_for_a_text_request_are_sent_to_the_other_kind() -> None:
     values: dict[str, Any] = {"prompt": "a", "images": ["a.png"]}
     with pytest.raises(UnknownField, match="TextGenerationRequest has no field 'images'; images go into a VlmGenerationRequest"):

@@ -48,7 +48,14 @@ CONNECT_SECONDS = 15.0
 
 
 class Broken(Exception):
-    """The connection could not be made, or broke before the answer was whole; the words name no key and no query."""
+    """The connection could not be made, or broke before the answer was whole; the words name no key and no query.
+
+    `hint` says what to do about it, where the kind of error tells. A `lasting` one comes again until a setting is corrected.
+    """
+
+    def __init__(self, words: str, hint: str = "", *, lasting: bool = False) -> None:
+        super().__init__(words)
+        self.hint, self.lasting = hint, lasting
 
 
 class TooLong(Exception):
@@ -140,7 +147,19 @@ def _broken(error: Exception) -> Broken:
 
     if isinstance(error, aiohttp.InvalidURL):
         raise error
-    return Broken(f"{type(error).__name__}: {error}"[:300])
+    words = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return Broken(words, "check the name of the host in base_url, and that this machine can look it up; the request can be sent again")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return Broken(words, _CERTIFICATE, lasting=True)
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Broken(words, "check base_url: the server there may speak http:// and not https://", lasting=True)
+    return Broken(words)
+
+
+_CERTIFICATE = (
+    "check base_url: its certificate is not for that name, or by nobody that this machine trusts. Of an authority of your own, name the file in SSL_CERT_FILE"
+)
 
 
 class Client:

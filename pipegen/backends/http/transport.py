@@ -236,7 +236,8 @@ class Transport:
     def _trouble(self, ended: Broken | Late, waited: str) -> AttemptFailed:
         """What ended an attempt; where its time was over, it was the last."""
         if isinstance(ended, Broken):
-            return AttemptFailed(unreachable(self.access.root, self.access.scrub(str(ended))), again=True)
+            error = unreachable(self.access.root, self.access.scrub(str(ended)), ended.hint, lasting=ended.lasting)
+            return AttemptFailed(error, again=not ended.lasting)
         return AttemptFailed(self.late(waited), again=False)
 
     def late(self, waited: str) -> Timeout:

@@ -6,7 +6,6 @@ import email.utils
 import math
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from pipegen.backends.servers.reading import error_message
@@ -19,8 +18,32 @@ AGAIN = frozenset({429, 502, 503, 504})
 """The statuses after which a request is sent again: the server did not begin, or a gateway lost it."""
 _DIGITS = 18
 """Digits of a number of tokens, at most."""
-WRONG = frozenset({400, 404, 405, 409, 411, 413, 414, 415, 422, 431})
+WRONG = frozenset({400, 404, 405, 409, 410, 411, 413, 414, 415, 422, 431})
 """The statuses that blame the request."""
+KEY = "check the key: api_key, or the environment variable VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY"
+ADDRESS = "check base_url: the server there has no such route, or is another one"
+NAMED = "correct what the message names: an option of the request, a field of extra_body, or the server's dialect"
+SMALLER = "shorten the prompt, send fewer or smaller images, or raise the server's limit for the size of a request"
+HINTS: Mapping[int, str] = {
+    400: NAMED,
+    401: KEY,
+    402: "check the account that the key (api_key) belongs to",
+    403: "check the key (api_key): the server knows it or needs none, and does not allow this; the message may name what it does allow",
+    404: "check the address (base_url) and the name that the server has for the model (model, or served_model_name)",
+    405: ADDRESS,
+    407: "a proxy on the way asks for a key: check base_url, or the proxy",
+    409: "see the message: the request contradicts what the server does just now",
+    410: ADDRESS,
+    413: SMALLER,
+    414: ADDRESS,
+    415: ADDRESS,
+    422: NAMED,
+    431: "send fewer or shorter headers",
+    502: "see that the server behind the gateway runs; the request can be sent again",
+}
+"""What to do about a status, where it says so."""
+REFUSED = frozenset({*range(300, 400), 401, 402, 403, 407})
+"""The statuses that blame the settings: the same request is refused again until these are corrected."""
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
@@ -43,7 +66,8 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 def classified(server: str, reply: WireReply, ask: ServerRequest, too_long: Callable[[str], tuple[int, int] | None]) -> GenerationError:
     """The error of a refusal, in any shape; an over-long prompt is `PromptTooLong` whatever the status, with its length as pipegen knows it.
 
-    429 and 503 are `RateLimited`, 408 and 504 `Timeout`, 4xx `InvalidRequest`, and the rest `BackendFailed`.
+    429 and 503 are `RateLimited`, 408 and 504 `Timeout`, those that blame the request `InvalidRequest`, and the rest `BackendFailed`. That is `lasting` where
+    a setting is to blame, such as the key.
     """
     message, _ = error_message(reply)
     lengths = too_long(message)
@@ -56,11 +80,10 @@ def classified(server: str, reply: WireReply, ask: ServerRequest, too_long: Call
     if reply.status in (408, 504):
         return Timeout(words)
     if reply.status in WRONG:
-        return InvalidRequest(words)
-    hint = "check the key: api_key, or the environment variable that docs/servers.md names" if reply.status in (401, 403) else ""
-    if reply.status in range(300, 400):
-        hint = "redirects are not followed: give base_url the address that the server has moved to"
-    return BackendFailed(words, hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
+        return InvalidRequest(words, hint=HINTS.get(reply.status, ""))
+    moved = "redirects are not followed: give base_url the address that the server has moved to"
+    hint = moved if reply.status in range(300, 400) else HINTS.get(reply.status, "see the server's log; the request can be sent again")
+    return BackendFailed(words, hint=hint, backend=server, scope="row", lasting=reply.status in REFUSED)
 
 
 def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, int] | None:
@@ -75,7 +98,7 @@ def lengths_in(message: str, wordings: Sequence[re.Pattern[str]]) -> tuple[int, 
     return int(found["prompt"]), int(found["limit"])
 
 
-def unreachable(server: str, words: str) -> BackendFailed:
+def unreachable(server: str, words: str, hint: str = "", *, lasting: bool = False) -> BackendFailed:
     """The error of a connection that could not be made, or broke."""
-    hint = "see that a server runs there and that base_url is its address; the request can be sent again"
-    return BackendFailed(f"{server}: {words}", hint=hint, backend=server, scope="row", incident=uuid.uuid4().hex[:12])
+    hint = hint or "see that a server runs there and that base_url is its address; the request can be sent again"
+    return BackendFailed(f"{server}: {words}", hint=hint, backend=server, scope="row", lasting=lasting)

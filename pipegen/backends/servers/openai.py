@@ -190,7 +190,7 @@ def _halts(options: GenerationOptions, dialect: str) -> frozenset[str]:
 def _classify(server: str, reply: WireReply, ask: ServerRequest) -> GenerationError:
     message, holder = error_message(reply)
     if holder.get("code") == "context_length_exceeded" and _too_long(message) is None:
-        return PromptTooLong(0, 0, message=f"{server} says that the prompt is too long: {message}")
+        return PromptTooLong(ask.prompt_tokens or None, message=f"{server} says that the prompt is too long: {message}")
     return classified(server, reply, ask, _too_long)
 
 

@@ -36,7 +36,7 @@ def check_length(text: str, tokenizer: Tokenizer, limit: int | None) -> PromptTo
         if size <= UNCOUNTED_BYTES:
             return None
         message = f"the prompt has {size} bytes, and the engine's limit of tokens is unknown; the limit is then {UNCOUNTED_BYTES} bytes"
-        return PromptTooLong(0, 0, message=message, hint="shorten the prompt, or set max_prompt_tokens")
+        return PromptTooLong(message=message, hint="shorten the prompt, or set max_prompt_tokens")
     tokens = 0
     for start in range(0, len(text), PIECE):
         piece = text[start : start + PIECE].encode("utf-8", "replace").decode()  # half characters are rejected later

@@ -1,0 +1,83 @@
+"""Whose bug is it: the stage that raised, on the exception itself, as a note (PEP 678).
+
+The exception of a bug raises as it is. On its way out of a pipe it gets one note: which stage raised, and at which slot of the batch. The driver, which knows
+the requests, puts the request's name into it. So a traceback names both, and where bugs are isolated the note says whether the stage is pipegen's own.
+
+>>> from returns.result import Success
+>>> from pipegen.core.pipe import each
+>>> try:
+...     each("root", lambda n: Success(n ** 0.5)).apply((Success(4), Success("x")))
+... except TypeError as raised:
+...     print(raised.__notes__[0])
+raised by the stage 'root' at slot 1 of the batch; pg.each('root', ..., catch=(TypeError,)) fails such a request alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["StageNote", "blamed", "moved", "named", "note_of"]
+
+
+class StageNote(str):
+    """The note: its text, and what the text is made of."""
+
+    __slots__ = ("catch", "internal", "request", "row", "stage")
+
+    stage: str
+    internal: bool
+    """Whether pipegen itself made the stage."""
+    catch: str
+    """The type that `catch` of the stage would have to list; empty where it takes none."""
+    row: int | None
+    """The slot, in the batch of the pipe that the exception has come to; None where the stage works on all of them at once."""
+    request: str
+    """The request in words; empty until a driver has named it."""
+
+    def __new__(cls, stage: str, internal: bool, catch: str = "", row: int | None = None, request: str = "") -> StageNote:
+        where = request or (f"slot {row} of the batch" if row is not None else "")
+        advice = f"; pg.each({stage!r}, ..., catch=({catch},)) fails such a request alone" if catch else ""
+        self = super().__new__(cls, f"raised by the stage {stage!r}{' of pipegen' if internal else ''}{f' at {where}' if where else ''}{advice}")
+        self.stage, self.internal, self.catch, self.row, self.request = stage, internal, catch, row, request
+        return self
+
+    def __getnewargs__(self) -> Any:  # what pickle calls `__new__` with
+        return self.stage, self.internal, self.catch, self.row, self.request
+
+
+def note_of(raised: BaseException) -> StageNote | None:
+    """The note on an exception; of several, as where a stage runs a pipe of its own, the last."""
+    return next((note for note in reversed(_notes(raised)) if isinstance(note, StageNote)), None)
+
+
+def blamed(raised: Exception, note: StageNote, *, unless_noted: bool = False) -> None:
+    """Put the note on an exception. A note whose request no driver has named gives way to it, or with `unless_noted` stays: the inner stage knows better."""
+    notes = _notes(raised)
+    if not (unless_noted and any(map(_pending, notes))):
+        # Not `add_note`: an exception that is a frozen dataclass refuses it.
+        BaseException.__setattr__(raised, "__notes__", [*(one for one in notes if not _pending(one)), note])
+
+
+def moved(raised: Exception, rows: Sequence[int] | Callable[[int], int]) -> None:
+    """The batch in which the stage worked is a part of another one: count the slot as that does. `rows` says which slot each is there."""
+    note = note_of(raised)
+    if note is not None and _pending(note) and note.row is not None:
+        row = rows(note.row) if callable(rows) else rows[note.row]
+        blamed(raised, StageNote(note.stage, note.internal, note.catch, row))
+
+
+def named(raised: Exception, name: Callable[[int | None], str]) -> None:
+    """Put the request into the note, in the words that `name` has for the slot."""
+    note = note_of(raised)
+    if note is not None and _pending(note):
+        blamed(raised, StageNote(note.stage, note.internal, note.catch, note.row, name(note.row)))
+
+
+def _notes(raised: BaseException) -> list[Any]:
+    notes = getattr(raised, "__notes__", None)
+    return notes if isinstance(notes, list) else []
+
+
+def _pending(note: Any) -> bool:
+    return isinstance(note, StageNote) and not note.request

@@ -1,0 +1,176 @@
+"""The note on the exception of a bug: which stage raised, at which slot, and whose the stage is."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from returns.result import Failure, Success
+
+import pipegen as pg
+from pipegen.core.blame import StageNote, blamed, moved, named, note_of
+from pipegen.core.border import attempt
+from pipegen.core.pipe import Pipe, call
+from pipegen.testing.fake import FakeEngine
+
+
+def note(raised: BaseException) -> StageNote:
+    found = note_of(raised)
+    assert found is not None
+    return found
+
+
+def first_letter(text: str) -> str:
+    return text[0]
+
+
+def raised_by(pipe: Any, *values: Any) -> StageNote:
+    done = attempt(lambda: pipe.apply(tuple(Success(value) for value in values)))
+    return note(done.failure())
+
+
+def test_the_note_names_the_stage_and_the_slot() -> None:
+    found = raised_by(pg.pure("first", first_letter), "a", "")
+    assert found == "raised by the stage 'first' at slot 1 of the batch; pg.each('first', ..., catch=(IndexError,)) fails such a request alone"
+    assert (found.stage, found.internal, found.row) == ("first", False, 1)
+
+
+def test_among_several_stages_the_one_that_raised_is_named() -> None:
+    pipe = pg.pure("same", lambda text: text) >> pg.pure("first", first_letter) >> pg.pure("upper", str.upper)
+    assert (raised_by(pipe, "a", "b", "").stage, raised_by(pipe, "").row) == ("first", 0)
+
+
+def test_a_broken_promise_has_no_exception_to_catch() -> None:
+    found = raised_by(pg.each("none", lambda text: None), "a")  # type: ignore[arg-type,return-value]  # the very mistake
+    assert found == "raised by the stage 'none' at slot 0 of the batch"
+
+
+def whole_batch(batch: Any) -> Any:
+    raise KeyError("at once")
+    yield
+
+
+def nothing(batch: Any) -> Any:
+    return None
+    yield
+
+
+def values(batch: Any) -> Any:
+    return [slot.unwrap() for slot in batch]
+    yield
+
+
+def no_call(batch: Any) -> Any:
+    yield "call"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (whole_batch, "at once"),
+        (nothing, "own gave NoneType, not a tuple of slots"),
+        (values, "own gave str in the place of a slot: wrap it in"),
+        (no_call, "the stage 'own' yielded str, not a Call"),
+        (lambda batch: batch, "the steps of the stage 'own' gave tuple, not a generator"),
+        (lambda batch: None, "the steps of the stage 'own' gave NoneType, not a generator"),
+        (lambda batch: 1 // 0, "division"),
+    ],
+)
+def test_a_stage_of_a_whole_batch_is_named_too(steps: Any, words: str, joined: bool) -> None:
+    own: Any = Pipe("own", steps)
+    pipe = pg.pure("same", lambda text: text) >> own if joined else own
+    for texts in (("a",), ("a", "b")):
+        with pytest.raises(Exception, match=words) as caught:
+            pipe.apply(tuple(map(Success, texts)))
+        assert note(caught.value) == f"raised by the stage 'own' at {'slot 0 of the batch' if len(texts) == 1 else 'the batch'}"
+
+
+def test_a_stage_that_is_given_what_it_does_not_take_is_the_fault_of_who_put_the_pipe_together() -> None:
+    for stage in (pg.stages.decode(FakeEngine("a")), pg.stages.render(FakeEngine("a"))):
+        found = raised_by(pg.pure("same", lambda text: text) >> stage, "a", "b")
+        assert (found.stage, found.internal, found.row) == (stage.name, False, 0)
+
+
+def test_within_a_fallback_the_slot_is_that_of_the_whole_batch() -> None:
+    slow: Any = pg.each("slow", lambda text: Success(text) if text == "a" else Failure(pg.Timeout("slow")))
+    assert (found := raised_by(pg.fallback(slow, pg.pure("first", first_letter), when=pg.Timeout), "a", "b", "")).stage == "first"
+    assert found.row == 2
+    assert raised_by(pg.fallback(pg.pure("first", first_letter), slow, when=pg.Timeout), "a", "").row == 1
+
+
+def test_a_function_that_says_when_to_fall_back_is_named() -> None:
+    slow: Any = pg.each("slow", lambda text: Failure(pg.Timeout("slow")))
+    found = raised_by(pg.fallback(slow, slow, when=lambda error: error.retry_after > 1), "a")  # type: ignore[attr-defined]  # the bug
+    assert (found.stage, found.internal, found.row) == ("when of fallback(slow, slow)", False, 0)
+
+
+def test_of_a_stage_that_runs_a_pipe_of_its_own_both_are_named() -> None:
+    inner = pg.pure("inner", first_letter)
+    with pytest.raises(IndexError) as caught:
+        pg.pure("outer", lambda text: inner.apply((Success(text),))).apply((Success("a"), Success("")))
+    assert [(one.stage, one.row) for one in caught.value.__notes__] == [("inner", 0), ("outer", 1)]
+    assert note(caught.value).stage == "outer"
+
+
+def test_an_exception_that_is_raised_twice_is_named_after_the_last_time() -> None:
+    bug = ValueError("the same one")
+    blamed(bug, StageNote("first", internal=False, row=0))
+    blamed(bug, StageNote("second", internal=False, row=1))
+    assert [one.stage for one in bug.__notes__] == ["second"]
+    blamed(bug, StageNote("outer", internal=False, row=5), unless_noted=True)
+    assert [one.stage for one in bug.__notes__] == ["second"]
+
+
+def test_what_has_no_note_or_a_whole_one_is_left_alone() -> None:
+    plain = ValueError("no note")
+    moved(plain, [7])
+    named(plain, lambda row: "request 7")
+    assert note_of(plain) is None
+    odd = ValueError("notes that are none")
+    odd.__notes__ = "text"  # type: ignore[assignment]  # the very mistake
+    assert note_of(odd) is None
+    blamed(plain, StageNote("own", internal=False, row=0))
+    named(plain, lambda row: f"request {row}")
+    before = note(plain)
+    moved(plain, [7])
+    named(plain, lambda row: "another")
+    assert note(plain) is before
+
+
+def test_a_note_of_no_row_is_not_moved() -> None:
+    bug = ValueError("of a batch")
+    blamed(bug, StageNote("own", internal=False))
+    moved(bug, lambda row: row + 7)
+    assert (note(bug).row, note(bug)) == (None, "raised by the stage 'own'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that takes no attributes."""
+
+    words: str
+
+
+def test_an_exception_that_takes_no_attributes_gets_the_note_too() -> None:
+    def broken(text: str) -> str:
+        raise Frozen(text)
+
+    assert raised_by(pg.pure("broken", broken), "a").stage == "broken"
+
+
+def test_a_note_travels_with_its_exception() -> None:
+    bug = KeyError("objects")
+    bug.add_note("of the user's")
+    blamed(bug, StageNote("boxes", internal=False, catch="KeyError", row=3, request="request 3 ('Hi')"))
+    again = note(pickle.loads(pickle.dumps(bug)))
+    assert again == note(bug)
+    assert (again.stage, again.internal, again.catch, again.row, again.request) == ("boxes", False, "KeyError", 3, "request 3 ('Hi')")
+
+
+def test_every_stage_that_pipegen_makes_is_its_own() -> None:
+    tokens = pg.route(FakeEngine("a"))
+    pipes: list[Any] = [tokens, tokens.with_options({"seed": 1}), pg.scoring(tokens), pg.watched(tokens, print), pg.samples(tokens)]
+    for pipe in (*pipes, pg.fallback(tokens, tokens, when=pg.Timeout), call(FakeEngine("a"))):
+        assert [part.name for part in pipe.parts if not part.internal] == []
+    assert [part.name for part in tokens.insert(pg.pure("own", str), after="trim").parts if not part.internal] == ["own"]
