@@ -208,7 +208,7 @@ def _referred(reference: Any, root: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return _key(one) == _key(other)
+    return bool(_key(one) == _key(other))
 
 
 def _key(value: Any) -> Any:

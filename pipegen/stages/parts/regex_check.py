@@ -31,7 +31,8 @@ _CLASSES = {
 @functools.lru_cache(maxsize=1024)
 def ascii_regex(pattern: str) -> str:
     r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them. What is written out already stays as it is."""
-    parts, place, inside = [], 0, False
+    parts: list[str] = []
+    place, inside = 0, False
     while place < len(pattern):
         mark, size = pattern[place], 1
         if mark == "\\":
