@@ -174,6 +174,8 @@ def test_without_the_extra_nothing_is_asked_of_llguidance(monkeypatch: pytest.Mo
         (r"\D\W\S", r"[^0-9][^0-9A-Za-z_][^ \t\n\r\f\v]"),
         (r"[\d-][^\w.]", "[0-9-][^0-9A-Za-z_.]"),
         (r"[]\d]x\\d", r"[]0-9]x\\d"),
+        (r"a.b\.[.]", r"a[^\n]b\.[.]"),
+        (r"(?s)a.b", r"(?s)a.b"),
         (r"[+-\d]", r"[+\-0-9]"),
         (r"[^]\d\]]\[\d", r"[^]0-9\]]\[[0-9]"),
         ("\\", "\\"),
