@@ -18,7 +18,7 @@ from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, usage_of, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -30,8 +30,6 @@ from pipegen.records.options import GenerationOptions
 __all__ = ["DIALECTS", "from_event", "from_wire"]
 
 PATH = "/v1/chat/completions"
-_MANY = 2**53
-"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
@@ -65,11 +63,11 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thi
     if dialect != "plain" and chat is not None:
         more = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
-            # Where the end token is ignored, it would only be held back.
-            "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
+            "min_tokens": options.min_new_tokens,
             "stop": list(stops) or None,
             "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
-            "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
+            "ignore_eos": False,
+            "repetition_penalty": options.repetition_penalty,  # neutral where the server has another one: a checkpoint's own default must not count
             "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
             "chat_template_kwargs": {
@@ -106,12 +104,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
     found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
-    return found.map(lambda made: made or (Completion(usage=_usage(event)),))
-
-
-def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
-    usage = answer.get("usage")
-    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
+    return found.map(lambda made: made or (Completion(usage=usage_of(event.get("usage"))),))
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
@@ -147,7 +140,7 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
             text=message.get("content"),
             reasoning=reasoning,
             tool_calls=tuple([freeze(call) for call in calls]),
-            usage=_usage(answer),
+            usage=usage_of(answer.get("usage")),
             index=index,
         )
     )
