@@ -13,6 +13,7 @@ from returns.result import Failure, Success
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
+from pipegen.backends.servers.openai import asks_to_think
 from pipegen.backends.servers.server import SPARE
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
@@ -28,7 +29,7 @@ from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
 from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
-from pipegen.stages.parts.reasoning import thinking_unfinished
+from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed
@@ -307,7 +308,15 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         return Failure(UnsupportedOption(f"{shown(self.name)} {words}", option=option, hint=hint))
 
     def result(self, answer: ChatOutput, route: str) -> Slot[GenerationResult]:
-        """The finished result of a row's answer, cut and trimmed."""
+        """The finished result of a row's answer, cut and trimmed.
+
+        A server without a reasoning parser holds a form from the first token, so that nothing is thought: its answer is no answer to a request for both.
+        """
+        thought = answer.reasoning or answer.tool_calls or self.name == "openai_chat"
+        if answer.job.options.structured is not None and not thought and asks_to_think(answer.job.options, self.sender.extra_body):
+            unthought = thinking_beside_form(answer.job.options)
+            if unthought is not None:
+                return Failure(unthought.with_fields(hint=f"start the server with a reasoning parser (--reasoning-parser), or {unthought.hint}"))
         return result_of(answer, route, self.plugins, self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:

@@ -26,8 +26,9 @@ from pipegen.records.engine_list import shown
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
+from pipegen.stages.parts.reasoning import thinking_beside_form
 
-__all__ = ["DIALECTS", "from_event", "from_wire"]
+__all__ = ["DIALECTS", "asks_to_think", "from_event", "from_wire"]
 
 PATH = "/v1/chat/completions"
 
@@ -154,8 +155,23 @@ def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Serve
     return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
 
 
-def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
+def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:
+    """Whether a server is asked to think: by the option, or by a field of `extra_body`.
+
+    >>> asks_to_think(GenerationOptions(), {"chat_template_kwargs": {"enable_thinking": True}})
+    True
+    """
+    variables = extra_body.get("chat_template_kwargs")
+    switches = (variables if isinstance(variables, Mapping) else {}, extra_body, {"enable_thinking": options.chat is not None and options.chat.enable_thinking})
+    return any(one.get("enable_thinking") is True for one in switches)
+
+
+def _unsupported(ask: ServerRequest, dialect: str, facts: Facts) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
+    if dialect == "sglang" and facts.about.get("reasoning_parser", "") is None and asks_to_think(ask.options, ask.extra_body):
+        unthought = thinking_beside_form(ask.options)  # SGLang says that it has no reasoning parser, which would hold the form back
+        if unthought is not None:
+            return unthought
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or use sglang_server")
@@ -193,7 +209,7 @@ def _too_long(message: str) -> tuple[int, int] | None:
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
     def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
-        refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect)
+        refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect, facts)
         if refusal is not None:
             return Failure(refusal)
         return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))

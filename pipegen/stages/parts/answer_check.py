@@ -210,8 +210,8 @@ def _form(answer: Answer, options: GenerationOptions) -> Finding | None:
     wrong = wrong_form(answer.text, options.structured, complete=answer.finish == "stop" and not answer.stops, stripped=stripped)
     if wrong:
         return Finding("form", wrong)
-    spaces = len(answer.text) - len(answer.text.rstrip()) if answer.finish == "length" and options.structured.json_schema is not None else 0
-    if spaces >= max(_SPACES, len(answer.text) / 2) and wrong_form(f"{answer.text}|", options.structured, complete=False):
+    spaces = _spaces_within(answer.text) if answer.finish == "length" and options.structured.json_schema is not None else 0
+    if spaces >= max(_SPACES, len(answer.text) / 2):
         words = f"the JSON ran into white space until its length ended it: {spaces} of {len(answer.text)} characters"
         return Finding("form", words, _NO_SPACES)
     return None
@@ -254,6 +254,17 @@ def wrong_form(text: str, form: StructuredOptions, *, complete: bool = True, str
     wrong = wrong_in_json(value, json.loads(str(form.json_schema)))
     number_goes_on = not complete and type(value) in (int, float)
     return f"the JSON is not as its schema says, {wrong}" if wrong and not number_goes_on else ""
+
+
+def _spaces_within(text: str) -> int:
+    """How many characters of white space a JSON text ends with that is neither whole nor within a string."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as refusal:
+        return 0 if refusal.msg.startswith("Unterminated string") else len(text) - len(text.rstrip())
+    except (ValueError, RecursionError):  # it cannot be read here
+        pass
+    return 0
 
 
 class _NoNumber(ValueError):

@@ -71,6 +71,12 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         ({"text": "ye", "finish": "stop"}, {"structured": {"choice": ("yes", "no")}}, ["form"]),
         ({"text": "ye", "finish": "stop", "stops": True}, {"structured": {"choice": ("yes", "no")}}, []),
         ({"text": "maybe", "finish": "stop"}, {"structured": {}}, []),
+        ({"text": "[1," + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, ["form"]),
+        ({"text": "[1, 2, 3" + " " * 15, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": "[1]" + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": '["' + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": "1" * 5000, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"token_ids": (5, 2, 6), "finish": "stop", "ending_ids": frozenset({2})}, EIGHT, []),  # the end is cut here
         ({"text": "yes", "finish": "stop"}, {"structured": {"choice": ("yes ",)}, "decode": {"strip_whitespace": True}}, []),
     ],
 )
