@@ -240,7 +240,10 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
             refuses(route, options, name)
             continue
         formed, beside = [chat(text, options) for text in PROMPTS], [chat(text) for text in PROMPTS]
-        results = answers(run(route, [*formed, *beside], greedy()))
+        slots = run(route, [*formed, *beside], greedy())
+        for slot in slots[: len(PROMPTS)]:
+            expect(is_ok(slot), f"{name}={form!r} is not honoured: {error_of(slot)}")
+        results = answers(slots)
         for result in results[: len(PROMPTS)]:
             expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
         unchanged = not honours(route, "repeatable") or all(map(same, results[len(PROMPTS) :], free))
