@@ -76,7 +76,8 @@ def matches(pattern: str, text: str, *, cut: bool = False) -> bool | None:
     matcher = _matcher(pattern)
     if matcher is not None:
         reader, data = matcher.deep_copy(), list(text.encode("utf-8", "surrogatepass"))
-        return bool(reader.try_consume_tokens(data) == len(data) and (cut or reader.is_accepting()))
+        read = reader.try_consume_tokens(data)
+        return None if reader.is_error() else bool(read == len(data) and (cut or reader.is_accepting()))  # an error: the pattern is too large for it
     compiled = None if cut else _compiled(pattern)
     return None if compiled is None or len(text) > _LONGEST else compiled.fullmatch(text) is not None
 

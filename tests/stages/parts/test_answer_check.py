@@ -164,6 +164,7 @@ def test_a_pattern_that_llguidance_does_not_take_is_left_to_python() -> None:
     pytest.importorskip("llguidance")
     assert [regex_check.matches(r"\bab", text) for text in ("ab", "b")] == [True, False]
     assert regex_check.matches("\ud800", "a") is False
+    assert regex_check.matches("((a{1000}){1000}){1000}", "aa") is False
 
 
 def test_without_the_extra_nothing_is_asked_of_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
