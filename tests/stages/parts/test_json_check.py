@@ -1,0 +1,71 @@
+"""What of a value a JSON Schema does not allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipegen.stages.parts.json_check import wrong_in_json
+
+LIST = {"$defs": {"list": {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}, "additionalProperties": False}}, "$ref": "#/$defs/list"}
+CASES: list[tuple[Any, list[Any], list[Any]]] = [
+    (True, [1], []),
+    (False, [], [1]),
+    ({"type": "integer"}, [1, 1.0], [1.5, True, "1"]),
+    ({"type": "number"}, [1, 1.5], [True, None]),
+    ({"type": ["null", "boolean"]}, [None, True], [0]),
+    ({"type": "strange"}, [1], []),
+    ({"type": 5}, [1], []),
+    ({"type": "array"}, [[]], [{}]),
+    ({"enum": [1, "a", [True]]}, [1.0, "a", [True]], [True, [1]]),
+    ({"const": {"a": 1}}, [{"a": 1.0}], [{"a": True}]),
+    ({"minimum": 1, "exclusiveMaximum": 3}, [1, 2.5, "x", True], [0, 3]),
+    ({"maximum": 1, "exclusiveMinimum": -1}, [1], [-1, 2]),
+    ({"multipleOf": 3}, [6], [7]),
+    ({"multipleOf": 0.1}, [0.3, 1e300 * 1e300], [0.35]),
+    ({"multipleOf": 0}, [7], []),
+    ({"minLength": 2, "maxLength": 3}, ["ab"], ["a", "abcd"]),
+    ({"pattern": r"^\d+$"}, ["12", 5], ["a", "٢"]),
+    ({"pattern": "(a+)+$"}, ["b"], []),
+    ({"minItems": 1, "maxItems": 2, "uniqueItems": True}, [[1, True]], [[], [1, 2, 3], [1, 1.0]]),
+    ({"minProperties": 1, "maxProperties": 1}, [{"a": 1}], [{}, {"a": 1, "b": 2}]),
+    ({"required": ["a", 5]}, [{"a": 1}, []], [{}]),
+    ({"dependentRequired": {"a": ["b"]}}, [{"a": 1, "b": 1}, {}], [{"a": 1}]),
+    ({"dependentSchemas": {"a": {"required": ["b"]}}}, [{"a": 1, "b": 1}, {}], [{"a": 1}]),
+    ({"properties": {"a": {"type": "null"}}, "additionalProperties": False}, [{"a": None}], [{"a": 1}, {"b": 1}]),
+    ({"additionalProperties": {"type": "null"}}, [{"a": None}], [{"a b": 1}]),
+    ({"patternProperties": {"^x": {"type": "null"}}, "additionalProperties": False}, [{"xa": None}], [{"xa": 1}, {"b": 1}]),
+    ({"patternProperties": {"(x+)+": {"type": "null"}}, "additionalProperties": False}, [{"b": 1}], []),
+    ({"propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}]),
+    ({"items": {"type": "null"}}, [[None], "x"], [[1]]),
+    ({"prefixItems": [{"type": "null"}], "items": False}, [[None]], [[1], [None, 1]]),
+    ({"items": [{"type": "null"}], "additionalItems": {"type": "string"}}, [[None, "a"]], [[1], [None, 1]]),
+    ({"contains": {"type": "null"}, "maxContains": 1}, [[None, 1]], [[1], [None, None]]),
+    ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, [3], [2, "x"]),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, [3, None], ["x"]),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, [2, 3.5], [3]),
+    ({"oneOf": [{"type": "string"}, {"format": "date"}]}, ["x"], []),
+    ({"not": {"type": "null"}}, [1], [None]),
+    ({"not": {"allOf": [{"format": "date"}]}}, ["x"], []),
+    ({"if": {"type": "integer"}, "then": {"minimum": 3}, "else": {"type": "null"}}, [3, None], [2, "x"]),
+    (LIST, [{"next": {"next": {}}}], [{"next": {"other": 1}}, {"next": 1}]),
+    ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, [None], [1]),
+    ({"$ref": "#/allOf/7", "allOf": [{}]}, [1], []),
+    ({"$ref": "https://example.com/other"}, [1], []),
+    ({"$ref": 5}, [1], []),
+    ({"$ref": "#"}, [1], []),
+    ({"$defs": {"a/b~": {"type": "null"}}, "$ref": "#/$defs/a~1b~0"}, [None], [1]),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CASES)
+def test_a_schema_allows_what_it_says(schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    assert [wrong_in_json(value, schema) for value in right] == [""] * len(right)
+    assert all(wrong_in_json(value, schema) for value in wrong)
+
+
+def test_the_words_name_the_place() -> None:
+    schema = {"properties": {"a": {"items": {"properties": {"b c": {"type": "string"}}}}}}
+    assert wrong_in_json({"a": [{}, {"b c": 5}]}, schema) == 'at $.a[1]["b c"]: 5 is not of type string'
+    assert len(wrong_in_json("x" * 1000, {"const": 1})) < 200
