@@ -227,8 +227,10 @@ def _begun(job: Job[Any] | Run, files: Files) -> None:
     command = Command(source, question.prompt, question.system, root, load.model, files.brief, columns.fields, kept, question.images, *more)
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
-        why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
-        say(f"{files.job}: {job.before} finished before{why}")
+        alike, others = job.made_before
+        these = {0: "none was made with these settings", 1: "1 was made with these settings and is reused"}
+        words = [these.get(alike, f"{alike} were made with these settings and are reused")] if others else []
+        say("; ".join([f"{files.job}: {job.before} finished before", *words, *(f"{count} with {what}" for count, what in others)]))
 
 
 def _finished(

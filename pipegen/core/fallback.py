@@ -73,6 +73,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         opens=sampling is not None,
         closes=sampling is not None,
         routes=first.routes + second.routes,
+        version=f"({first.stages} | {second.stages}) when {', '.join(sorted(kind.__name__ for kind in kinds)) or getattr(when, '__qualname__', '')}",
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
     )
 

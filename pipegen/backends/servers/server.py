@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,6 +65,15 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """That of the checkpoint here; of a server whose weights are not here, its address and the model's name there too."""
         own = self._checkpoint.identity
         return own if self._checkpoint.has_weights else f"{own} {self.address}"
+
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        """See `DependsOn`. The server is taken to run the checkpoint as it is here, if it is asked for it by its own name."""
+        values = self._checkpoint.resolved(self.asked_settings())
+        if values["served_model_name"] == self.sender.named:
+            del values["served_model_name"]
+        where = {} if self._checkpoint.has_weights else {"base_url": self.sender.access.root}
+        return {"model": self._checkpoint.identity, **where, **values}
 
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
