@@ -25,13 +25,14 @@ __all__ = ["Made", "changes", "made_before", "note_run", "settings_of"]
 _RUNS = 64
 """So many runs with different settings are remembered."""
 _UNSET = "not set"
+_MODEL = "the model"
 
 
 class Made(NamedTuple):
     """How many rows were finished when a run began, and with which settings they were made."""
 
     alike: int
-    """Those that were made with the settings of this run: they are reused."""
+    """Those that were made with the settings of this run: they are reused. Where no run had others, these are all, those with options of their own too."""
     others: tuple[tuple[int, str], ...]
     """The others: how many, and with what, in words."""
 
@@ -64,14 +65,19 @@ def note_run(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], Ma
     if before is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
-    runs = dict(before.get("runs", {}))
+    runs, earlier = dict(before.get("runs", {})), _has_earlier(before)
     settings = {**settings, "engines": _settled(settings["engines"], [run["engines"] for run in reversed(runs.values())])}
     mark = mark_of(settings)
     if mark not in runs or strict_json.dump({name: before.get(name) for name in settings}) != strict_json.dump(settings):  # to Python 1 is equal to true
         runs.pop(mark, None)
         runs = dict([*runs.items()][1 - _RUNS :])
-        write_settings(folder, {**settings, "runs": {**runs, mark: settings}})
+        write_settings(folder, {**settings, "runs": {**runs, mark: settings}, **({"earlier": True} if earlier else {})})
     return settings, before
+
+
+def _has_earlier(before: Mapping[str, Any]) -> bool:
+    """Whether the folder was begun by a version of pipegen whose keys have no marks."""
+    return "engines" not in before or "earlier" in before
 
 
 def _settled(now: Sequence[Mapping[str, Any]], before: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
@@ -90,12 +96,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
     >>> run = {"engines": [{"model": "a"}], "pipeline": "hf", "plugins": [], "version": "", "options": {}}
     >>> changes(run, {**run, "engines": [{"model": "b", "dtype": "float16"}], "options": {"temperature": 0.7, "top_p": 1.0}})
-    ["the model was 'a', is 'b'", "dtype was not set, is 'float16'", 'temperature was 0.0, is 0.7']
+    ['the model is another', "dtype was not set, is 'float16'", 'temperature was 0.0, is 0.7']
     """
-    return [_EARLIER] * ("engines" not in before) + [f"{name} was {was}, is {now}" for name, was, now in _differences(before, now)]
-
-
-_EARLIER = "the rows are of an earlier version of pipegen"
+    words = ["the rows before are of an earlier version of pipegen"] if "engines" not in before else []
+    return words + [f"{name} is another" if name.endswith(_MODEL) else f"{name} was {was}, is {new}" for name, was, new in _differences(before, now)]
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> Iterator[tuple[str, str, str]]:
@@ -109,7 +113,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: 
         for name in {**first, **second}:
             was, new = (json.dumps(values.get(name, _UNSET), sort_keys=True) for values in (first, second))
             if was != new:  # to Python 1 is equal to true
-                yield words + ("the model" if name == "model" else name), *(_shown(values.get(name, _UNSET)) for values in (first, second))
+                yield words + (_MODEL if name == "model" else name), *(_shown(values.get(name, _UNSET)) for values in (first, second))
 
 
 def _shown(value: Any) -> str:
@@ -128,24 +132,23 @@ def made_before(finished: Finished, before: Mapping[str, Any] | None, now: Mappi
     if before is None or not len(finished):
         return Made(0, ())
     mark, runs = mark_of(now), before.get("runs", {})
-    if [*runs] == [mark]:  # there was no other run
+    if [*runs] == [mark] and not _has_earlier(before):  # there was no other run
         return Made(len(finished), ())
     shared = {known[:SHARED_MARK]: run for known, run in [*runs.items(), (mark, now)]}
+    names = {name.encode(): name for name in (*runs, mark, *shared)}
     counts: Counter[str] = Counter()
     for full in finished.marks():
-        counts[full if full in runs or full == mark else full[:SHARED_MARK]] += 1
-    alike, others = counts.pop(mark, 0), []
-    own = counts.pop(mark[:SHARED_MARK], 0)
-    for known, count in counts.most_common():
-        if known in runs:
-            others.append((count, _words(runs[known], now)))
-        elif known in shared:
-            others.append((count, f"{_words(shared[known], now, options=False)}, and options of their own"))
-    unknown = sum(count for known, count in counts.items() if known not in runs and known not in shared)
+        counts[names.get(full) or names.get(full[:SHARED_MARK], "")] += 1
+    alike, own, unknown = (counts.pop(name, 0) for name in (mark, mark[:SHARED_MARK], ""))
+    others = [
+        (count, _words(runs[name], now) if name in runs else f"{_words(shared[name], now, options=False)}, and options of their own")
+        for name, count in counts.most_common()
+    ]
     others += [(own, "options of their own, reused where they are asked for again")] * bool(own)
-    others += [(unknown, "settings that job.json does not name: an earlier version of pipegen made them")] * bool(unknown)
+    others += [(unknown, "settings that job.json does not name, such as those of an earlier version of pipegen")] * bool(unknown)
     return Made(alike, tuple(others))
 
 
 def _words(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> str:
-    return ", ".join(f"{name} {was} (now {new})" for name, was, new in _differences(before, now, options=options))
+    differences = _differences(before, now, options=options)
+    return ", ".join("another model" if name.endswith(_MODEL) else f"{name} {was} (now {new})" for name, was, new in differences)

@@ -96,12 +96,12 @@ class Finished:
         del values["key"]
         return values
 
-    def marks(self) -> Iterator[str]:
-        """The end of each key, which tells with what settings the row was made (see `pipegen.jobs.history`). Takes a microsecond a row."""
-        files, mask = [stream.fileno() for stream in self._files], (1 << _OFFSET_BITS) - 1
+    def marks(self) -> Iterator[bytes]:
+        """The end of each key, which tells with what settings the row was made (see `pipegen.jobs.history`)."""
+        files, mask, start, pread = [stream.fileno() for stream in self._files], (1 << _OFFSET_BITS) - 1, _KEY.stop - MARK, os.pread
         with refused(self.folder, "read"):
             for place in self._index.values():
-                yield os.pread(files[place >> _OFFSET_BITS], MARK, (place & mask) + _KEY.stop - MARK).decode("ascii", "replace")
+                yield pread(files[place >> _OFFSET_BITS], MARK, (place & mask) + start)
 
     def close(self) -> None:
         """Let go of the files."""
