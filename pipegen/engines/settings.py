@@ -351,7 +351,7 @@ def settings_of(config: ModelLoadConfig) -> Any:
 
 
 @functools.cache
-def changes_of(kind: type[Any]) -> Mapping[str, Changes | None]:
+def changes_of(kind: type) -> Mapping[str, Changes | None]:
     """What each setting of a record changes of the answers; None where the record does not say.
 
     >>> changes_of(HFSettings)["batch_size"].name, changes_of(HFSettings)["dtype"].name
@@ -370,7 +370,7 @@ def that_change_answers(settings: Any) -> dict[str, Any]:
     >>> that_change_answers(ChatServerSettings("m", extra_body={"user": "me", "seed_token": "s", "n": {"b": 1, "a": None}}))
     {'extra_body': {'n': {'a': None, 'b': 1}, 'seed_token': 'secret a27592ee'}}
     """
-    kind = type(settings)
+    kind: Any = type(settings)
     changes = changes_of(kind)
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(kind) if changes[field.name] is Changes.ANSWERS}
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pipegen.core.errors import CallFailed
 from pipegen.core.pipe import Pipe
-from pipegen.engines.protocol import Answers, DependsOn, answers_depend_on
+from pipegen.engines.protocol import Answers, answers_depend_on
 from pipegen.jobs.journal import Finished, read_settings, write_settings
 from pipegen.jobs.keys import SHARED_MARK, mark_of
 from pipegen.records import strict_json
@@ -40,7 +40,7 @@ class Made(NamedTuple):
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
     """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
     try:
-        engines = [owned for owned in route.owns if isinstance(owned, (Answers, DependsOn))]
+        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
     except CallFailed as failure:
         raise failure.error from failure
@@ -104,20 +104,22 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: bool = True) -> Iterator[tuple[str, str, str]]:
     """The names and the two values of what differs."""
-    engines = zip_longest(before.get("engines", now["engines"]), now["engines"], fillvalue={})
-    pairs = [("" if number == 1 else f"engine {number}: ", *engine) for number, engine in enumerate(engines, 1)]
-    pairs.append(("", *({name: run[name] for name in ("pipeline", "plugins", "version")} for run in (before, now))))
+    both: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []
+    for number, (was, new) in enumerate(zip_longest(before.get("engines", now["engines"]), now["engines"]), 1):
+        both.append(("" if number == 1 else f"engine {number}: ", was or {}, new or {}))
+    shared = [{name: run.get(name, _UNSET) for name in ("pipeline", "plugins", "version")} for run in (before, now)]
+    both.append(("", shared[0], shared[1]))
     if options:
-        pairs.append(("", *(_resolved(run["options"]) for run in (before, now))))
-    for words, first, second in pairs:
+        both.append(("", _resolved(before.get("options", {})), _resolved(now["options"])))
+    for words, first, second in both:
         for name in {**first, **second}:
-            was, new = (json.dumps(values.get(name, _UNSET), sort_keys=True) for values in (first, second))
-            if was != new:  # to Python 1 is equal to true
-                yield words + (_MODEL if name == "model" else name), *(_shown(values.get(name, _UNSET)) for values in (first, second))
+            was, new = first.get(name, _UNSET), second.get(name, _UNSET)
+            if json.dumps(was, sort_keys=True) != json.dumps(new, sort_keys=True):  # to Python 1 is equal to true
+                yield words + (_MODEL if name == "model" else name), _shown(was), _shown(new)
 
 
 def _shown(value: Any) -> str:
-    return value if value is _UNSET else f"{value!r:.60}"
+    return _UNSET if value is _UNSET else f"{value!r:.60}"
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:

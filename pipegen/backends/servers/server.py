@@ -68,12 +68,19 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
 
     @property
     def depends_on(self) -> Mapping[str, Any]:
-        """See `DependsOn`. The server is taken to run the checkpoint as it is here, if it is asked for it by its own name."""
-        values = self._checkpoint.resolved(self.asked_settings())
+        """See `DependsOn`. The server is taken to run the checkpoint as its files say, where it is asked for it by its own name.
+
+        Of float32, vLLM and SGLang make another type, unless they are told not to: which one, is not known.
+        """
+        checkpoint = self._checkpoint
+        values = checkpoint.resolved(self.asked_settings())
         if values["served_model_name"] == self.sender.named:
             del values["served_model_name"]
-        where = {} if self._checkpoint.has_weights else {"base_url": self.sender.access.root}
-        return {"model": self._checkpoint.identity, **where, **values}
+        if not checkpoint.has_weights:
+            values["base_url"] = self.sender.access.root
+        elif checkpoint.own_dtype == "float32":
+            values["dtype"] = "the server's"
+        return {"model": checkpoint.identity, **values}
 
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
