@@ -203,7 +203,6 @@ class VLLMSettings(WeightSettings):
     rows: ClassVar[str] = "max_num_seqs"
     unchanging: ClassVar[frozenset[str]] = frozenset(
         [
-            "block_size",
             "cpu_offload_gb",
             "data_parallel_size",
             "disable_log_stats",
