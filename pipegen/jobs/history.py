@@ -112,10 +112,18 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], *, options: 
     if options:
         both.append(("", _resolved(before.get("options", {})), _resolved(now["options"])))
     for words, first, second in both:
-        for name in {**first, **second}:
-            was, new = first.get(name, _UNSET), second.get(name, _UNSET)
-            if json.dumps(was, sort_keys=True) != json.dumps(new, sort_keys=True):  # to Python 1 is equal to true
-                yield words + (_MODEL if name == "model" else name), _shown(was), _shown(new)
+        yield from _unlike(words, first, second)
+
+
+def _unlike(words: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What differs of two mappings, whose names these words precede; in mappings within them, by the names there."""
+    for name in {**first, **second}:
+        was, new = first.get(name, _UNSET), second.get(name, _UNSET)
+        inner = [{} if value is _UNSET else value for value in (was, new)]
+        if all(isinstance(value, Mapping) for value in inner) and any(inner):
+            yield from _unlike(f"{words}{name}.", *inner)
+        elif json.dumps(was, sort_keys=True) != json.dumps(new, sort_keys=True):  # to Python 1 is equal to true
+            yield words + (_MODEL if name == "model" else name), _shown(was), _shown(new)
 
 
 def _shown(value: Any) -> str:

@@ -70,7 +70,9 @@ def test_rows_with_options_of_their_own_are_told_apart(tmp_path: Path) -> None:
     [
         ({}, {"dtype": "float16"}, "dtype not set (now 'float16')"),
         ({"served_model_name": "m2"}, {"served_model_name": "m-lora"}, "served_model_name 'm2' (now 'm-lora')"),
-        ({"extra_body": {"n": 1}}, {"extra_body": {"n": True}}, "extra_body {'n': 1} (now {'n': True})"),
+        ({"extra_body": {"n": 1}}, {"extra_body": {"n": True}}, "extra_body.n 1 (now True)"),
+        ({}, {"extra_body": {"a": {"b": "c"}}}, "extra_body.a.b not set (now 'c')"),
+        ({}, {"extra_body": {"a": {}}}, "extra_body.a not set (now {})"),
         ({"model": "a"}, {"model": "b", "dtype": "float16"}, "another model, dtype not set (now 'float16')"),
     ],
 )
