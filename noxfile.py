@@ -48,6 +48,7 @@ CORE = (
     "drivers/scoring",
     "drivers/streaming",
     "engines/capabilities",
+    "jobs/history",
     "jobs/journal",
     "jobs/keys",
     "jobs/new_file",

@@ -46,6 +46,8 @@ __all__ = ["Files", "run_generate"]
 
 BUG = 3
 """The exit code where a bug of pipegen's failed a request."""
+_OTHERS = 3
+"""Other settings of finished rows, of which a run speaks."""
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit codes as a shell gives them for SIGINT and SIGPIPE."""
 
@@ -227,8 +229,12 @@ def _begun(job: Job[Any] | Run, files: Files) -> None:
     command = Command(source, question.prompt, question.system, root, load.model, files.brief, columns.fields, kept, question.images, *more)
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
-        why = f", none of which can be reused: {'; '.join(job.changed)}" if job.changed else ""
-        say(f"{files.job}: {job.before} finished before{why}")
+        alike, others = job.made_before
+        these = {0: "none was made with these settings", 1: "1 was made with these settings and is reused"}
+        words = [these.get(alike, f"{alike} were made with these settings and are reused")] if others else []
+        words += [f"{count} with {what}" for count, what in others[:_OTHERS]]
+        words += [f"{sum(count for count, _ in others[_OTHERS:])} with others"] if len(others) > _OTHERS else []
+        say("; ".join([f"{files.job}: {job.before} finished before", *words]))
 
 
 def _finished(

@@ -89,6 +89,7 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
         closes=sampling is not None,
         routes=first.routes + second.routes,
         among=lambda before, after: fallback(first.placed(before, after), second.placed(before, after), when=when),
+        version=f"({first.stages} | {second.stages}) when {', '.join(sorted(kind.__name__ for kind in kinds)) or getattr(when, '__qualname__', '')}",
         rebind=lambda new: fallback(first.rebound(new), second.rebound(new), when=when),
     )
 

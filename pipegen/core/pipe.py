@@ -99,6 +99,8 @@ class Pipe(Generic[A_contra, B_co]):
     """Of a stage whose work depends on the others of its pipe: the same stage among those before it and those after it."""
     routes: tuple[str, ...] = field(default=(), kw_only=True)
     """The names that results carry which come from here."""
+    version: str = field(default="", kw_only=True)
+    """What it does, where its name does not say it, for the keys of a job's rows."""
     rebind: Callable[[Rebinding], Pipe[Any, Any]] | None = field(default=None, kw_only=True)
     """Of a stage that is bound to an engine or a name: the same stage, bound to others."""
 
@@ -110,6 +112,11 @@ class Pipe(Generic[A_contra, B_co]):
     def parts(self) -> tuple[Pipe[Any, Any], ...]:
         """The stages that were joined, in order; a single stage is its own only part."""
         return self.steps.parts if isinstance(self.steps, Joined) else (self,)
+
+    @property
+    def stages(self) -> str:
+        """The names of its stages, with what else they do: of two pipes that differ in it, a job reuses no rows."""
+        return " >> ".join(f"{part.name} {part.version}".strip() for part in self.parts)
 
     def __rshift__(self, then: Pipe[B_co, C]) -> Pipe[A_contra, C]:
         """Join: what this pipe returns goes into `then`. Raises `TypeError` for what is no pipe.

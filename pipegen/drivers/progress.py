@@ -7,7 +7,7 @@ with pg.backends.hf("embedded") as route:
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from pipegen.core.parallel import read_in_thread
 from pipegen.core.pipe import Parts, Pipe, Rebinding
 from pipegen.core.slots import Slot
 from pipegen.drivers.events import Event, aevents_of, events_of
-from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade
+from pipegen.engines.protocol import GeneratesByStream, RowDone, TokensMade, answers_depend_on
 
 __all__ = ["Progress", "watched"]
 
@@ -124,6 +124,10 @@ class _Watched:
     @property
     def name(self) -> str:
         return self._engine.name
+
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        return answers_depend_on(self._engine)
 
     def generate(self, inputs: Sequence[Any]) -> Sequence[Slot[Any]]:
         count = self._count(inputs)

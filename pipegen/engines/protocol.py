@@ -7,7 +7,7 @@ loading weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from immutabledict import immutabledict
@@ -31,6 +31,7 @@ __all__ = [
     "AsyncScoresTokens",
     "AsyncStreamBackend",
     "Backend",
+    "DependsOn",
     "Engine",
     "GeneratesByStream",
     "RowDone",
@@ -40,6 +41,7 @@ __all__ = [
     "TextMade",
     "TokenEngine",
     "TokensMade",
+    "answers_depend_on",
     "missing_members",
     "require_token_engine",
     "takes_tokens",
@@ -90,6 +92,27 @@ class Answers(Protocol):
 
     @property
     def plugins(self) -> tuple[Plugin, ...]: ...
+
+
+@runtime_checkable
+class DependsOn(Protocol):
+    """An engine whose answers depend on more than its model."""
+
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        """All that its answers depend on, besides a request and its options, as plain data without secrets: `model`, and the settings that change answers.
+
+        Values are resolved, and what is the default is left out; so `auto` and what it stands for are equal, and so are engines that compute the same.
+        None is the value of what only a server could say, and has not.
+        """
+        ...
+
+
+def answers_depend_on(backend: Any) -> Mapping[str, Any]:
+    """What the answers of a backend depend on: by its `depends_on`, else by its `identity`, else by its name."""
+    if isinstance(backend, DependsOn):
+        return backend.depends_on
+    return {"model": backend.identity if isinstance(backend, Answers) else backend.name}
 
 
 class TokenEngine(Backend[Encoded, Raw], Protocol):

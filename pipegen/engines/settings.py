@@ -1,7 +1,7 @@
 """The settings of every kind of engine: each is declared here once, with its type, its check, its default and one line of help.
 
 The functions of `pipegen.backends`, `ModelLoadConfig`, the flags of the command line, the keys of chat files and their JSON Schema are made of these
-records.
+records. Each setting also says what of the answers it `Changes`: a job's rows are known by the settings that change their answers.
 
 >>> HFSettings("embedded", batch_size=8).batch_size
 8
@@ -12,6 +12,8 @@ records.
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import os
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -27,6 +29,7 @@ from pipegen.records.fields import (
     help_of,
     integer,
     mapping,
+    metadata_of,
     nearest,
     non_empty_string,
     number,
@@ -42,6 +45,7 @@ from pipegen.records.secret import Secret, revealed, secretive
 __all__ = [
     "FALLBACK_WHEN",
     "SETTINGS",
+    "Changes",
     "ChatServerSettings",
     "EngineSettings",
     "FallbackSettings",
@@ -50,10 +54,12 @@ __all__ = [
     "ServerSettings",
     "TokenServerSettings",
     "VLLMSettings",
+    "changes_of",
     "config_of",
     "fields_of",
     "nearest_setting",
     "settings_of",
+    "that_change_answers",
 ]
 
 PathOrName: TypeAlias = str | os.PathLike[str]
@@ -104,6 +110,14 @@ def nearest_setting(name: str, known: Collection[str]) -> str:
     return f"; did you mean {_ELSEWHERE[name]!r}?" if _ELSEWHERE.get(name, "") in known else nearest(name, known)
 
 
+class Changes(enum.Enum):
+    """What of the answers another value of a setting changes."""
+
+    ANSWERS = "the value is part of the key of a job's rows, where it is not the default"
+    MODEL = "it says which model answers: that is part of the key, by its content where its files are here, and not by how it is called"
+    NOTHING = "it only says where, how fast and how often the same is computed or asked: it is no part of the key"
+
+
 @record
 class EngineSettings:
     """What the settings of every engine have."""
@@ -111,8 +125,10 @@ class EngineSettings:
     __slots__ = ()
     rows: ClassVar[str] = "batch_size"
     """The setting that `batch_size` of `ModelLoadConfig` is."""
-    model: Annotated[PathOrName, path, "A local folder, a hub name, or `embedded`; for a chat server, the name that it has there."] = dataclasses.field(
-        kw_only=False
+    unchanging: ClassVar[frozenset[str]] = frozenset()
+    """The entries of `engine_kwargs` or `extra_body` that change nothing of the answers; every other entry changes them."""
+    model: Annotated[PathOrName, path, Changes.MODEL, "A local folder, a hub name, or `embedded`; for a chat server, the name that it has there."] = (
+        dataclasses.field(kw_only=False)
     )
 
     @classmethod
@@ -126,9 +142,11 @@ class CheckpointSettings(EngineSettings):
     """How a checkpoint is read."""
 
     __slots__ = ()
-    variant: Annotated[Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm"), "Load it as a text or as a vision model; `auto` finds out."] = "auto"
-    revision: Annotated[str | None, non_empty_string, "The hub's revision."] = None
-    trust_remote_code: Annotated[bool, boolean, "Run code that comes with the model."] = False
+    variant: Annotated[
+        Literal["auto", "text", "vlm"], one_of("auto", "text", "vlm"), Changes.ANSWERS, "Load it as a text or as a vision model; `auto` finds out."
+    ] = "auto"
+    revision: Annotated[str | None, non_empty_string, Changes.MODEL, "The hub's revision."] = None
+    trust_remote_code: Annotated[bool, boolean, Changes.ANSWERS, "Run code that comes with the model."] = False
 
 
 @record
@@ -136,25 +154,45 @@ class WeightSettings(CheckpointSettings):
     """How weights are loaded in this process."""
 
     __slots__ = ()
-    dtype: Annotated[str, _dtype, "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`."] = "auto"
-    adapter: Annotated[PathOrName | None, path, "A LoRA adapter: folder or hub name (needs peft)."] = None
-    engine_kwargs: Annotated[Mapping[str, Any], secretive, "Further arguments of the engine. Keys and tokens among them are not shown."] = immutabledict()
+    dtype: Annotated[str, _dtype, Changes.ANSWERS, "`auto` (the checkpoint's own), `bfloat16`, `float16` or `float32`."] = "auto"
+    adapter: Annotated[PathOrName | None, path, Changes.MODEL, "A LoRA adapter: folder or hub name (needs peft)."] = None
+    engine_kwargs: Annotated[Mapping[str, Any], secretive, Changes.ANSWERS, "Further arguments of the engine. Keys and tokens among them are not shown."] = (
+        immutabledict()
+    )
 
 
 @record
 class HFSettings(WeightSettings):
     """Hugging Face transformers, in this process: the safe default. `engine_kwargs` go to `from_pretrained`."""
 
-    device: Annotated[str | None, non_empty_string, "Such as `cuda:0` or `cpu`."] = None
-    device_map: Annotated[str | None, non_empty_string, "Such as `auto`: spread the model over devices."] = None
-    attn_implementation: Annotated[str | None, non_empty_string, "Such as `sdpa` or `eager`."] = None
-    batch_size: Annotated[int | None, integer(low=1), "Rows that run side by side. Default: 32."] = None
-    compile: Annotated[bool, boolean, "Compile the steps with `torch.compile`: for long jobs."] = False
+    unchanging: ClassVar[frozenset[str]] = frozenset(
+        [
+            "cache_dir",
+            "force_download",
+            "local_files_only",
+            "low_cpu_mem_usage",
+            "max_memory",
+            "offload_buffers",
+            "offload_folder",
+            "offload_state_dict",
+            "proxies",
+            "token",
+        ]
+    )
+
+    device: Annotated[str | None, non_empty_string, Changes.NOTHING, "Such as `cuda:0` or `cpu`."] = None
+    device_map: Annotated[str | None, non_empty_string, Changes.NOTHING, "Such as `auto`: spread the model over devices."] = None
+    attn_implementation: Annotated[str | None, non_empty_string, Changes.ANSWERS, "Such as `sdpa` or `eager`."] = None
+    batch_size: Annotated[int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side. Default: 32."] = None
+    compile: Annotated[bool, boolean, Changes.NOTHING, "Compile the steps with `torch.compile`: for long jobs."] = False
     image_memory_bytes: Annotated[
-        int | None, integer(low=0), "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB."
+        int | None,
+        integer(low=0),
+        Changes.NOTHING,
+        "Memory for images made ready ahead or kept for when they come again, in bytes; 0 is none. Default: 256 MiB.",
     ] = None
     prefix_memory_bytes: Annotated[
-        int | None, integer(low=0), "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole. Default: 1 GiB."
+        int | None, integer(low=0), Changes.NOTHING, "Memory for prefixes that several prompts share, in bytes; 0 reads every prompt whole. Default: 1 GiB."
     ] = None
 
 
@@ -163,15 +201,32 @@ class VLLMSettings(WeightSettings):
     """vLLM, in this process, without a server. What is None is left to vLLM; `engine_kwargs` are further arguments of its `EngineArgs`."""
 
     rows: ClassVar[str] = "max_num_seqs"
-    tensor_parallel_size: Annotated[int | None, integer(low=1), "GPUs that share the model."] = None
-    gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), "The share of the GPU's memory that vLLM takes."] = None
-    kv_cache_memory_bytes: Annotated[int | None, integer(low=1), "Memory for the cache, in bytes."] = None
-    kv_cache_dtype: Annotated[str | None, non_empty_string, "The type of the cache's entries, such as `fp8` (less memory, other answers)."] = None
-    max_model_len: Annotated[int | None, integer(low=1), "Prompt and answer together, in tokens."] = None
-    max_num_seqs: Annotated[int | None, integer(low=1), "Rows that run side by side."] = None
-    enforce_eager: Annotated[bool | None, boolean, "No CUDA graphs."] = None
-    enable_prefix_caching: Annotated[bool | None, boolean, "Share the cache of equal beginnings."] = None
-    limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, "Images in one request: `{image: 4}`."] = None
+    unchanging: ClassVar[frozenset[str]] = frozenset(
+        [
+            "cpu_offload_gb",
+            "data_parallel_size",
+            "disable_log_stats",
+            "distributed_executor_backend",
+            "download_dir",
+            "enable_chunked_prefill",
+            "hf_token",
+            "max_num_batched_tokens",
+            "max_parallel_loading_workers",
+            "pipeline_parallel_size",
+            "swap_space",
+        ]
+    )
+    tensor_parallel_size: Annotated[int | None, integer(low=1), Changes.NOTHING, "GPUs that share the model."] = None
+    gpu_memory_utilization: Annotated[float | None, number(above=0, high=1), Changes.NOTHING, "The share of the GPU's memory that vLLM takes."] = None
+    kv_cache_memory_bytes: Annotated[int | None, integer(low=1), Changes.NOTHING, "Memory for the cache, in bytes."] = None
+    kv_cache_dtype: Annotated[str | None, non_empty_string, Changes.ANSWERS, "The type of the cache's entries, such as `fp8` (less memory, other answers)."] = (
+        None
+    )
+    max_model_len: Annotated[int | None, integer(low=1), Changes.ANSWERS, "Prompt and answer together, in tokens."] = None
+    max_num_seqs: Annotated[int | None, integer(low=1), Changes.NOTHING, "Rows that run side by side."] = None
+    enforce_eager: Annotated[bool | None, boolean, Changes.NOTHING, "No CUDA graphs."] = None
+    enable_prefix_caching: Annotated[bool | None, boolean, Changes.NOTHING, "Share the cache of equal beginnings."] = None
+    limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, Changes.ANSWERS, "Images in one request: `{image: 4}`."] = None
 
 
 @record
@@ -179,16 +234,33 @@ class ServerSettings:
     """How a server is asked. No repr shows the key or the headers, and they do not pickle."""
 
     rows: ClassVar[str] = "max_in_flight"
-    base_url: Annotated[str | None, _address, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."] = None
-    api_key: Annotated[str | Secret | None, _key, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."] = None
-    headers: Annotated[Mapping[str, Any], _headers, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
-    timeout: Annotated[float, number(above=0), "Seconds for one request in all: waits, attempts, and the whole answer or stream."] = 600.0
-    max_in_flight: Annotated[int, integer(low=1), "Requests at the server at a time, at most; fewer while it answers that there are too many."] = 256
-    retries: Annotated[int, integer(low=0), "How often one request is sent again at most, where that is safe."] = 3
-    batch_budget: Annotated[float | None, number(above=0), "Seconds for a whole call, attempts and waits and all. Without it there is no limit."] = None
-    served_model_name: Annotated[str | None, non_empty_string, "The name that the server has for the model; read from `/v1/models` where it is not set."] = None
-    server_limit: Annotated[bool, boolean, "If no option sets the length of an answer, the server's own limit holds, not pipegen's default."] = False
-    extra_body: Annotated[Mapping[str, Any], secretive, "Merged into the body of each request, deeply; `None` takes a key away."] = immutabledict()
+    unchanging: ClassVar[frozenset[str]] = frozenset(
+        ["cache_salt", "metadata", "priority", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"]
+    )
+    base_url: Annotated[
+        str | None, _address, Changes.MODEL, "The server's address, with or without `/v1`; without it, the engine's own port on this machine."
+    ] = None
+    api_key: Annotated[
+        str | Secret | None, _key, Changes.NOTHING, "The key, in files best as `${NAME}` from the environment; else that of the engine's variable."
+    ] = None
+    headers: Annotated[Mapping[str, Any], _headers, Changes.NOTHING, "Further HTTP headers; in files `${NAME}` is read from the environment."] = immutabledict()
+    timeout: Annotated[float, number(above=0), Changes.NOTHING, "Seconds for one request in all: waits, attempts, and the whole answer or stream."] = 600.0
+    max_in_flight: Annotated[
+        int, integer(low=1), Changes.NOTHING, "Requests at the server at a time, at most; fewer while it answers that there are too many."
+    ] = 256
+    retries: Annotated[int, integer(low=0), Changes.NOTHING, "How often one request is sent again at most, where that is safe."] = 3
+    batch_budget: Annotated[
+        float | None, number(above=0), Changes.NOTHING, "Seconds for a whole call, attempts and waits and all. Without it there is no limit."
+    ] = None
+    served_model_name: Annotated[
+        str | None, non_empty_string, Changes.MODEL, "The name that the server has for the model; read from `/v1/models` where it is not set."
+    ] = None
+    server_limit: Annotated[
+        bool, boolean, Changes.ANSWERS, "If no option sets the length of an answer, the server's own limit holds, not pipegen's default."
+    ] = False
+    extra_body: Annotated[Mapping[str, Any], secretive, Changes.ANSWERS, "Merged into the body of each request, deeply; `None` takes a key away."] = (
+        immutabledict()
+    )
 
 
 @record
@@ -200,8 +272,10 @@ class TokenServerSettings(ServerSettings, CheckpointSettings):
 class ChatServerSettings(ServerSettings, EngineSettings):
     """The chat completions of any server like OpenAI's: the server renders the messages, and pipegen cuts the text."""
 
-    dialect: Annotated[Literal["vllm", "sglang", "plain"], one_of("vllm", "sglang", "plain"), "Whose fields beyond OpenAI's own the server takes."] = "plain"
-    separate_reasoning: Annotated[bool | None, boolean, "Ask SGLang for the reasoning apart from the answer."] = None
+    dialect: Annotated[
+        Literal["vllm", "sglang", "plain"], one_of("vllm", "sglang", "plain"), Changes.ANSWERS, "Whose fields beyond OpenAI's own the server takes."
+    ] = "plain"
+    separate_reasoning: Annotated[bool | None, boolean, Changes.ANSWERS, "Ask SGLang for the reasoning apart from the answer."] = None
 
 
 SETTINGS: Mapping[str, type[Any]] = dict(zip(BACKENDS, (HFSettings, VLLMSettings, TokenServerSettings, TokenServerSettings, ChatServerSettings), strict=True))
@@ -217,8 +291,8 @@ class FallbackSettings:
     """The engine that takes over for a first one, whose name is the field `backend`."""
 
     __slots__ = ()
-    fallback_backend: Annotated[str | None, one_of(*BACKENDS), "The engine that takes over what the first one cannot do."] = None
-    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), _WHEN] = FALLBACK_WHEN
+    fallback_backend: Annotated[str | None, one_of(*BACKENDS), Changes.ANSWERS, "The engine that takes over what the first one cannot do."] = None
+    fallback_when: Annotated[tuple[str | type[errors.GenerationError], ...], tuple_of(_error), Changes.ANSWERS, _WHEN] = FALLBACK_WHEN
 
     def check_all(self: Any) -> None:
         """Check the fields against each other, and against `backend` of the record that inherits these."""
@@ -232,7 +306,7 @@ class FallbackSettings:
 class ModelLoadConfig(FallbackSettings, HFSettings):
     """Which model to load, on which engine, and how: the settings of `hf`, and in `engine_kwargs` those that other engines have."""
 
-    backend: Annotated[str, non_empty_string, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
+    backend: Annotated[str, non_empty_string, Changes.MODEL, "One of `pipegen.backends.BACKENDS`; a server's address is in `engine_kwargs`."] = "hf"
 
 
 _ROUTING = ("backend", "fallback_backend", "fallback_when", "engine_kwargs", "batch_size")
@@ -273,6 +347,51 @@ def settings_of(config: ModelLoadConfig) -> Any:
             raise InvalidField(f"ModelLoadConfig.{field.name} is not for backend {config.backend!r}, but for {takers}")
         values[field.name] = value
     return kind(**values)
+
+
+@functools.cache
+def changes_of(kind: type) -> Mapping[str, Changes | None]:
+    """What each setting of a record changes of the answers; None where the record does not say.
+
+    >>> changes_of(HFSettings)["batch_size"].name, changes_of(HFSettings)["dtype"].name
+    ('NOTHING', 'ANSWERS')
+    """
+    return {name: next((extra for extra in extras if isinstance(extra, Changes)), None) for name, extras in metadata_of(kind).items()}
+
+
+def that_change_answers(settings: Any) -> dict[str, Any]:
+    """The settings whose values change the answers, where they are not the default, as plain data. Of a secret there is a digest.
+
+    Entries of `engine_kwargs` are beside the other settings: some settings may be given in either place.
+
+    >>> that_change_answers(VLLMSettings("m", max_num_seqs=8, kv_cache_dtype="fp8", engine_kwargs={"quantization": "fp8", "swap_space": 1}))
+    {'kv_cache_dtype': 'fp8', 'quantization': 'fp8'}
+    >>> that_change_answers(ChatServerSettings("m", extra_body={"user": "me", "seed_token": "s", "n": {"b": 1, "a": None}}))
+    {'extra_body': {'n': {'a': None, 'b': 1}, 'seed_token': 'secret a27592ee'}}
+    """
+    kind: Any = type(settings)
+    changes = changes_of(kind)
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(kind) if changes[field.name] is Changes.ANSWERS}
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    values |= values.pop("engine_kwargs", {})
+    if "extra_body" in values:
+        values["extra_body"] = {name: value for name, value in values["extra_body"].items() if name not in kind.unchanging}
+    return {
+        name: _without_secrets(value)
+        for name, value in sorted(values.items())
+        if name not in kind.unchanging and changes.get(name) is not Changes.NOTHING and value not in (None, "auto", {}, defaults.get(name))
+    }
+
+
+def _without_secrets(value: Any) -> Any:
+    """The value as plain data in a fixed order, with a digest in the place of each secret."""
+    if isinstance(value, Secret):
+        from hashlib import blake2b  # importing pipegen loads no hashlib
+
+        return f"secret {blake2b(value.reveal().encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(value[name]) for name in sorted(value)}
+    return [_without_secrets(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def config_of(settings: EngineSettings, backend: str) -> ModelLoadConfig:

@@ -25,10 +25,11 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from pipegen.jobs.keys import MARK
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
@@ -94,6 +95,13 @@ class Finished:
         values: dict[str, Any] = strict_json.load(line.decode())
         del values["key"]
         return values
+
+    def marks(self) -> Iterator[bytes]:
+        """The end of each key, which tells with what settings the row was made (see `pipegen.jobs.history`)."""
+        files, mask, start, pread = [stream.fileno() for stream in self._files], (1 << _OFFSET_BITS) - 1, _KEY.stop - MARK, os.pread
+        with refused(self.folder, "read"):
+            for place in self._index.values():
+                yield pread(files[place >> _OFFSET_BITS], MARK, (place & mask) + start)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -1,8 +1,9 @@
 """The key of a row: what its answer depends on, and nothing else.
 
 A key is a digest of the prompt (messages and tools, a plain prompt, or ids), the continuation that is to be scored, the bytes of its images, the resolved
-options, the model's identity, the attached plugins, the names of the stages and the caller's `version`. It is no position and no id: rows may be inserted,
-removed and put in another order between two runs. Equal requests have an ordinal among each other, since two of them are two answers.
+options, what the engines say that their answers depend on, the attached plugins, the names of the stages and the caller's `version`. It is no position and
+no id: rows may be inserted, removed and put in another order between two runs. Equal requests have an ordinal among each other, since two of them are two
+answers. A key ends with its mark, by which `pipegen.jobs.history` tells with which settings a row was made.
 """
 
 from __future__ import annotations
@@ -13,55 +14,34 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.core.errors import CallFailed
-from pipegen.core.pipe import Pipe
-from pipegen.engines.protocol import Answers
 from pipegen.records import strict_json
 from pipegen.records.messages import plain_messages
-from pipegen.records.options import GenerationOptions, flat_values, resolve
+from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 from pipegen.records.requests import GenerationRequest, ScoringRequest
 from pipegen.records.results import Encoded, ResolvedRequest
 
-__all__ = ["Counts", "Keys", "call_key", "changes", "content_of", "settings_of"]
+__all__ = ["MARK", "SHARED_MARK", "Counts", "Keys", "call_key", "content_of", "mark_of"]
 
-_SHARED = ("model", "pipeline", "plugins", "version")
-"""The settings that are part of every key."""
-
-
-def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
-    """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
-    try:
-        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
-    except CallFailed as failure:
-        raise failure.error from failure
-    later = {engine: f"engine {number}: " for number, engine in enumerate(map(id, engines), 1) if number > 1}
-    plugins = [later.get(id(engine), "") + f"{plugin.name} {plugin.version}".strip() for engine in engines for plugin in engine.plugins]
-    own = {} if options is None else {name: value for name, value in flat_values(options).items() if value is not None}
-    return {
-        "model": list(dict.fromkeys(engine.identity for engine in engines)),
-        "pipeline": " >> ".join(part.name for part in route.parts),
-        "plugins": plugins,
-        "version": version,
-        "options": strict_json.plain(own),
-    }
+_SHARED = ("engines", "pipeline", "plugins", "version")
+"""The settings that are part of every key. Earlier versions of pipegen had only the `model` of the engines."""
+SHARED_MARK, MARK = 5, 12
+"""Digits at the end of a key: the first of them for the shared settings, all of them for these and the row's resolved options."""
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes the keys of a run others than those of an earlier one, in words.
+def mark_of(settings: Mapping[str, Any]) -> str:
+    """The end of the keys of the rows that were made with these settings, and with no options of their own."""
+    return _mark(_shared(settings), SHARED_MARK) + _options(options_from(settings["options"]))[1]
 
-    >>> changes({"model": "a", "options": {"temperature": 0.0}}, {"model": "b", "options": {"temperature": 0.7}})
-    ['temperature was 0.0, is 0.7', 'the model is another']
-    """
-    words = []
-    first, second = before.get("options", {}), now.get("options", {})
-    for name in sorted({*first, *second}):
-        if json.dumps(first.get(name)) != json.dumps(second.get(name)):  # to Python 1 is equal to true
-            words.append(f"{name} was {first.get(name)!r:.60}, is {second.get(name)!r:.60}")
-    words += ["the model is another"] if before.get("model") != now.get("model") else []
-    for name in _SHARED[1:]:
-        if before.get(name) != now.get(name):
-            words.append(f"{name} was {before.get(name)!r:.60}, is {now.get(name)!r:.60}")
-    return words
+
+def _shared(settings: Mapping[str, Any]) -> bytes:
+    names = _SHARED if "engines" in settings else ("model", *_SHARED[1:])
+    return json.dumps([settings[name] for name in names], sort_keys=True).encode()
+
+
+def _mark(data: bytes, digits: int) -> str:
+    from hashlib import blake2b  # importing pipegen loads no hashlib
+
+    return blake2b(data, digest_size=8).hexdigest()[:digits]
 
 
 class Keys:
@@ -71,30 +51,31 @@ class Keys:
         from hashlib import blake2b  # importing pipegen loads no hashlib
 
         self._blake2b = blake2b
-        shared = [settings[name] for name in _SHARED]  # the options of the run are part of each request's
-        self._shared = json.dumps(shared).encode()
+        self._shared = _shared(settings)  # the options of the run are part of each request's
+        self._mark = _mark(self._shared, SHARED_MARK) if "engines" in settings else None
         self._counts = Counts()
 
     def of(self, request: GenerationRequest) -> str:
         """The key of the next such request. Its images' bytes are loaded, and the run's options are merged in."""
-        digest = self._blake2b(self._shared, digest_size=16)
-        digest.update(_options(request.options))
+        options, mark = _options(request.options)
+        digest = self._blake2b(self._shared, digest_size=16 if self._mark is None else 16 - MARK // 2)
+        digest.update(options)
         digest.update(content_of(request))
         for source in request.sources:
             digest.update(self._blake2b(source.data or b"", digest_size=16).digest())
         times = self._counts.next(int.from_bytes(digest.digest()[:8], "big"))
         if times:
             digest.update(str(times).encode())
-        return digest.hexdigest()
+        return digest.hexdigest() + (self._mark + mark if self._mark is not None else "")
 
 
-def call_key(row: str, number: int, identity: str, asked: Any) -> str:
-    """The key of one input of a row's call: the row's key, the number of the call, the model, and what is asked of it."""
+def call_key(row: str, number: int, engine: str, asked: Any) -> str:
+    """The key of one input of a row's call: the row's key, the number of the call, what the engine's answers depend on, and what is asked of it."""
     from hashlib import blake2b
 
-    digest = blake2b(json.dumps([row, number, identity]).encode(), digest_size=16)
+    digest = blake2b(json.dumps([row, number, engine]).encode(), digest_size=16)
     if isinstance(asked, (Encoded, ResolvedRequest)):
-        digest.update(_options(asked.options))
+        digest.update(_options(asked.options)[0])
     if isinstance(asked, Encoded):
         digest.update(array("Q", asked.prompt.token_ids).tobytes())
         digest.update(json.dumps([[image.digest, image.width, image.height] for image in asked.prompt.images]).encode())
@@ -115,11 +96,12 @@ def content_of(request: GenerationRequest) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _options(options: GenerationOptions | None) -> bytes:
-    """The options that change the answer, each with its value; the requests of a run have few distinct ones."""
+def _options(options: GenerationOptions | None) -> tuple[bytes, str]:
+    """The options that change the answer, each with its value, and their part of a mark; the requests of a run have few distinct ones."""
     values = strict_json.plain(flat_values(resolve(options) if options is not None else resolve()))
     asked = options is not None and bool(options.use_generation_config)
-    return json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    data = json.dumps([values, asked], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return data, _mark(data, MARK - SHARED_MARK)
 
 
 class Counts:

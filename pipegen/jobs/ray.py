@@ -32,8 +32,8 @@ from pipegen.drivers.batch import prepare_batch
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.io.table_out import AnswerTable
 from pipegen.io.tables import Block, Columns, Row, without_nulls
-from pipegen.jobs.journal import read_settings, write_settings
-from pipegen.jobs.keys import Keys, changes, settings_of
+from pipegen.jobs.history import note_run, settings_of
+from pipegen.jobs.keys import Keys
 from pipegen.jobs.replica import Replica
 from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -97,9 +97,7 @@ class Generate:
         self._replica = Replica(route, self._options, folder=folder, run=run, owner=owner, **how)
         self._settings = None if folder is None else settings_of(route, self._options, version)
         if folder is not None and self._settings is not None:
-            before = read_settings(folder)
-            if before is None or changes(before, self._settings):
-                write_settings(folder, self._settings)
+            self._settings, _ = note_run(folder, self._settings)
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         """The table with the columns of its answers. Raises where the engine cannot go on."""

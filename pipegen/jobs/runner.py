@@ -24,8 +24,9 @@ from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
 from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows, write_settings
-from pipegen.jobs.keys import Keys, changes, settings_of
+from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
+from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows
+from pipegen.jobs.keys import Keys
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import retry_of, rows_of
 from pipegen.jobs.steps import Steps, Turn
@@ -57,12 +58,11 @@ class Run:
         self.journal = Journal(folder)
         try:
             remove_stale(folder)
-            before = read_settings(folder)
-            if before is None and len(self.journal):
+            if len(self.journal) and read_settings(folder) is None:
                 raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
+            settings, before = note_run(folder, settings)
             self.changed = () if before is None else tuple(changes(before, settings))
-            if before is None or self.changed:
-                write_settings(folder, settings)
+            self.made_before = made_before(self.journal, before, settings)
             self.steps = Steps(folder)
         except BaseException:
             self.journal.close()
@@ -113,8 +113,13 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What differs from the run before, in words, where none of its rows can be reused: another model or option."""
+        """What differs from the run before, in words: another model, setting or option. Rows of earlier runs with the same settings are reused."""
         return self._run.changed
+
+    @property
+    def made_before(self) -> Made:
+        """With which settings the rows were made that were finished when the job began: how many with those of this run, and the others in words."""
+        return self._run.made_before
 
     @property
     def finished(self) -> int:

@@ -262,7 +262,7 @@ def test_a_job_asks_nothing_twice_and_says_what_changed(command: Command, engine
     assert sum(map(len, engine.calls)) == 3
     assert f"{out}.job: 3 finished before\n" in ran.err
     ran = command("generate", file, "-o", out, "--model", "fake", "--temperature", "0.7")
-    assert "none of which can be reused: temperature was None, is 0.7" in ran.err
+    assert f"{out}.job: 3 finished before; none was made with these settings; 3 with temperature 0.0 (now 0.7)\n" in ran.err
     assert [line["options"]["temperature"] for line in written(out)] == [0.7] * 3
     command("generate", file, "-o", out, "--model", "fake", "--restart")
     assert sum(map(len, engine.calls)) == 9

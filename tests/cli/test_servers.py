@@ -200,3 +200,54 @@ def test_flags_that_a_backend_does_not_take_are_bad_usage(command: Command, json
     ran = command("generate", jsonl({"prompt": "Hi"}), "--model", "m", *flags)
     assert ran.code == 2
     assert words in " ".join(ran.err.replace("│", " ").split())
+
+
+@pytest.fixture
+def real(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routes that the flags set, in place of the scripted engine."""
+    from pipegen.cli import usage
+
+    monkeypatch.setattr("pipegen.cli.generate.open_routes", usage.open_routes)
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["--served-model-name", "m2"], ["--served-model-name", "m-lora"]),
+        (["--extra-body", '{"reasoning_effort":"low"}'], ["--extra-body", '{"reasoning_effort":"high"}']),
+        (["--extra-body", '{"seed_token":"one"}'], ["--extra-body", '{"seed_token":"two"}']),
+        (["--dialect", "plain"], ["--dialect", "vllm"]),
+        (["--dialect", "vllm"], ["--dialect", "sglang"]),
+        ([], ["--server-limit"]),
+        (["--dialect", "sglang"], ["--dialect", "sglang", "--separate-reasoning"]),
+    ],
+)
+def test_what_a_server_is_asked_otherwise_is_asked_again(first: list[str], second: list[str], command: Command, stub: Stub, jsonl: Any, tmp_path: Path) -> None:
+    asked, file, out = [], jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
+    for flags in (first, second, first, second):
+        ran = command("generate", file, "-o", out, "--model", "m", "--backend", "openai", "--base-url", stub.url, *flags)
+        assert ran.code == 0, ran.err
+        asked.append(len(stub.sent))
+    assert asked == [1, 2, 2, 2]
+    assert "2 finished before; 1 was made with these settings and is reused; 1 with " in ran.err
+    assert not {"one", "two"} & {*(Path(f"{out}.job") / "job.json").read_text().split('"')}
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("flags", [["--timeout", "9"], ["--retries", "1"], ["--max-in-flight", "2"], ["--dialect", "plain"], ["--no-server-limit"]])
+def test_how_a_server_is_asked_keeps_the_rows(flags: list[str], command: Command, stub: Stub, jsonl: Any, tmp_path: Path) -> None:
+    file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
+    for more, url in ([], stub.url), (flags, f"{stub.url}/v1/"):
+        ran = command("generate", file, "-o", out, "--model", "m", "--backend", "openai", "--base-url", url, *more)
+        assert ran.code == 0, ran.err
+    assert len(stub.sent) == 1
+
+
+@pytest.mark.usefixtures("real")
+def test_a_run_names_few_of_the_other_settings(command: Command, stub: Stub, jsonl: Any, tmp_path: Path) -> None:
+    file, out = jsonl({"messages": [{"role": "user", "content": "Hi"}]}), tmp_path / "out.jsonl"
+    for number in range(6):
+        ran = command("generate", file, "-o", out, "--model", "m", "--backend", "openai", "--base-url", stub.url, "--temperature", f"0.{number}")
+    assert "5 finished before; none was made with these settings; 1 with temperature 0.0 (now 0.5); 1 with temperature 0.1" in ran.err
+    assert "; 2 with others\n" in ran.err

@@ -87,7 +87,7 @@ def test_equal_requests_are_two_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"temperature": 0.7}, "temperature was None, is 0.7"), ({"stop": ["END"]}, r"stop was None, is \['END'\]"), ({"seed": 1}, "seed was None, is 1")],
+    [({"temperature": 0.7}, "temperature was 0.0, is 0.7"), ({"stop": ["END"]}, r"stop was \[\], is \['END'\]"), ({"seed": 1}, "seed was None, is 1")],
 )
 def test_other_options_ask_again_and_say_so(tmp_path: Path, options: Mapping[str, Any], words: str) -> None:
     engine = FakeEngine(echo)

@@ -6,7 +6,7 @@ Every engine that reads checkpoints shares them, so that prompts, images, limits
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ __all__ = ["Checkpoint"]
 
 _OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja")
 """Small files beside tokenizer.json."""
+
+
+def own_attention(config: Any) -> str:
+    """The attention that a model runs with where none is set: `eager` where it caps its attention scores, which `sdpa` does not."""
+    return "sdpa" if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else "eager"
 
 
 class Checkpoint:
@@ -71,6 +76,16 @@ class Checkpoint:
         folders = self._folders
         with loading(self.load, "the files", self.source):
             return identity_of(*folders)
+
+    def resolved(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that change answers, without those that say what holds for this checkpoint anyway."""
+        own: dict[str, Callable[[], Any]] = {
+            "dtype": lambda: self.own_dtype,
+            "variant": lambda: "vlm" if self.is_vision_model else "text",
+            "attn_implementation": lambda: own_attention(self.config),
+            "max_model_len": lambda: self.context_length,
+        }
+        return {name: value for name, value in values.items() if name not in own or value != own[name]()}
 
     @property
     def has_weights(self) -> bool:
@@ -191,8 +206,11 @@ class Checkpoint:
         """
         if self.load.dtype != "auto":
             return self.load.dtype
-        if self.load.model == EMBEDDED:
-            return "float32"
+        return "float32" if self.load.model == EMBEDDED else self.own_dtype
+
+    @cached_property
+    def own_dtype(self) -> str:
+        """What the checkpoint's files name."""
         named = dtype_of(getattr(self.config, "dtype", None)) or dtype_of(getattr(self.config.get_text_config(), "dtype", None))
         return named or dtype_of(stored_dtype(self.source, self.load.revision)) or "float32"
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from immutabledict import immutabledict
@@ -16,7 +16,7 @@ from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone, TokensMade
-from pipegen.engines.settings import ModelLoadConfig
+from pipegen.engines.settings import ModelLoadConfig, settings_of, that_change_answers
 from pipegen.engines.tokenizer import Renderer, Tokenizer
 from pipegen.records.messages import ImageSource
 from pipegen.records.options import VlmPreprocessOptions
@@ -83,6 +83,12 @@ class CheckpointEngine(HasModelMetadata, ABC):
     def dtype(self) -> str:
         """What the model computes in: the same on every engine, also where `dtype="auto"` is asked (see `Checkpoint.dtype`)."""
         return self._checkpoint.dtype
+
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        """See `DependsOn`. Which engine computes is no part of it: they compute the same, and differ by rounding."""
+        values = that_change_answers(settings_of(self._checkpoint.load)) | {"dtype": self.dtype}
+        return {"model": self.identity, **self._checkpoint.resolved(values)}
 
     def prepare_image(self, source: ImageSource, options: VlmPreprocessOptions, index: int) -> Slot[PreparedImage]:
         return self._checkpoint.prepare_image(source, options, index)

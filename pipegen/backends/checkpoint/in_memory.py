@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from functools import cached_property
 from typing import Any
@@ -49,19 +50,21 @@ class CheckpointInMemory(Checkpoint):
         return kept
 
     @cached_property
-    def dtype(self) -> str:
+    def own_dtype(self) -> str:
         return dtype_of(self.model.dtype) or "float32"
 
     @property
     def identity(self) -> str:  # not cached: the weights may be trained on
-        """A digest of the configuration, the tokenizer, the template and samples of every weight, as they are now."""
+        """A digest of the configuration, generation settings, tokenizer, template and processor, and of every weight's type and samples, as they are now."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in (self.config.to_json_string(), self.tokenizer.raw.backend_tokenizer.to_str(), self.renderer.template or ""):
+        processor = "" if self._processor is None else json.dumps(getattr(self._processor, "to_dict", dict)(), sort_keys=True, default=str)
+        generation = json.dumps(dict(self.generation_config), sort_keys=True, default=str)
+        for text in (self.config.to_json_string(), generation, self.tokenizer.raw.backend_tokenizer.to_str(), self.renderer.template or "", processor):
             digest.update(f"{text}\0".encode())
         for name, weight in self.model.state_dict().items():
             flat = weight.detach().reshape(-1)
             samples = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy().tobytes()
-            digest.update(f"{name} {tuple(weight.shape)}\0".encode() + samples)
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\0".encode() + samples)
         return digest.hexdigest()
 
     @property

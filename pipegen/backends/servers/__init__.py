@@ -45,7 +45,8 @@ def chat_server(wire: Wire, settings: ChatServerSettings) -> Route:
     if wire.name == "openai_chat" and settings.served_model_name is None:
         settings = dataclasses.replace(settings, served_model_name=model)  # a public server need not list its models
     if settings.separate_reasoning is not None:
-        settings = dataclasses.replace(settings, extra_body={**settings.extra_body, "separate_reasoning": settings.separate_reasoning})
+        body = {**settings.extra_body, "separate_reasoning": settings.separate_reasoning}
+        settings = dataclasses.replace(settings, extra_body=body, separate_reasoning=None)
     return route(ChatEngine(wire, access, settings, model))
 
 

@@ -262,6 +262,11 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         """All that is known of the weights: the model's name, and who serves it."""
         return self.address
 
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        """See `DependsOn`. Of the model, its name at the server and the server's address are known."""
+        return {"base_url": self.sender.access.root, **self.asked_settings()}
+
     def _capable_by(self, facts: Facts) -> Capabilities:
         """The context length, and whether the model takes images, is the server's to say."""
         blind = _no_images(facts)

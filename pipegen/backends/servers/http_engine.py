@@ -22,7 +22,7 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import Capabilities
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import RowDone
-from pipegen.engines.settings import ServerSettings
+from pipegen.engines.settings import ServerSettings, that_change_answers
 from pipegen.records.engine_list import shown
 
 __all__ = ["HttpEngine", "WholeRow"]
@@ -50,6 +50,22 @@ class HttpEngine(ABC, Generic[A, R]):
     def address(self) -> str:
         """Which model is asked, and where."""
         return f"{self.sender.named} at {self.sender.access.root}"
+
+    def asked_settings(self) -> dict[str, Any]:
+        """The settings that change answers, and `served_model_name`: the name by which the server is really asked for the model.
+
+        A server is asked for the name, and for the limit that holds by `server_limit`, where no setting says them; where it does not list its models, they
+        are None.
+        """
+        settings = self.sender.settings
+        values = that_change_answers(settings)
+        if settings.served_model_name is None or settings.server_limit:
+            facts = self._loop.run(self.sender.looked_up())
+            name = self.sender.model(facts)
+            values["served_model_name"] = name.unwrap() if is_ok(name) else None
+            if settings.server_limit:
+                values["server_limit"] = (self.limit_of(facts) or True) if facts.models else None
+        return values | ({} if settings.served_model_name is None else {"served_model_name": settings.served_model_name})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.sender.access.root})"

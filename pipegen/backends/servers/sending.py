@@ -33,7 +33,7 @@ from pipegen.backends.http.gate import Late
 from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.http.transport import AttemptFailed, HttpStatusError, Transport, body_of
 from pipegen.backends.servers.errors import AGAIN
-from pipegen.backends.servers.facts import Directory
+from pipegen.backends.servers.facts import LOOK_UP_SECONDS, Directory
 from pipegen.backends.servers.reading import json_of, malformed
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.border import Raised, guard, guard_slot, report
@@ -103,6 +103,13 @@ class Sender:
                 return await self.directory.facts()
         except Late as late:
             raise AttemptFailed(self.transport.late("for what the server offers"), again=False) from late
+
+    async def looked_up(self) -> Facts:
+        """What the server offers; nothing where it does not say in time."""
+        try:
+            return await self.facts(asyncio.get_running_loop().time() + LOOK_UP_SECONDS)
+        except AttemptFailed:
+            return Facts()
 
     def _model_by(self, facts: Facts) -> Slot[str | None]:
         """The name that the server knows the model by; None where it could not be found out, which leaves it to the server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,6 +68,22 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         """That of the checkpoint here; of a server whose weights are not here, its address and the model's name there too."""
         own = self._checkpoint.identity
         return own if self._checkpoint.has_weights else f"{own} {self.address}"
+
+    @property
+    def depends_on(self) -> Mapping[str, Any]:
+        """See `DependsOn`. The server is taken to run the checkpoint as its files say, where it is asked for it by its own name.
+
+        Of float32, vLLM and SGLang make another type, unless they are told not to: which one, is not known.
+        """
+        checkpoint = self._checkpoint
+        values = checkpoint.resolved(self.asked_settings())
+        if values["served_model_name"] == self.sender.named:
+            del values["served_model_name"]
+        if not checkpoint.has_weights:
+            values["base_url"] = self.sender.access.root
+        elif checkpoint.own_dtype == "float32":
+            values["dtype"] = "the server's"
+        return {"model": checkpoint.identity, **values}
 
     def _capable_by(self, facts: Facts) -> Capabilities:
         reason = self._checkpoint.images_unsupported_reason
