@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 NAMES = "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision max_num_seqs disable_log_stats limit_mm_per_prompt"
 NAMES += " enable_lora max_lora_rank max_logprobs gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager kv_cache_dtype"
-NAMES += " structured_outputs_config"
+NAMES += " structured_outputs_config hf_overrides"
 
 
 class Params:
