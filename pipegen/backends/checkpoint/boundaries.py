@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Boundary", "boundaries"]
+__all__ = ["Boundary", "boundaries", "named_lengths"]
 
 _LENGTHS = ("attention_chunk_size", "floor_scale", "index_topk", "original_max_position_embeddings")
 """Settings that are lengths beside those with `window` in their names: chunked attention, the temperature of attention (Llama 4), sparse attention."""
@@ -39,12 +39,17 @@ def boundaries(config: Any) -> tuple[Boundary, ...]:
 
     A window that the configuration switches off (`use_sliding_window`) is left out. One that no layer uses is listed: an engine may use it all the same.
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found: dict[int, str] = {}
-    for name, tokens in (*_of_attention(text), *_of_positions(text)):
-        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
-            found.setdefault(tokens, name)
+    for one in named_lengths(config):
+        found.setdefault(one.tokens, one.name)
     return tuple(Boundary(name, tokens) for tokens, name in sorted(found.items()))
+
+
+def named_lengths(config: Any) -> tuple[Boundary, ...]:
+    """As `boundaries`, each setting under its own name, also where several have one length."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    lengths = (*_of_attention(text), *_of_positions(text))
+    return tuple(Boundary(name, tokens) for name, tokens in lengths if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0)
 
 
 def _of_attention(text: Any) -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipegen.records.fields import InvalidField
-
 __all__ = ["corrections", "with_corrections"]
 
 _ONE_MORE = ("cohere2", "cohere2_moe")
@@ -42,15 +40,12 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
     return {name: changed} if changed and name is not None else changed
 
 
-def with_corrections(changed: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """The corrections together with a user's own `hf_overrides`, whose values win. Raises `InvalidField` where these are a function.
+def with_corrections(changed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The corrections together with a user's own `hf_overrides`, whose values win.
 
     >>> with_corrections({"text_config": {"sliding_window": 15}}, {"text_config": {"rope_theta": 1e4}})
     {'text_config': {'sliding_window': 15, 'rope_theta': 10000.0}}
     """
-    if not isinstance(given, Mapping):
-        words = f"ModelLoadConfig.engine_kwargs: hf_overrides takes a mapping for this model, to which pipegen adds {dict(changed)}, not {given!r:.80}"
-        raise InvalidField(words)
     together = {**changed, **given}
     for name in changed.keys() & given.keys():
         if isinstance(changed[name], Mapping) and isinstance(given[name], Mapping):

@@ -32,7 +32,9 @@ from pipegen.backends.checkpoint.adapters import BadAdapter
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
+from pipegen.backends.checkpoint.same_text import Differs
 from pipegen.backends.shared_steps import Box, SharedSteps
+from pipegen.backends.vllm.self_check import checked_lengths
 from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, deaths, engine_arguments, refusals, starting
 from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, CallFailed
@@ -168,6 +170,8 @@ class Core:
         self._running: Running | None = None
         self._model_config: Any = None
         self._lock = threading.RLock()
+        self.differs: Differs | None = None
+        """Beyond which length it gives another text than transformers, as far as that is known."""
 
     @property
     def loaded(self) -> bool:
@@ -182,6 +186,9 @@ class Core:
         """The engine; starts it where needed."""
         with self._lock:
             if self._running is None or self._running.failed is not None:
+                with starting(self._checkpoint.load, self._checkpoint.source):
+                    check_version()
+                    self.differs = checked_lengths(self._checkpoint, int(self.model_config().max_model_len))
                 self._running = self._start()
             return self._running
 

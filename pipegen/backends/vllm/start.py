@@ -141,6 +141,8 @@ def deaths() -> tuple[type[Exception], ...]:
 
 OWN = ("model", "revision", "tokenizer_revision", "dtype", "trust_remote_code", "generation_config", "logprobs_mode", "skip_tokenizer_init", "enable_lora")
 """What pipegen itself says to vLLM: from the fields of `ModelLoadConfig`, or because the engines would not agree otherwise."""
+SETTINGS = ("check_lengths",)
+"""What is for pipegen, and not for vLLM."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM makes room for in a LoRA adapter."""
 
@@ -175,7 +177,7 @@ def check_arguments(checkpoint: Checkpoint) -> None:
             raise InvalidField(f"ModelLoadConfig.engine_kwargs takes no {name!r} for backend 'vllm': pipegen sets it itself")
         if name == "max_model_len" and not (type(value) is int and value > 0):
             raise InvalidField(f"ModelLoadConfig.engine_kwargs: max_model_len is a number of tokens above 0, known before vLLM starts, not {value!r:.80}")
-        if name not in argument_names():
+        if name not in argument_names() and name not in SETTINGS:
             raise UnknownField(f"ModelLoadConfig.engine_kwargs: the installed vLLM has no engine argument {name!r}{nearest(name, argument_names())}")
 
 
@@ -208,7 +210,7 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["disable_log_stats"] = True
     if checkpoint.is_vision_model and not checkpoint.takes_images:
         arguments["limit_mm_per_prompt"] = {"image": 0, "video": 0}
-    given = dict(revealed(load.engine_kwargs))
+    given = {name: value for name, value in revealed(load.engine_kwargs).items() if name not in SETTINGS}
     if takes_grammars(load) and "structured_outputs_config" in given:
         given["structured_outputs_config"] = {**GRAMMARS, **given["structured_outputs_config"]}
     changed = corrections(checkpoint.config, installed_version() or LOWEST)

@@ -151,6 +151,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[St
         "vllm": {"EngineArgs": made, "LLMEngine": Engine, "SamplingParams": Params, "__version__": "0.32.0"},
         "vllm.sampling_params": {"RequestOutputKind": kinds, "_MAX_TEMP": 0.01, "StructuredOutputsParams": Form},
         "vllm.exceptions": {},
+        "vllm.envs": {"VLLM_ENABLE_V1_MULTIPROCESSING": True},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": Enum("UsageContext", ["LLM_CLASS", "ENGINE_CONTEXT"])},
         "vllm.v1": {},
