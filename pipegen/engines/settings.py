@@ -227,6 +227,12 @@ class VLLMSettings(WeightSettings):
     enforce_eager: Annotated[bool | None, boolean, Changes.NOTHING, "No CUDA graphs."] = None
     enable_prefix_caching: Annotated[bool | None, boolean, Changes.NOTHING, "Share the cache of equal beginnings."] = None
     limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, mapping, Changes.ANSWERS, "Images in one request: `{image: 4}`."] = None
+    check_lengths: Annotated[
+        bool | None,
+        boolean,
+        Changes.NOTHING,
+        "Compare vLLM with transformers beyond each window and scaling first, on a small model. Default: where vLLM is in this process.",
+    ] = None
 
 
 @record

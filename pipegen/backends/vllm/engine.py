@@ -14,8 +14,10 @@ from typing import Any
 from returns.result import Failure
 
 from pipegen.backends.checkpoint.engine import CheckpointEngine
+from pipegen.backends.checkpoint.foreign import engine_failed, short
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
+from pipegen.backends.checkpoint.same_text import refused_beyond
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
 from pipegen.backends.rows import newly_done
 from pipegen.backends.vllm.rows import VLLMRow, differs, scores_of, vllm_prompt
@@ -221,7 +223,9 @@ class VLLMEngine(CheckpointEngine):
         """What is wrong with a row that vLLM would change, or that does not fit."""
         fits = check_fit(encoded, self.capabilities)
         refused = self._checkpoint.check_placeholders(encoded.prompt) or (None if is_ok(fits) else fits.failure())
-        return refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
+        differs = self._core.differs
+        refused = refused or other_factors(self._checkpoint.positions, encoded, self.capabilities)
+        return refused or (None if differs is None else refused_beyond(differs, encoded, self.name))
 
     def _add(self, position: int, prompt: Prompt, params: Any, call: Call) -> GenerationError | None:
         """Add a row to the call, or say why vLLM refuses it."""
@@ -232,6 +236,10 @@ class VLLMEngine(CheckpointEngine):
                 call.add(position, rendered, params)
         except refusals() as error:
             return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
+        except CallFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - vLLM is foreign code: whatever else it raises for one row fails that row
+            return engine_failed("vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error)
         return wrong
 
 

@@ -1,0 +1,95 @@
+"""Whether two engines give rows beyond each length of a configuration the same log probabilities: on a small model of the configuration's family.
+
+One row ends before all those lengths, and one goes on behind each of them. In float32 engines that compute the same differ by rounding alone, thousands of
+times less than a window that is one token longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipegen.backends.checkpoint.boundaries import Boundary, boundaries
+from pipegen.backends.checkpoint.shrunken import BEYOND, VOCABULARY, write_shrunken
+from pipegen.core.errors import UnsupportedOption
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import Encoded, Prompt
+from pipegen.records.scores import Continued, TokenScores
+
+__all__ = ["Differs", "differs_beyond", "refused_beyond", "trial_rows", "worst"]
+
+_TOLERANCE = 5e-4
+"""The largest difference of log probabilities, in float32, between engines that compute the same. Seen were up to 2.4e-5."""
+_ROUNDING = 10
+"""A model that rounds more differs so many times more beyond a length than before all of them."""
+_SHORT = 32
+"""How long the first row is, where no length is shorter."""
+
+Score = Callable[[Path, Sequence[Continued]], Sequence[Slot[TokenScores]]]
+"""What an engine gives rows of the model in that folder."""
+
+
+class Differs(NamedTuple):
+    """Beyond which length two engines differ, and by how much."""
+
+    boundary: Boundary | None
+    """As the configuration names it; None where they differ from the first tokens on."""
+    difference: float
+    """The largest difference of two log probabilities of one token."""
+
+
+def trial_rows(config: Any) -> list[tuple[Boundary | None, Continued]]:
+    """A row before all lengths of a configuration, and one that goes on behind each of them."""
+    named = boundaries(config)
+    return [(None, _row(min(_SHORT, *(one.tokens - 2 for one in named), _SHORT))), *((one, _row(one.tokens + BEYOND)) for one in named)]
+
+
+def _row(length: int) -> Continued:
+    ids = tuple((7 * place * place + 3 * place + place // 5) % (VOCABULARY - 3) + 3 for place in range(length))
+    encoded = Encoded(
+        request=TextGenerationRequest(prompt_token_ids=ids[:1]),
+        options=resolve(GenerationOptions()),
+        prompt=Prompt(token_ids=ids[:1], compact_token_ids=ids[:1], images=()),
+    )
+    return Continued(encoded=encoded, continuation=ids[1:])
+
+
+def worst(one: Slot[TokenScores], other: Slot[TokenScores]) -> float | None:
+    """The largest difference of two scores of a row; None where an engine refuses it."""
+    if not is_ok(one) or not is_ok(other):
+        return None
+    return max(abs(mine - theirs) for mine, theirs in zip(one.unwrap().logprobs, other.unwrap().logprobs, strict=True))
+
+
+def differs_beyond(text: Any, folder: Path, one: Score, other: Score) -> Differs | None:
+    """The shortest length beyond which two engines differ; None where they do not. The small model is written into the folder.
+
+    Raises `CannotShrink` where no small model can be made, and what the engines raise.
+    """
+    small = write_shrunken(text, folder)
+    rows = trial_rows(small)
+    inputs = [row for _, row in rows]
+    seen = [worst(mine, theirs) for mine, theirs in zip(one(folder, inputs), other(folder, inputs), strict=True)]
+    allowed = max(_TOLERANCE, _ROUNDING * (seen[0] or 0.0)) if (seen[0] or 0.0) < _ROUNDING * _TOLERANCE else _TOLERANCE
+    sizes = {boundary.name: boundary for boundary in boundaries(text)}
+    for (boundary, _), difference in zip(rows, seen, strict=True):
+        if difference is not None and difference > allowed:
+            return Differs(None if boundary is None else sizes.get(boundary.name, boundary), difference)
+    return None
+
+
+def refused_beyond(differs: Differs, encoded: Encoded, engine: str) -> UnsupportedOption | None:
+    """What is wrong with a row that reaches beyond the length from which on an engine gives another text than transformers."""
+    boundary, tokens = differs.boundary, len(encoded.prompt.token_ids) + (encoded.options.max_new_tokens or 0)
+    if boundary is not None and tokens <= boundary.tokens:
+        return None
+    if boundary is None:
+        where, hint = "from the first tokens on", "use hf"
+    else:
+        where, hint = f"beyond {boundary.tokens} tokens ({boundary.name})", f"use hf for longer rows, or max_model_len={boundary.tokens}"
+    words = f"{engine} gives another text than transformers {where}, and this row may have {tokens}: on a small model of this kind, log probabilities differ"
+    words = f"{words} by {differs.difference:.2g}"
+    return UnsupportedOption(words, option="max_model_len", hint=hint)
