@@ -1,7 +1,7 @@
 """Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are made of.
 
 They are the tokenizer's special tokens, the other added tokens that the chat template writes (such as `<think>`), and added tokens of a form that steers
-some family of models: `<|...|>`, `<｜...｜>`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
+some family of models: `<|...|>`, `<｜...｜>`, `[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
 
 >>> control = ControlTokens(ids={"<s>": 1, "[INST]": 2})
 >>> control.pieces("<s>[INST] hi")
@@ -26,7 +26,7 @@ from pipegen.records.fields import mapping, record
 
 __all__ = ["ControlTokens", "control_tokens"]
 
-_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
+_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[\|.*\|\]|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _UNUSUAL = ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\U0001fae8", "\u1400", "\ua000")
 """Characters that few vocabularies have: private use, rare scripts, an emoji."""
