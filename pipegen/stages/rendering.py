@@ -96,6 +96,8 @@ class Rendered:
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
             raise InvalidField("Rendered.text and Rendered.hidden are one text: rendered.rewritten(f) changes both")
+        if self.hidden is not None and self.marks.left_in(self.text or ""):
+            raise InvalidField("Rendered.text spells a mark in other characters: the f of rendered.rewritten(f) may move characters, and not encode them")
 
     @property
     def to_tokenize(self) -> str:
@@ -230,7 +232,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     whole = bool(decoded) or composes(source, control.ids) or _may_complete(own, words, control)
     guarded = control.letters | decoded if whole else control.edges
     known = known_words(source)
-    compared = _compared(words, source, guarded, known, control)
+    compared = _compared(words, source, guarded, known)
     sought = frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control)) if compared else compared
     joined = "\0".join(text for _, text in words)
     present = {character for character in guarded.union(*({*text, *text.upper()} for text in sought)) if character in joined}
@@ -250,27 +252,27 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
-    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, control))
+    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, sought, control))
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.bind(lambda pair: rendered(*pair))
     found = _look_alike(foreign_strings(given, trust), control)
     if found or not sought:
         return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
     shown = ", ".join(map(repr, sorted(sought)))
-    return Failure(InvalidRequest(f"the chat template writes other control tokens where the content holds {shown}", hint=_ADVICE))
+    return Failure(InvalidRequest(f"the chat template writes other control tokens where the content holds {shown}", hint=f'{_ADVICE}, or "allow" to let it count'))
 
 
-def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str], control: ControlTokens) -> frozenset[str]:
+def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]) -> frozenset[str]:
     """The text of the template's comparisons that the words hold, and that no guarded character is in."""
     compared = compared_beyond(source, guarded)
-    return compared.found_in([text for place, text in words if not is_structure(text, place, known, control)]) if any(compared) else frozenset()
+    return compared.found_in([text for place, text in words if not is_structure(text, place, known)]) if any(compared) else frozenset()
 
 
 def _may_complete(own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens) -> bool:
     """Whether foreign words may complete a control token that the trusted text begins: it holds a character of an edge, and they are a part of one."""
     if not any(not control.edges.isdisjoint(text) for text in own):
         return False
-    return any(stripped and control.has_part(stripped) and not is_structure(text, place, frozenset(), control) for place, text in words for stripped in (text.strip(),))
+    return any(stripped and control.has_part(stripped) and not is_structure(text, place, frozenset()) for place, text in words for stripped in (text.strip(),))
 
 
 def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Mapping[str, Any], renderer: Renderer) -> InvalidRequest | TemplateFailed | None:

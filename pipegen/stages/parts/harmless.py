@@ -2,8 +2,9 @@
 
 The words are rendered with marks in the place of the characters that could make or move a control token, and as they are. If the two are the same but for
 the marks, the template has passed the words on, and the marks are put back. If not, it looks into the words: it escapes, encodes, sorts, counts or compares
-them. Then they are rendered a third time, with zeros for the marks. The plain render is the prompt where its control tokens are those of the harmless ones,
-and it differs from them only where the words are. Else it is the marked one, if the zeros show that marks come through as they are. Else there is none.
+them. Then they are rendered a third time, with zeros for the marks, which shows whether marks come through as they are. If they do, the prompt is the plain
+render where its control tokens are those of the harmless ones and it differs from them only where the words are, and else the marked one. If they do not,
+it is the plain render where its control tokens are the harmless ones, and else there is none.
 """
 
 from __future__ import annotations
@@ -33,24 +34,31 @@ _TYPES = frozenset({"function", "object", "array", "string", "number", "integer"
 _SETTING = re.compile(r"template_kwargs\.(?!documents\b).*", re.DOTALL)
 
 
-def is_structure(text: str, place: str, known: frozenset[str], control: ControlTokens) -> bool:
-    """Whether the text is no words of anybody's: the name of an entry, a type of JSON Schema, or a setting of the template (one of its `known` words).
+def is_structure(text: str, place: str, known: frozenset[str]) -> bool:
+    """Whether the text is no words of anybody's: the name of an entry, a type of JSON Schema, or a setting of the template (one of its `known` words)."""
+    if text in _NAMES and _ENTRIES.fullmatch(place) is not None:
+        return True
+    if text.lower() in _TYPES and _TYPED.fullmatch(place) is not None:
+        return True
+    return text.lower() in known and _SETTING.fullmatch(place) is not None
 
-    A name that the template gives no meaning of its own is words; so is one that is a part of a control token, since the template may write it within one.
+
+def marker(marks: Marks, known: frozenset[str], sought: frozenset[str], control: ControlTokens) -> Rewrite:
+    """What marks the foreign text: all of it, but of the conversation's structure only what can begin or end a control token.
+
+    Other words that the template knows are structure too, since it may read entries of that name. They are words where the template compares with them
+    (`sought`), and where it may write them within a control token.
     """
-    if text in _NAMES:
-        return _ENTRIES.fullmatch(place) is not None or (text in _TYPES and _TYPED.fullmatch(place) is not None)
-    if text.lower() in _TYPES:
-        return _TYPED.fullmatch(place) is not None
-    if text.lower() not in known:
-        return False
-    return _SETTING.fullmatch(place) is not None or (_ENTRIES.fullmatch(place) is not None and not control.has_part(text))
-
-
-def marker(marks: Marks, known: frozenset[str], control: ControlTokens) -> Rewrite:
-    """What marks the foreign text: all of it, but of the conversation's structure only what can begin or end a control token."""
     edges = marks.only(control.edges)
-    return lambda text, place: (edges if is_structure(text, place, known, control) else marks).mark(text)
+
+    def is_kept(text: str, place: str) -> bool:
+        if is_structure(text, place, known):
+            return True
+        if text.lower() not in known or text.strip().casefold() in sought:
+            return False
+        return not (control.has_name(text) if _ENTRIES.fullmatch(place) else control.has_part(text))
+
+    return lambda text, place: (edges if is_kept(text, place) else marks).mark(text)
 
 
 def chosen_render(
@@ -69,10 +77,11 @@ def chosen_render(
     if is_ok(plain) and plain.unwrap() == marks.put_back(marked):
         return Success((plain.unwrap(), Marks()) if hides_nothing(marked, marks, control) else (marked, marks))
     zeros = write(rewrite_foreign(shaped, trust, lambda text, place: marks.harmless(mark(text, place))))
-    harmless = zeros.unwrap() if is_ok(zeros) else ""
-    if is_ok(plain) and is_ok(zeros) and _agrees(plain.unwrap(), harmless, marked, marks, control):
+    harmless = zeros.unwrap() if is_ok(zeros) else marked
+    passed_on = is_ok(zeros) and marks.harmless(marked) == harmless
+    if is_ok(plain) and _agrees(plain.unwrap(), harmless, marked if passed_on else None, control):
         return Success((plain.unwrap(), Marks()))
-    if not is_ok(zeros) or marks.harmless(marked) != harmless:
+    if not passed_on:
         words = "the chat template changes characters of the content that control tokens are made of, so that it cannot be told which ones are the template's"
         return Failure(InvalidRequest(words, hint=ALLOW))
     if any(message["role"] == "assistant" for message in shaped.messages):
@@ -90,17 +99,10 @@ def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
     return len(shown) == len(own) and shown == [marks.put_back(piece) for piece in own]
 
 
-def _agrees(plain: str, harmless: str, marked: str, marks: Marks, control: ControlTokens) -> bool:
-    """Whether the render of the words themselves has the control tokens of the harmless one, and differs from it only where the words are.
-
-    They are where zeros and marks make a difference, and where the two are the same but for the characters that are marked.
-    """
-    own, zeros, hidden = control.pieces(plain), control.pieces(harmless), control.pieces(marked)
-    if own[1::2] != zeros[1::2]:
-        return False
-    aligned = hidden[1::2] == zeros[1::2]
-    table = dict.fromkeys(map(ord, marks.originals.values()), "0")
-    return all(
-        mine == zero or (aligned and zero != hidden[row]) or mine.translate(table) == zero.translate(table)
-        for row, (mine, zero) in enumerate(zip(own, zeros, strict=True))
-    )
+def _agrees(plain: str, harmless: str, marked: str | None, control: ControlTokens) -> bool:
+    """Whether the render of the words themselves has the control tokens of the harmless one, and differs from it only where a `marked` one has marks."""
+    own, zeros = control.pieces(plain), control.pieces(harmless)
+    if own[1::2] != zeros[1::2] or marked is None:
+        return own[1::2] == zeros[1::2]
+    hidden = control.pieces(marked)
+    return all(mine == zero or (len(hidden) == len(zeros) and zero != hidden[row]) for row, (mine, zero) in enumerate(zip(own, zeros, strict=True)))
