@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.cli.outputs import form_of, results_to, say, words_of
-from pipegen.cli.sources import Question, open_source
+from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
@@ -31,6 +31,7 @@ class Command(NamedTuple):
     system: str | None
     """What goes before the messages of a request."""
     image_root: str | None
+    """That of `--image-root`; None where it was not given."""
     model: str
     brief: bool
     columns: Mapping[str, str] = {}
@@ -63,6 +64,7 @@ def run_export(folder: Path, out: str | None) -> int:
     command = command_in(folder)
     form = form_of(out)
     images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
+    images = within(images, command.source, command.prompt)
     policy = RequestPolicy(**command.policy)
     written = missing = 0
     try:
