@@ -98,8 +98,13 @@ class Block:
     @cached_property
     def bytes_a_row(self) -> float:
         """About how large a row is."""
-        size: float = self.batch.nbytes / max(1, self.batch.num_rows)
-        return size
+        import pyarrow as pa
+
+        try:
+            size: float = self.batch.nbytes
+        except pa.ArrowException:  # older versions of pyarrow do not know the size of views
+            size = len(repr(self.rows))
+        return size / max(1, self.batch.num_rows)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -321,5 +326,5 @@ def _parquet_batches(file: Any) -> Iterator[pa.RecordBatch]:
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        size = max(1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.nbytes))))
+        size = max(1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.get_total_buffer_size()))))
         yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))

@@ -73,7 +73,7 @@ def _values(column: pa.ChunkedArray) -> str:
 
 
 def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
-    """The type without dictionaries; and without views and lengths of runs, unless these may stay."""
+    """The type without dictionaries; and without views, fixed sizes and lengths of runs, unless these may stay."""
     import pyarrow as pa
 
     def inner(field: Any) -> Any:
@@ -86,7 +86,7 @@ def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_plain(kind.key_type, views=views), inner(kind.item_field), kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(inner(kind.value_field), kind.list_size)
+        return pa.list_(inner(kind.value_field), kind.list_size if views else -1)
     lists = [(pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)]
     lists += [(pa.types.is_list_view, pa.list_view if views else pa.list_), (pa.types.is_large_list_view, pa.large_list_view if views else pa.large_list)]
     for fits, make in lists:
