@@ -55,7 +55,7 @@ def rows_in(file: Path, count: int) -> Path:
 
 
 def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--quiet", *flags]
+    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--image-root", "/", "--quiet", *flags]
     return subprocess.Popen(arguments, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
