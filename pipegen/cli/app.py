@@ -101,7 +101,9 @@ def generate(context: typer.Context, options: dict[str, Any], settings: dict[str
 @app.command(short_help="Write what a job has finished, at any time.")
 def export(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).")
+    ] = None,
 ) -> None:
     """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pipegen.cli.outputs import form_of, results_to, say, words_of
-from pipegen.cli.sources import Question, open_source
+from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
@@ -32,6 +32,7 @@ class Command(NamedTuple):
     system: str | None
     """What goes before the messages of a request."""
     image_root: str | None
+    """That of `--image-root`; None where it was not given."""
     model: str
     brief: bool
     columns: Mapping[str, str] = {}
@@ -64,6 +65,7 @@ def run_export(folder: Path, out: str | None) -> int:
     command = command_in(folder)
     form = form_of(out)
     images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
+    images = within(images, command.source, command.prompt)
     known = {field.name for field in fields(RequestPolicy)}  # an earlier version of pipegen had more
     policy = RequestPolicy(**{name: value for name, value in command.policy.items() if name in known})
     written = missing = 0

@@ -19,12 +19,12 @@ from returns.result import Failure
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, ray_slots
-from pipegen.cli.outputs import Make, Tally, form_of, results_to, say, words_of, write_sidecar, write_summary
+from pipegen.cli.outputs import Make, Tally, check_columns, form_of, results_to, say, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
 from pipegen.cli.run_flags import RunFlags
-from pipegen.cli.sources import Asked, is_image_folder, open_source
+from pipegen.cli.sources import Asked, is_image_folder, open_source, refuse_missing
 from pipegen.cli.usage import open_routes, refuse
 from pipegen.core.border import guard
 from pipegen.core.errors import InternalError
@@ -38,7 +38,7 @@ from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.jobs.rows import retry_of
 from pipegen.jobs.runner import Job, Run, job_keyed
 from pipegen.jobs.shards import shard_keyed
-from pipegen.records.fields import InvalidField, nearest
+from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import GenerationResult
 
@@ -150,6 +150,7 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
     with contextlib.ExitStack() as stack:
         question = given.question._replace(sidecar=files.sidecar, overwrite=files.overwrite or files.job is not None)
         source = open_source(files.source, question, given.images, given.columns, stack)
+        check_columns(source, files.out)
         total = source.total() if is_shown(not files.quiet) else None
         meter.total = None if files.part is not None or (files.quiet and files.summary is None) else source.rows()
         several = files.replicas is not None
@@ -225,8 +226,8 @@ def _begun(job: Job[Any] | Run, files: Files) -> None:
     """Keep the command in the job's folder, and say how much was finished before."""
     load, question, _, images, policy, columns, _ = files.asked
     source, kept = None if files.source is None else os.path.abspath(files.source), sorted(columns.kept)
-    root, more = None if images.root is None else os.fspath(images.root), (images.allow_http, images.allowed_hosts, asdict(policy))
-    command = Command(source, question.prompt, question.system, root, load.model, files.brief, columns.fields, kept, question.images, *more)
+    more = (images.allow_http, images.allowed_hosts, asdict(policy))
+    command = Command(source, question.prompt, question.system, files.image_root, load.model, files.brief, columns.fields, kept, question.images, *more)
     note_command(files.job or Path(), command)
     if job.before and not files.quiet:
         alike, others = job.made_before
@@ -284,9 +285,7 @@ def _check(files: Files) -> None:
     elif files.image:
         refuse("goes with --prompt, without IN", "--image")
     elif files.source != "-" and not os.path.exists(files.source):
-        source = Path(files.source)
-        beside = os.listdir(source.absolute().parent) if source.absolute().parent.is_dir() else []
-        refuse(f"there is no file or folder {files.source}{nearest(source.name, beside)}", "IN")
+        refuse_missing(files.source)
     elif files.source == "-" or not is_image_folder(files.source, files.prompt):
         for flag, value in (("--prompt", files.prompt), ("--system", files.system), ("--sidecar", files.sidecar)):
             if value is not None:
@@ -307,6 +306,7 @@ def _check(files: Files) -> None:
 
 
 def _check_out(out: Path, files: Files) -> None:
+    form = form_of(files.out)
     read = (None if files.source is None else Path(files.source), files.options_file, files.config)
     for name in (file for file in read if file is not None):
         if out.exists() and name.exists() and out.samefile(name):
@@ -317,7 +317,7 @@ def _check_out(out: Path, files: Files) -> None:
         refuse(f"{out} exists already; --overwrite replaces it", "--out")
     if not out.parent.is_dir():
         refuse(f"there is no folder {out.parent}", "--out")
-    if form_of(files.out) and (files.source == "-" or (out.exists() and not out.is_file())):
+    if form and (files.source == "-" or (out.exists() and not out.is_file())):
         refuse("a table as OUT is a file, and takes a file as IN", "--out")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,6 +14,7 @@ from pipegen.config.chat import with_system_message
 from pipegen.core.border import guard
 from pipegen.core.errors import InvalidRequest
 from pipegen.core.slots import Slot, is_ok
+from pipegen.io.arrow_values import python_rows
 from pipegen.io.jsonl import Line, LineId, lines_of, request_from_row, values_of_line
 from pipegen.io.openai_batch import CHAT, ENDPOINTS, is_batch, request_from_batch
 from pipegen.io.tables import Columns, Row, Table, without_nulls
@@ -45,11 +46,11 @@ class Item(NamedTuple):
     slot: Slot[GenerationRequest]
 
 
-def from_lines(stream: BinaryIO, folder: Path | None, columns: Columns) -> Iterator[Item]:
-    """The requests of JSON Lines, in pipegen's format or that of OpenAI batch files. Relative image paths start at `folder` (None: at the policy's root)."""
-    for line in lines_of(stream):
+def from_lines(lines: Iterable[Line], columns: Columns) -> Iterator[Item]:
+    """The requests of JSON Lines or of a JSON array, in pipegen's format or that of OpenAI batch files."""
+    for line in lines:
         unread = Origin(str(line.number), line.end)
-        yield _guarded(partial(_from_line, line, folder, columns), f"line {line.number}", unread)
+        yield _guarded(partial(_from_line, line, columns), f"{line.what} {line.number}", unread)
 
 
 def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
@@ -58,43 +59,43 @@ def _guarded(make: Callable[[], Item], where: str, unread: Origin) -> Item:
     return made.unwrap() if is_ok(made) else Item(unread, Failure(made.failure()))
 
 
-def _from_line(line: Line, folder: Path | None, columns: Columns) -> Item:
+def _from_line(line: Line, columns: Columns) -> Item:
     read = values_of_line(line)
     if not is_ok(read):
         return Item(Origin(str(line.number), line.end), Failure(read.failure()))
     values = read.unwrap()
     if is_batch(values):
-        slot = request_from_batch(values, f"line {line.number}")
+        slot = request_from_batch(values, f"{line.what} {line.number}")
         name = values["custom_id"] if isinstance(values["custom_id"], str) and values["custom_id"] else str(line.number)
         url = values["url"] if values.get("url") in ENDPOINTS else CHAT
-        return Item(Origin(name, line.end, batch=url, row=Row(values)), _rooted(slot, folder))
-    return _from_values(columns.request(values), line.number, "line", Origin("", line.end, row=Row(values)), folder)
+        return Item(Origin(name, line.end, batch=url, row=Row(values)), slot)
+    return _from_values(columns.request(values), line.number, line.what, Origin("", line.end, row=Row(values)))
 
 
-def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin, folder: Path | None) -> Item:
+def _from_values(values: Mapping[str, Any], number: int, what: str, origin: Origin) -> Item:
     name, slot = request_from_row(values, number, what)
-    return Item(origin._replace(id=name), _rooted(slot, folder))
+    return Item(origin._replace(id=name), slot)
 
 
-def from_table(table: Table, folder: Path | None, columns: Columns) -> Iterator[Item]:
+def from_table(table: Table, columns: Columns) -> Iterator[Item]:
     """The requests of a table of Arrow's. Only the columns that fields are read from become Python values."""
     number = 0
     wanted = columns.reads(table.schema.names)
     for block in table.blocks():
-        for index, values in enumerate(block.batch.select([name for name in wanted if name in block.batch.schema.names]).to_pylist()):
+        for index, values in enumerate(python_rows(block.batch.select([name for name in wanted if name in block.batch.schema.names]))):
             number += 1
             origin = Origin(str(number), number, row=Row(None, block, index))
-            yield _guarded(partial(_from_values, columns.request(without_nulls(values)), number, "row", origin, folder), f"row {number}", origin)
+            yield _guarded(partial(_from_values, columns.request(without_nulls(values)), number, "row", origin), f"row {number}", origin)
 
 
-def from_csv(path: str, folder: Path | None, columns: Columns) -> Iterator[Item]:
-    """The requests of a CSV file."""
+def from_csv(path: str, columns: Columns) -> Iterator[Item]:
+    """The requests of a CSV or TSV file."""
     for number, values in csv_rows(path):
         origin = Origin(str(number), number, row=Row({} if isinstance(values, str) else values))
         if isinstance(values, str):
             yield Item(origin, Failure(InvalidRequest(f"row {number}: {values}")))
         else:
-            yield _guarded(partial(_from_values, columns.request(values), number, "row", origin, folder), f"row {number}", origin)
+            yield _guarded(partial(_from_values, columns.request(values), number, "row", origin), f"row {number}", origin)
 
 
 def from_text(stream: BinaryIO) -> Iterator[Item]:
@@ -106,7 +107,7 @@ def from_text(stream: BinaryIO) -> Iterator[Item]:
             yield Item(Origin(str(line.number), line.end), Failure(InvalidRequest(f"line {line.number}: not UTF-8: {refusal.reason}")))
             continue
         values = {"prompt": text}
-        yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)), None)
+        yield _from_values(values, line.number, "line", Origin("", line.end, row=Row(values)))
 
 
 def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
@@ -114,14 +115,6 @@ def one_question(prompt: str, images: Sequence[str]) -> Iterator[Item]:
     content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}] if images else prompt
     _, slot = request_from_row({"messages": [{"role": "user", "content": content}]}, 1, "request")
     yield Item(Origin("1", 1, row=Row({"prompt": prompt, **({"images": list(images)} if images else {})})), slot)
-
-
-def _rooted(slot: Slot[GenerationRequest], folder: Path | None) -> Slot[GenerationRequest]:
-    if folder is None or not is_ok(slot) or not slot.unwrap().sources:
-        return slot
-    sources = slot.unwrap().sources
-    rooted = tuple(ImageSource(path=os.path.join(folder, source.path)) if source.path is not None else source for source in sources)
-    return Success(slot.unwrap().with_sources(rooted))
 
 
 def with_system(items: Iterator[Item], system: str | None) -> Iterator[Item]:

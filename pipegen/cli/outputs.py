@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,16 +19,18 @@ from pipegen.cli.sources import Source
 from pipegen.cli.usage import refuse
 from pipegen.core.errors import InternalError, InvalidRequest
 from pipegen.core.slots import Slot, is_ok
-from pipegen.io.jsonl import LineId, to_plain
+from pipegen.io.forms import ARROW, PARQUET, TableError
+from pipegen.io.jsonl import LineId, readable, to_plain
 from pipegen.io.openai_batch import batch_line
-from pipegen.io.table_out import csv_out, parquet_out
+from pipegen.io.table_out import AnswerTable, arrow_out, csv_out, parquet_out
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
+from pipegen.records.frozen import thaw
 from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
 
-__all__ = ["Make", "Tally", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
+__all__ = ["Make", "Tally", "check_columns", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
 
 
 def say(text: str) -> None:
@@ -42,8 +45,14 @@ def words_of(refusal: Exception) -> str:
     return f"{refusal.filename}: {refusal.strerror}" if isinstance(refusal, OSError) else str(refusal)
 
 
-OUT_SUFFIXES = {"": "", ".jsonl": "", ".ndjson": "", ".parquet": ".parquet", ".pq": ".parquet", ".csv": ".csv"}
-"""What OUT may end with, and the form that it has: JSON Lines, Parquet or CSV."""
+OUT_SUFFIXES = {
+    **dict.fromkeys(("", ".jsonl", ".ndjson"), ""),
+    **dict.fromkeys(PARQUET, ".parquet"),
+    **dict.fromkeys(ARROW, ".arrow"),
+    ".csv": ".csv",
+    ".tsv": ".tsv",
+}
+"""What OUT may end with, and the form that it has: JSON Lines, Parquet, Arrow, CSV or TSV."""
 
 
 Make = Callable[[Origin, Slot[GenerationResult], bool], Callable[[], object]]
@@ -65,14 +74,28 @@ def results_to(stream: BinaryIO, form: str, source: Source, model: str, *, brief
             values = to_plain(slot, origin.id, brief=brief, metadata=None if bare else carried(source.columns.request(origin.row.values)))
         return partial(_write_line, stream, strict_json.dump(values).encode() + b"\n")
 
-    if form == ".parquet":
-        with parquet_out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
+    if form in (".parquet", ".arrow"):
+        out = parquet_out if form == ".parquet" else arrow_out
+        with out(stream, source.schema(), source.columns, model=model, brief=brief, folder=source.folder) as write:
             yield row
-    elif form == ".csv":
-        with csv_out(stream, source.names(), source.columns, source.folder) as write:
+    elif form:
+        with csv_out(stream, source.names(), source.columns, source.folder, delimiter="\t" if form == ".tsv" else ",") as write:
             yield row
     else:
         yield line
+
+
+def check_columns(source: Source, out: str | None) -> None:
+    """Refuse columns of a table that OUT cannot hold, before anything is asked."""
+    form = form_of(out)
+    blocks = iter(()) if source.table is None else source.table.blocks()
+    try:
+        if form in (".parquet", ".arrow"):
+            AnswerTable(source.schema(), source.columns, source.folder, model="", brief=True, form=form).check(blocks)
+        else:
+            strict_json.dump([thaw(block.rows, readable) for block in islice(blocks, 1)])
+    except (TableError, TypeError, ValueError, RecursionError) as refusal:
+        refuse(str(refusal), "IN", "--out")
 
 
 def _write_line(stream: BinaryIO, line: bytes) -> None:
@@ -95,9 +118,11 @@ def write_summary(file: Path | None, plain: Mapping[str, Any], code: int) -> int
 
 def form_of(out: str | None) -> str:
     """The form of OUT, by its suffix. Another suffix is bad usage."""
+    if out is not None and "://" in out and not Path(out).parent.is_dir():
+        refuse(f"{out} is an address, and OUT is a file of this machine: write it here, and copy it from here", "--out")
     suffix = "" if out in (None, "-") else Path(out or "").suffix.lower()
     if suffix not in OUT_SUFFIXES:
-        refuse(f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet) or CSV (.csv)", "--out")
+        refuse(f"{out} ends with {suffix}: OUT is JSON Lines (.jsonl), Parquet (.parquet), Arrow (.arrow), CSV (.csv) or TSV (.tsv)", "--out")
     return OUT_SUFFIXES[suffix]
 
 

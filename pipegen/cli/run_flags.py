@@ -21,7 +21,8 @@ class AskedFlags:
     """What is asked, and which model."""
 
     source: Annotated[
-        str | None, typer.Argument(metavar="IN", help="A .jsonl, .parquet, .csv, .arrow or .txt file, or - for stdin, or a folder of images or tables.")
+        str | None,
+        typer.Argument(metavar="IN", help="A .jsonl, .json, .parquet, .arrow, .csv, .tsv or .txt file, or - for stdin, or a folder of images or tables."),
     ] = None
     model: Annotated[str | None, typer.Option("--model", "-m", help="A local folder, a hub name, or: embedded.", rich_help_panel=MODEL)] = None
     config: Annotated[
@@ -44,7 +45,8 @@ class AskedFlags:
     ] = None
     options_file: Annotated[Path | None, typer.Option("--options", metavar="FILE", help="Generation options as .json or .yaml.", rich_help_panel=FILES)] = None
     image_root: Annotated[
-        str | None, typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read.", rich_help_panel=FILES)
+        str | None,
+        typer.Option("--image-root", metavar="DIR", help="Image paths start here, and nothing outside is read. Default: IN's folder.", rich_help_panel=FILES),
     ] = None
     allow_http: Annotated[bool, typer.Option("--allow-http", help="Fetch images from http and https URLs.", rich_help_panel=FILES)] = False
     allow_host: Annotated[
@@ -73,7 +75,8 @@ class RunFlags(AskedFlags):
         ),
     ] = None
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).", rich_help_panel=FILES)
+        str | None,
+        typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).", rich_help_panel=FILES),
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and sidecars, where they exist.", rich_help_panel=FILES)] = False
     restart: Annotated[bool, typer.Option("--restart", help="Ask all rows again: those that OUT.job holds are removed.", rich_help_panel=FILES)] = False

@@ -6,17 +6,20 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pipegen.cli.inputs import Item, from_csv, from_folder, from_lines, from_table, from_text, one_question, with_system
 from pipegen.cli.plugins import plugins_of
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.usage import Load, images_of, policy_of, refuse, run_options
 from pipegen.engines.extras import MissingExtra
+from pipegen.io.forms import TableError, form_of, open_bytes, refuse_address
+from pipegen.io.json_array import is_array, records_of
 from pipegen.io.jsonl import lines_of
-from pipegen.io.tables import TARGETS, Columns, Table, TableError, is_table, read_table
+from pipegen.io.tables import TARGETS, Columns, Table, is_table, read_table
 from pipegen.io.text_tables import column_kinds, csv_header, csv_rows, line_values, schema_of_kinds
 from pipegen.media.folder import SUFFIXES, images_in
 from pipegen.plugins import Plugin
@@ -27,7 +30,7 @@ from pipegen.records.requests import ImagePolicy, RequestPolicy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Asked", "Question", "Source", "asked_of", "is_image_folder", "open_source"]
+__all__ = ["Asked", "Question", "Source", "asked_of", "is_image_folder", "open_source", "refuse_missing", "within"]
 
 
 class Question(NamedTuple):
@@ -61,7 +64,7 @@ def asked_of(flags: AskedFlags, load: Load, options: dict[str, Any]) -> Asked:
         load,
         Question(flags.prompt, load.system if flags.system is None else flags.system, tuple(flags.image or ())),
         run_options(options, flags.options_file, load),
-        images_of(flags.image_root, flags.allow_http, flags.allow_host or ()),
+        within(images_of(flags.image_root, flags.allow_http, flags.allow_host or ()), flags.source, flags.prompt),
         policy_of(flags.limit or ()),
         columns_of(flags.columns or ()),
         plugins_of(flags.plugin or ()),
@@ -122,6 +125,28 @@ def open_source(source: str | None, asked: Question, images: ImagePolicy, column
     return opened._replace(items=with_system(opened.items, asked.system))
 
 
+def refuse_missing(source: str) -> NoReturn:
+    """Refuse an input that is not there, or is an address."""
+    try:
+        refuse_address(source)
+    except TableError as refusal:
+        refuse(str(refusal), "IN")
+    path = Path(source)
+    beside = os.listdir(path.absolute().parent) if path.absolute().parent.is_dir() else []
+    refuse(f"there is no file or folder {source}{nearest(path.name, beside)}", "IN")
+
+
+def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -> ImagePolicy:
+    """The policy for images that are named in IN: where no root is set, only files below its folder are read; of stdin, below the working directory.
+
+    Images that a flag names, and those of a folder of images, may be anywhere.
+    """
+    if images.root is not None or source is None or is_image_folder(source, prompt):
+        return images
+    path = os.path.abspath("." if source == "-" else source)
+    return replace(images, root=path if os.path.isdir(path) else os.path.dirname(path))
+
+
 def is_image_folder(source: str, prompt: str | None) -> bool:
     """Whether IN is a folder of images, each of which is asked the prompt; without a prompt, a folder that holds tables is none."""
     return os.path.isdir(source) and (prompt is not None or not is_table(source))
@@ -132,37 +157,41 @@ def _opened(source: str | None, asked: Question, images: ImagePolicy, columns: C
         kinds = {"prompt": "string", **({"images": "string"} if asked.images else {})}
         return Source(one_question(asked.prompt or "", asked.images), columns, lambda: kinds, lambda: 1, lambda: 1)
     if source == "-":
-        return Source(from_lines(sys.stdin.buffer, None, columns), columns, partial(refuse, "a table as OUT takes a file as IN", "--out"))
+        return Source(from_lines(lines_of(sys.stdin.buffer), columns), columns, partial(refuse, "a table as OUT takes a file as IN", "--out"))
+    refuse_address(source)
     path = Path(source)
     if is_image_folder(source, asked.prompt):
         if next(images_in(path), None) is None:
-            raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}) and no tables (.parquet, .arrow)")
+            raise TableError(f"{source} holds no images ({', '.join(sorted(SUFFIXES))}){'' if is_table(path) else ' and no tables (.parquet, .arrow)'}")
         count = cache(lambda: _count(images_in(path)))
         return Source(from_folder(path, asked.prompt or "", asked.sidecar, asked.overwrite), columns, lambda: {"image": "string"}, count, count)
-    folder = None if images.root is not None else path.absolute() if path.is_dir() else path.absolute().parent
-    shown = folder or Path(os.path.abspath(images.root or "."))
+    shown = Path(os.path.abspath(images.root or "."))
     if is_table(path):
         table = read_table(path)
         columns.check(table.schema.names, path)
-        return Source(from_table(table, folder, columns), columns, dict, lambda: table.count, lambda: table.count, shown, table)
-    if path.suffix.lower() == ".csv":
+        return Source(from_table(table, columns), columns, dict, lambda: table.count, lambda: table.count, shown, table)
+    form = form_of(path)
+    if form.kind in ("csv", "tsv"):
         names = csv_header(path)
         columns.check(names, path)
         count = cache(lambda: _count(csv_rows(source)))
-        return Source(from_csv(source, folder, columns), columns, lambda: dict.fromkeys(names, "string"), count, count, shown)
-    stream = stack.enter_context(path.open("rb"))
-    size = os.fstat(stream.fileno()).st_size or None
-    if path.suffix.lower() == ".txt":
-        return Source(from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, partial(_lines, path), shown)
-    return Source(from_lines(stream, folder, columns), columns, lambda: column_kinds(line_values(path)), lambda: size, partial(_lines, path), shown)
+        return Source(from_csv(source, columns), columns, lambda: dict.fromkeys(names, "string"), count, count, shown)
+    rows = cache(partial(_records, path))
+    if form.packed or is_array(path):
+        rows()  # a file that is cut off is refused before anything is asked
+    stream = stack.enter_context(open_bytes(path))
+    size = None if form.packed else os.fstat(stream.fileno()).st_size or None
+    if form.kind == "text":
+        return Source(from_text(stream), columns, lambda: {"prompt": "string"}, lambda: size, rows, shown)
+    return Source(from_lines(records_of(path, stream), columns), columns, lambda: column_kinds(line_values(path)), lambda: size, rows, shown)
 
 
-def _lines(path: Path) -> int | None:
-    """How many lines of a regular file are not blank."""
+def _records(path: Path) -> int | None:
+    """How many requests a regular file has: lines that are not blank, or items of an array."""
     if not path.is_file():
         return None
-    with path.open("rb") as stream:
-        return _count(lines_of(stream))
+    with open_bytes(path) as stream:
+        return _count(records_of(path, stream))
 
 
 def _count(things: Iterable[object]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pipegen.backends.checkpoint.locate import NoSuchModel
 from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress import progress
-from pipegen.cli.sources import Question, open_source
+from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -40,7 +40,7 @@ def run_verify(flags: VerifyFlags) -> int:
         if value is not None and value not in taken:
             refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
-    images = images_of(flags.image_root, False, ())
+    images = within(images_of(flags.image_root, False, ()), flags.source)
     with contextlib.ExitStack() as stack:
         asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] = [*itertools.islice(prompts(), flags.rows)]
         if flags.source is not None:

@@ -8,13 +8,14 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pipegen.cli.export import command_in
 from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say
-from pipegen.cli.sources import Question, open_source
+from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.slots import is_ok
 from pipegen.engines.extras import MissingExtra
@@ -108,7 +109,7 @@ def _cards(flags: ViewFlags, images: ImagePolicy) -> Iterator[str]:
             request, metadata = asked.of(entry.id, values)
             prompt = values.get("prompt_text") or ("" if request is None else _prompt(request))
             sources = () if request is None else request.sources
-            figures = [_figure(source, entry, cast("Scale", flags.boxes), images, alone=len(sources) == 1) for source in sources]
+            figures = [_figure(source, entry, cast("Scale", flags.boxes), asked.images, alone=len(sources) == 1) for source in sources]
             yield card(entry, str(prompt), figures, metadata, others.get(entry.id), compared=names)
 
 
@@ -140,18 +141,21 @@ class _Asked:
     """The requests of the results: of the rows themselves, or of the input of the run, which is read beside them."""
 
     def __init__(self, flags: ViewFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> None:
+        self.images = images
         self._items: Iterator[Item] = iter(())
         self._columns = Columns()
         job = Path(f"{flags.results}.job")
         if flags.asked is not None:
-            opened = open_source(str(flags.asked), Question(None), images, Columns(), stack, "--input")
-            self._items = opened.items
+            self.images = within(images, str(flags.asked))
+            self._items = open_source(str(flags.asked), Question(None), self.images, Columns(), stack, "--input").items
         elif (job / "command.json").is_file():
             command = command_in(job)
             self._columns = Columns(dict(command.columns), frozenset(command.kept))
             if command.source is None or os.path.exists(command.source):  # it may be gone, and the answers are there still
                 asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
-                self._items = open_source(command.source, asked, images, self._columns, stack).items
+                root = command.image_root if images.root is None else images.root
+                self.images = within(replace(images, root=root), command.source, command.prompt)
+                self._items = open_source(command.source, asked, self.images, self._columns, stack).items
         self._passed: dict[str, Item] = {}
 
     def of(self, name: str, values: Mapping[str, Any]) -> tuple[GenerationRequest | None, Mapping[str, Any]]:

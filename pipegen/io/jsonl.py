@@ -230,11 +230,12 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its end."""
+    """A line of a file: its number, from 1; its bytes, None if it is too long; the offset of its end; and what messages call it."""
 
     number: int
     data: bytes | None
     end: int
+    what: str = "line"
 
 
 def lines_of(stream: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
@@ -280,9 +281,9 @@ def values_of_line(line: Line) -> Slot[dict[str, Any]]:
     >>> values_of_line(Line(3, b'{"prompt": "Hi"', 15))
     <Failure: line 3: not JSON: Expecting ',' delimiter at column 16 (hint: ...)>
     """
-    line_name = f"line {line.number}"
+    line_name = f"{line.what} {line.number}"
     if line.data is None:
-        return Failure(InvalidRequest(f"{line_name}: longer than a line may be", hint="give images as paths instead of data URLs"))
+        return Failure(InvalidRequest(f"{line_name}: longer than {MAX_LINE_BYTES} bytes", hint="give images as paths instead of data URLs"))
     try:
         values = strict_json.load(line.data.decode())
     except UnicodeDecodeError as refusal:

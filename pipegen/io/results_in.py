@@ -1,6 +1,6 @@
 """Results in: the lines or rows that `pipegen generate` wrote, each in the form of `to_plain`, whatever the file is.
 
-A row of Parquet also has `row`: the columns of its input.
+A row of Parquet or Arrow also has `row`: the columns of its input.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipegen.io.jsonl import lines_of
+from pipegen.io.forms import TableError, form_of, open_bytes
+from pipegen.io.json_array import records_of
 from pipegen.io.table_out import answer_columns
-from pipegen.io.tables import PARQUET, TableError, read_table
+from pipegen.io.tables import read_table
 from pipegen.records import strict_json
 
 __all__ = ["results_in"]
@@ -20,14 +21,17 @@ __all__ = ["results_in"]
 
 def results_in(path: Path) -> Iterator[dict[str, Any]]:
     """The results of a file, in its order. Raises `TableError`, which names the file and the line, for what is none, and `OSError`."""
-    if path.suffix.lower() in PARQUET:
+    kind = form_of(path).kind
+    if kind in ("csv", "tsv", "text"):
+        raise TableError(f"{path}: results are read from JSON Lines, Parquet and Arrow files: pipegen export JOB -o results.jsonl writes them")
+    if kind in ("parquet", "arrow"):
         table = read_table(path)
         if not {"ok", "text", "finish_reason"} <= set(table.schema.names):
             raise TableError(f"{path}: not results of pipegen generate: it has no columns ok, text and finish_reason")
         yield from map(partial(_from_row, answer_columns(brief=False).names), table)
         return
-    with path.open("rb") as stream:
-        for line in lines_of(stream):
+    with open_bytes(path) as stream:
+        for line in records_of(path, stream):
             try:
                 values = strict_json.load((line.data or b"").decode())
             except (strict_json.NotStrict, UnicodeDecodeError) as refusal:

@@ -1,6 +1,7 @@
 """Tables out: one row for each slot, with the columns of the input before those of the answer.
 
-The schema is fixed before the first row. Parquet has nested columns, and images as `datasets` shows them; CSV has flat ones.
+The schema is fixed before the first row. Parquet and Arrow have nested columns, and images as `datasets` shows them; CSV and TSV have flat ones. What a
+form cannot hold is refused before the first row too.
 
 | column | what it is |
 | --- | --- |
@@ -23,15 +24,18 @@ import functools
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegen.core.functional import without_none
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.extras import need
+from pipegen.io.arrow_values import python_values
+from pipegen.io.forms import TableError
 from pipegen.io.jsonl import LineId, readable
-from pipegen.io.tables import Block, Columns, Row, TableError
+from pipegen.io.tables import Block, Columns, Row
+from pipegen.io.written import OTHERWISE, depends_on_values, is_held, written_kind
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
 from pipegen.records.frozen import thaw
@@ -42,7 +46,7 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "csv_out", "parquet_out"]
+__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "arrow_out", "csv_out", "parquet_out"]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
@@ -166,23 +170,47 @@ def parquet_out(
 ) -> Iterator[Write]:
     """A function that writes a row of a Parquet file. `schema` is that of the input. The file is whole when the block is left.
 
-    Raises `TableError` for a value that a column does not take, and `OSError` as the stream does.
+    Raises `TableError` for a column or a value that Parquet does not take, and `OSError` as the stream does.
     """
     need("pyarrow", "data", "a Parquet file")
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = AnswerTable(schema, columns, folder, model=model, brief=brief)
-    writer = pq.ParquetWriter(stream, table.schema, compression="zstd")
+    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".parquet")
+    with _written(table, pq.ParquetWriter(stream, table.schema, compression="zstd")) as write:
+        yield write
+
+
+@contextlib.contextmanager
+def arrow_out(
+    stream: BinaryIO, schema: pa.Schema, columns: Columns, *, model: str, brief: bool = False, folder: str | os.PathLike[str] | None = None
+) -> Iterator[Write]:
+    """As `parquet_out`, for an Arrow file."""
+    need("pyarrow", "data", "an Arrow file")
+    import pyarrow as pa
+
+    table = AnswerTable(schema, columns, folder, model=model, brief=brief, form=".arrow")
+    with _written(table, pa.ipc.new_file(stream, table.schema)) as write:
+        yield write
+
+
+@contextlib.contextmanager
+def _written(table: AnswerTable, writer: Any) -> Iterator[Write]:
+    import pyarrow as pa
+
+    def put() -> None:
+        try:
+            writer.write_table(table.taken())
+        except pa.ArrowException as refusal:
+            raise TableError(f"a value cannot be written: {str(refusal).splitlines()[0]:.200}") from None
 
     def write(row: Row, name: LineId, slot: Slot[GenerationResult]) -> None:
         if table.add(row, name, slot):
-            writer.write_table(table.taken())
+            put()
 
     try:
         yield write
         if table.rows:
-            writer.write_table(table.taken())
+            put()
     except BaseException:
         with contextlib.suppress(OSError, pa.ArrowException):  # report what raised, not what follows from it
             writer.close()
@@ -191,14 +219,27 @@ def parquet_out(
 
 
 class AnswerTable(TableOut):
-    """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id have their number for one where they are `numbered`."""
+    """Rows with their answers that become one table of Arrow's, and its schema. Rows without an id have their number for one where they are `numbered`.
 
-    def __init__(self, schema: pa.Schema, columns: Columns, folder: str | os.PathLike[str] | None, *, model: str, brief: bool, numbered: bool = True) -> None:
+    form: that of the file which is written, `.parquet` or `.arrow`; empty where none is. Raises `TableError` for a column that it cannot hold.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Columns,
+        folder: str | os.PathLike[str] | None,
+        *,
+        model: str,
+        brief: bool,
+        numbered: bool = True,
+        form: str = "",
+    ) -> None:
         import pyarrow as pa
 
         answer = answer_columns(brief=brief)
         super().__init__(schema.names, columns, folder, answer=answer.names)
-        self.model, self.brief, self.numbered = model, brief, numbered
+        self.model, self.brief, self.numbered, self.form = model, brief, numbered, form
         self.rows: list[Row] = []
         self.ids: list[LineId] = []
         self.answers: list[tuple[Any, ...]] = []
@@ -215,7 +256,8 @@ class AnswerTable(TableOut):
 
         name = self.names[field.name]
         if field.name not in self.images:
-            return pa.field(name, field.type)
+            metadata = {key: value for key, value in (field.metadata or {}).items() if not key.startswith(b"PARQUET:")}
+            return pa.field(name, written_kind(field.name, field.type, self.form) if self.form else field.type, metadata=metadata)
         return pa.field(name, self._image if self.columns.column_of("image") == field.name else pa.list_(self._image))
 
     def _metadata(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> dict[bytes, bytes] | None:
@@ -268,11 +310,13 @@ class AnswerTable(TableOut):
         """The input's ids; a row that has none has its number for one, as elsewhere."""
         import pyarrow as pa
 
-        kind = column.type
-        if not column.null_count or not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if not column.null_count or not (text or pa.types.is_integer(kind)):
             return column
-        made = [str(name) if pa.types.is_string(kind) else int(name) for name in self.ids]
-        return pa.chunked_array([pa.array([name if given is None else given for given, name in zip(column.to_pylist(), made, strict=True)], kind)])
+        numbers = [str(name) if text else int(name) for name in self.ids]
+        names = [number if name is None else name for name, number in zip(column.to_pylist(), numbers, strict=True)]
+        return pa.chunked_array([_array("id", names, column.type)])
 
     def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
         import pyarrow as pa
@@ -281,11 +325,11 @@ class AnswerTable(TableOut):
         chunks: list[Any] = []
         for block, rows in runs:
             if block is not None and field.name in block.batch.schema.names:
-                column = block.batch.column(field.name).take(pa.array([row.index for row in rows], pa.int64()))
-                if column.type == wanted and not (field.name in self.images and _by_path(column)):
-                    chunks.append(column)
+                pieces = _pieces(block.batch.column(field.name), [row.index for row in rows])
+                if pieces[0].type == wanted and not (field.name in self.images and any(map(_by_path, pieces))):
+                    chunks += pieces
                     continue
-                values = column.to_pylist()
+                values = [value for piece in pieces for value in python_values(piece)]
             else:
                 values = [row.values.get(field.name) if block is None else None for row in rows]
             if field.name in self.images:
@@ -293,6 +337,24 @@ class AnswerTable(TableOut):
                 values = values if pa.types.is_list(wanted) else [value[0] if value else None for value in values]
             chunks.append(_array(field.name, values, wanted))
         return pa.chunked_array(chunks, type=wanted)
+
+    def check(self, blocks: Iterable[Block]) -> None:
+        """Raise `TableError` where a value would not be written as it is: the first block is tried, and of columns that depend on each value all are."""
+        carried = [field for field in self.input if field.name not in self.images]
+        for block in blocks:
+            rows = [Row(None, block, index) for index in range(block.batch.num_rows)]
+            for field in carried:
+                if field.name in block.batch.schema.names and not is_held(self._column(field, [(block, rows)]), self.form):
+                    raise TableError(f"the column {field.name!r} holds {field.type}, and a {self.form} file would not hold its values as they are: {OTHERWISE}")
+            carried = [field for field in carried if depends_on_values(field.type, self.form)]
+            if not carried:
+                return
+
+
+def _pieces(column: Any, indexes: Sequence[int]) -> list[Any]:
+    """The values at these places, as slices: not every type of Arrow's can be gathered in another way."""
+    starts = [place for place, index in enumerate(indexes) if place == 0 or index != indexes[place - 1] + 1]
+    return [column.slice(indexes[start], end - start) for start, end in zip(starts, [*starts[1:], len(indexes)], strict=True)]
 
 
 def _by_path(images: Any) -> bool:
@@ -312,7 +374,20 @@ def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except UnicodeEncodeError:  # half of a character
         return pa.array([value and value.encode(errors="replace").decode() for value in values], kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as refusal:
+        with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+            return _cast(values, kind)
         raise TableError(f"the column {name!r} holds {kind}, and a value does not fit: {str(refusal).splitlines()[0]:.200}") from None
+
+
+def _cast(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values in a type that is made of another one. Raises as Arrow does."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, pa.array(values).cast(kind.storage_type))
+    raise TypeError(f"{kind} is made of no other type")
 
 
 def _as_text(value: Any) -> str:
@@ -320,11 +395,11 @@ def _as_text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None = None) -> Iterator[Write]:
-    """As `parquet_out`, for CSV: nested values are JSON text, an image is its path, and of several samples the first counts."""
+def csv_out(stream: BinaryIO, names: Sequence[str], columns: Columns, folder: str | os.PathLike[str] | None = None, *, delimiter: str = ",") -> Iterator[Write]:
+    """As `parquet_out`, for CSV, or TSV by its delimiter: nested values are JSON text, an image is its path, and of several samples the first counts."""
     table = TableOut(names, columns, folder, answer=CSV_COLUMNS)
     text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="", write_through=True)
-    lines = csv.writer(text, lineterminator="\n")
+    lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     lines.writerow([*(() if table.own_id else ("id",)), *table.names.values(), *CSV_COLUMNS])
 
     def cell(column: str, value: Any) -> Any:

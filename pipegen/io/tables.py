@@ -1,7 +1,7 @@
-"""Tables in: the rows of Parquet, Arrow, CSV and JSON Lines files as plain data, a few at a time.
+"""Tables in: the rows of Parquet and Arrow files and of folders of them as plain data, a few at a time.
 
 A row is a request (see `request_from`): columns named as its fields are its fields, and all others are carried along to the output. `Columns` says which
-columns have other names.
+columns have other names. Folders such as `lang=en` are columns too, as in Hive.
 
 >>> Columns({"prompt": "question"}).request({"question": "Is it so?", "label": 1})
 {'label': 1, 'prompt': 'Is it so?'}
@@ -9,14 +9,19 @@ columns have other names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from pipegen.engines.extras import need
+from pipegen.io.arrow_values import python_rows
+from pipegen.io.forms import ARROW, PARQUET, TableError, form_of, refuse_address
 from pipegen.records.fields import nearest
 from pipegen.records.requests import FIELDS, misplaced
 
@@ -25,15 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ARROW", "Columns", "PARQUET", "Row", "Table", "TableError", "is_table", "read_table", "tables_in", "without_nulls"]
 
-PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 _ROWS, _BYTES = 1024, 8 * 2**20
 """The most rows, and bytes (about), that are read at a time."""
 TARGETS = tuple(sorted({*FIELDS, "image"}))
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")
-
-
-class TableError(ValueError):
-    """A table cannot be read or written; the message says which file, and why."""
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The name of a folder of rows that have no value for its column."""
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_ROWS_OF = {"csv": "CSV", "tsv": "TSV", "lines": "JSON Lines"}
+"""Files of rows that are read alone, and not in a folder."""
 
 
 class Columns(NamedTuple):
@@ -93,14 +98,18 @@ class Block:
     @cached_property
     def bytes_a_row(self) -> float:
         """About how large a row is."""
-        size: float = self.batch.nbytes / max(1, self.batch.num_rows)
-        return size
+        import pyarrow as pa
+
+        try:
+            size: float = self.batch.nbytes
+        except pa.ArrowException:  # older versions of pyarrow do not know the size of views
+            size = len(repr(self.rows))
+        return size / max(1, self.batch.num_rows)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as Python values."""
-        rows: list[dict[str, Any]] = _pythonic(self.batch).to_pylist()
-        return rows
+        """The rows as Python values, to be read: times that Python has no type for are text."""
+        return python_rows(self.batch, text=True)
 
 
 class Row:
@@ -117,14 +126,27 @@ class Row:
         return self._values if self._values is not None else {} if self.block is None else self.block.rows[self.index]
 
 
+class Part(NamedTuple):
+    """A file of a table."""
+
+    path: Path
+    schema: pa.Schema
+    """The columns in the file."""
+    rows: int
+    folders: Mapping[str, str | None] = {}
+    """The columns that the names of its folders say, such as `lang=en`."""
+
+
 class Table:
     """A table to read. It is walked as often as is wanted, and gives a mapping for each row."""
 
-    def __init__(self, paths: Sequence[Path], schema: pa.Schema, count: int) -> None:
-        self.paths, self.schema, self.count = paths, schema, count
+    def __init__(self, parts: Sequence[Part], schema: pa.Schema) -> None:
+        self.parts, self.schema = parts, schema
+        self.folders = [schema.field(name) for name in dict.fromkeys(name for part in parts for name in part.folders)]
+        self.count = sum(part.rows for part in parts)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (row for block in self.blocks() for row in block.rows)
+        return (row for block in self.blocks() for row in python_rows(block.batch))
 
     def __len__(self) -> int:
         return self.count
@@ -133,11 +155,23 @@ class Table:
         """The rows, some at a time. Raises `TableError` where the rest cannot be read."""
         import pyarrow as pa
 
-        for path in self.paths:
+        for part in self.parts:
             try:
-                yield from map(Block, _parquet_batches(path) if path.suffix.lower() in PARQUET else _arrow_batches(path))
+                with _opened(part.path) as (_, _, batches):
+                    yield from (Block(self._with_folders(batch, part)) for batch in batches)
             except (OSError, pa.ArrowException) as refusal:
-                raise TableError(f"{path} cannot be read: {_words(refusal)}") from refusal
+                raise TableError(f"{part.path} cannot be read: {_words(refusal)}") from refusal
+
+    def _with_folders(self, batch: pa.RecordBatch, part: Part) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        if not self.folders:
+            return batch
+        columns = list(batch.columns)
+        for field in self.folders:
+            text = part.folders.get(field.name)
+            columns.append(pa.array([None if text is None else int(text) if pa.types.is_int64(field.type) else text] * batch.num_rows, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *self.folders]))
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -147,38 +181,99 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """The Parquet files of a folder and its subfolders, or else the Arrow files, in the order of their names; hidden ones are left out."""
-    for kinds in (PARQUET, ARROW):
-        found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in kinds]
-        found = [path for path in found if not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)]
-        if found:
-            return found
-    return []
+    """The Parquet and Arrow files of a folder and its subfolders, in the order of their names; hidden ones are left out."""
+    return [path for path in _files_in(folder) if path.suffix.lower() in (*PARQUET, *ARROW)]
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts))
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
     """The rows of a Parquet or Arrow file, or of a folder of them, as mappings: requests for `imap`. Rows are read as they are asked for.
+
+    Subfolders such as `lang=en` are a column `lang`: of whole numbers where all its values are, else of text. A time that Python has no type for, such as one
+    in nanoseconds, is the whole number that Arrow stores.
 
     Raises `TableError` where it is no such file, and `MissingExtra` without pyarrow.
 
     >>> read_table("requests.jsonl")
     Traceback (most recent call last):
     ...
-    pipegen.io.tables.TableError: requests.jsonl is no Parquet or Arrow file, and no folder of them
+    pipegen.io.forms.TableError: requests.jsonl is no Parquet or Arrow file (.parquet, .pq, .arrow, .feather, .ipc), and no folder of them
     """
+    refuse_address(path)
     path = Path(path)
     paths = tables_in(path) if path.is_dir() else [path]
     if not paths or not is_table(path):
-        raise TableError(f"{path} is no Parquet or Arrow file, and no folder of them")
+        raise TableError(f"{path} is no Parquet or Arrow file ({', '.join((*PARQUET, *ARROW))}), and no folder of them")
     need("pyarrow", "data", "reading tables")
     import pyarrow as pa
 
+    if path.is_dir():
+        _refuse_others(path)
     try:
-        facts = [_facts(one) for one in paths]
-        schema = pa.unify_schemas([schema for schema, _ in facts])
+        parts = [_part(one, path) for one in paths]
+        schema = pa.unify_schemas([part.schema for part in parts])
     except (OSError, pa.ArrowException) as refusal:
         raise TableError(f"{path} cannot be read: {_words(refusal)}") from refusal
-    return Table(paths, schema, sum(count for _, count in facts))
+    return Table(parts, _with_columns(schema, parts))
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raise `TableError` for a folder that holds rows of another form too: they would be left out."""
+    for path in _files_in(folder):
+        with contextlib.suppress(TableError):  # no file of rows
+            kind = form_of(path).kind
+            if kind in _ROWS_OF and path.suffix and path.is_file():
+                break
+    else:
+        return
+    raise TableError(
+        f"{folder} holds tables, and {path.relative_to(folder)}, which is {_ROWS_OF[kind]}: give a folder of Parquet and Arrow files alone, or one file"
+    )
+
+
+def _part(path: Path, top: Path) -> Part:
+    with _opened(path) as (schema, rows, batches):
+        twice = _twice(schema.names) or next((_twice_within(field.type) for field in schema if _twice_within(field.type)), None)
+        if twice is not None:
+            raise TableError(f"{path} has two columns {twice!r}: give them different names")
+        count = sum(batch.num_rows for batch in batches) if rows is None else rows
+    pairs = [folder.partition("=") for folder in path.relative_to(top).parent.parts]
+    folders = {unquote(name): None if value == _NO_VALUE else unquote(value) for name, equals, value in pairs if name and equals}
+    for name in folders:
+        if name in schema.names:
+            raise TableError(f"{path} has a column {name!r}, and is in a folder {name}=...: rename one of them")
+    return Part(path, schema, count, folders)
+
+
+def _with_columns(schema: pa.Schema, parts: Sequence[Part]) -> pa.Schema:
+    """The schema with the columns that names of folders say."""
+    import pyarrow as pa
+
+    for name in dict.fromkeys(name for part in parts for name in part.folders):
+        if name in schema.names:
+            raise TableError(f"a file has a column {name!r}, and others are in folders {name}=...: rename one of them")
+        texts = [part.folders[name] for part in parts if part.folders.get(name) is not None]
+        whole = bool(texts) and all(_WHOLE.fullmatch(text or "") for text in texts)
+        schema = schema.append(pa.field(name, pa.int64() if whole else pa.string()))
+    return schema
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """A name that occurs twice."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def _twice_within(kind: pa.DataType) -> str | None:
+    """A name that occurs twice in one struct."""
+    import pyarrow as pa
+
+    if pa.types.is_map(kind):
+        return _twice_within(kind.key_type) or _twice_within(kind.item_type)
+    fields = [] if pa.types.is_union(kind) else [kind.field(index) for index in range(kind.num_fields)]
+    return _twice(field.name for field in fields) or next((_twice_within(field.type) for field in fields if _twice_within(field.type)), None)
 
 
 def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
@@ -202,53 +297,34 @@ def _words(refusal: Exception) -> str:
     return message.splitlines()[0][:300] if message else type(refusal).__name__
 
 
-def _facts(path: Path) -> tuple[pa.Schema, int]:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[pa.Schema, int | None, Iterator[pa.RecordBatch]]]:
+    """The columns of a file, how many rows it has, where it says so, and the rows, a few at a time."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if path.suffix.lower() in PARQUET:
-        with pq.ParquetFile(path) as file:
-            return file.schema_arrow, file.metadata.num_rows
-    batches = _arrow_batches(path)
-    first = next(batches)  # an empty one with the schema
-    return first.schema, sum(batch.num_rows for batch in batches)
-
-
-def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
-        groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
-        size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
-        yield from file.iter_batches(batch_size=max(1, min(_ROWS, int(_BYTES / max(1.0, size)))), use_threads=False)
-
-
-def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """An empty batch with the schema, and then the rows of an Arrow file: of the file format, or of the stream format that `datasets` writes."""
-    import pyarrow as pa
-
+        with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+            yield file.schema_arrow, file.metadata.num_rows, _parquet_batches(file)
+        return
     with pa.memory_map(str(path)) as source:
         try:
-            file = pa.ipc.open_file(source)
-            whole: Iterator[pa.RecordBatch] = (file.get_batch(place) for place in range(file.num_record_batches))
-            schema = file.schema
-        except pa.ArrowInvalid:
+            whole = pa.ipc.open_file(source)
+            schema, batches = whole.schema, (whole.get_batch(index) for index in range(whole.num_record_batches))
+        except pa.ArrowInvalid:  # the stream format, which `datasets` writes
             source.seek(0)
-            whole = stream = pa.ipc.open_stream(source)
-            schema = stream.schema
-        yield pa.RecordBatch.from_pylist([], schema=schema)
-        for batch in whole:
-            size = max(1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.nbytes))))
-            yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))
+            stream = pa.ipc.open_stream(source)
+            schema, batches = stream.schema, iter(stream)
+        yield schema, None, _cut(batches)
 
 
-def _pythonic(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with times that Python can hold: nanoseconds become microseconds."""
-    import pyarrow as pa
+def _parquet_batches(file: Any) -> Iterator[pa.RecordBatch]:
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
+    yield from file.iter_batches(batch_size=max(1, min(_ROWS, int(_BYTES / max(1.0, size)))), use_threads=False)
 
-    for place, field in enumerate(batch.schema):
-        kind = field.type
-        if not (pa.types.is_timestamp(kind) or pa.types.is_time64(kind) or pa.types.is_duration(kind)) or kind.unit != "ns":
-            continue
-        coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.time64("us") if pa.types.is_time64(kind) else pa.duration("us")
-        batch = batch.set_column(place, field.name, batch.column(place).cast(coarse, safe=False))
-    return batch
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        size = max(1, min(_ROWS, int(_BYTES * batch.num_rows / max(1, batch.get_total_buffer_size()))))
+        yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))

@@ -1,4 +1,4 @@
-"""CSV, and what types the columns of rows have that say none: those of CSV and JSON Lines.
+"""CSV and TSV, and what types the columns of rows have that say none: those of CSV and JSON Lines.
 
 >>> import tempfile
 >>> file = tempfile.NamedTemporaryFile(suffix=".csv")
@@ -10,14 +10,15 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipegen.engines.extras import need
-from pipegen.io.jsonl import lines_of
-from pipegen.io.tables import TableError
+from pipegen.io.forms import TableError, form_of, open_bytes
+from pipegen.io.json_array import records_of
+from pipegen.io.jsonl import values_of_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,14 +27,16 @@ __all__ = ["column_kinds", "csv_header", "csv_rows", "line_values", "schema_of_k
 
 _LONGEST_CELL = 256 * 2**20
 _INT64 = 2**63
+_EXACT = 2**53
+"""The largest whole number up to which a double holds all."""
 
 
 def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """The rows of a CSV file with a header, each with its number: the cells as text, empty ones as None. A row that has too many cells is what is wrong.
+    """The rows of a CSV or TSV file with a header, each with its number: the cells as text, empty ones as None. A row that has too many cells is what is wrong.
 
     Raises `TableError` where the file is no CSV.
     """
-    lines = _csv(path)
+    lines = _cells(path)
     header = next(lines)
     for number, cells in enumerate(filter(None, lines), 1):
         if len(cells) > len(header):
@@ -44,15 +47,16 @@ def csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]
 
 def csv_header(path: str | os.PathLike[str]) -> list[str]:
     """The names of the columns. Raises `TableError` where the file is no CSV."""
-    return next(_csv(path))
+    return next(_cells(path))
 
 
-def _csv(path: str | os.PathLike[str]) -> Iterator[list[str]]:
+def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
     """The header and the other lines, as cells."""
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    tabs = form_of(path).kind == "tsv"
     try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
+        with open_bytes(path) as packed, io.TextIOWrapper(packed, newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream, delimiter="\t" if tabs else ",")
             header = next(reader, [])
             twice = next((name for name in header if header.count(name) > 1), None)
             if not header or twice is not None:
@@ -60,18 +64,14 @@ def _csv(path: str | os.PathLike[str]) -> Iterator[list[str]]:
             yield header
             yield from reader
     except (csv.Error, UnicodeDecodeError) as refusal:
-        raise TableError(f"{path} is no CSV in UTF-8: {refusal}") from None
+        raise TableError(f"{path} is no {'TSV' if tabs else 'CSV'} in UTF-8: {refusal}") from None
 
 
 def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON Lines; none for a line that holds another thing."""
-    with open(path, "rb") as stream:
-        for line in lines_of(stream):
-            try:
-                values = json.loads(line.data or b"null")
-            except (ValueError, RecursionError):
-                values = None
-            yield values if isinstance(values, dict) else {}
+    """The objects of a file of JSON Lines, or of a JSON array; none for a line that holds another thing."""
+    with open_bytes(path) as stream:
+        for line in records_of(path, stream):
+            yield values_of_line(line).value_or({})
 
 
 def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -80,16 +80,27 @@ def column_kinds(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     >>> column_kinds([{"a": 1, "b": True, "c": [1]}, {"a": 2.5, "b": None, "d": "x"}])
     {'a': 'double', 'b': 'bool', 'c': 'string', 'd': 'string'}
     """
-    kinds: dict[str, set[type]] = {}
+    kinds: dict[str, set[type | str]] = {}
     for row in rows:
         for name, value in row.items():
             found = kinds.setdefault(str(name), set())
             if value is not None:
-                found.add(str if type(value) is int and not -_INT64 <= value < _INT64 else type(value))
+                found.add(_kind_of(value))
     return {name: _KINDS.get(frozenset(found), "string") for name, found in kinds.items()}
 
 
-_KINDS = {frozenset({bool}): "bool", frozenset({int}): "int64", frozenset({float}): "double", frozenset({int, float}): "double"}
+def _kind_of(value: Any) -> type | str:
+    """The type of a value; of a whole number also whether a double holds it."""
+    if type(value) is not int or -_EXACT <= value <= _EXACT:
+        return type(value)
+    return "long" if -_INT64 <= value < _INT64 else str
+
+
+_KINDS: Mapping[frozenset[type | str], str] = {
+    frozenset({bool}): "bool",
+    **dict.fromkeys((frozenset({int}), frozenset({"long"}), frozenset({int, "long"})), "int64"),
+    **dict.fromkeys((frozenset({float}), frozenset({int, float})), "double"),
+}
 
 
 def schema_of_kinds(kinds: Mapping[str, str]) -> pa.Schema:

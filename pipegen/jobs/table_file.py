@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipegen.core.slots import Slot
-from pipegen.io.table_out import Write, csv_out, parquet_out
-from pipegen.io.tables import Columns, Row, TableError
+from pipegen.io.forms import ARROW, PARQUET, TableError
+from pipegen.io.table_out import Write, arrow_out, csv_out, parquet_out
+from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
 from pipegen.records.results import GenerationResult
@@ -34,7 +35,7 @@ def write_table(
     model: str = "",
     brief: bool = False,
 ) -> int:
-    """Write rows with their answers to a Parquet or CSV file, by its suffix, and give back how many. The file appears when it is whole.
+    """Write rows with their answers to a Parquet, Arrow, CSV or TSV file, by its suffix, and give back how many. The file appears when it is whole.
 
     schema: the columns of the rows and their types, such as `read_table(...).schema` or `dataset.features.arrow_schema`. Without it the first 1,000 rows
     say it; a later value that does not fit is an error.
@@ -52,18 +53,20 @@ def write_table(
     1 7,Hi,1,false,,,,,,Timeout,slow,"send it again, or allow more time"
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (".parquet", ".pq", ".csv"):
-        raise TableError(f"{path} ends with {suffix or 'no suffix'}: a table is .parquet or .csv")
+    if suffix not in (*PARQUET, *ARROW, ".csv", ".tsv"):
+        raise TableError(f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv")
     names = Columns(columns or {})
     left = iter(pairs)
     first = list(islice(left, _LOOKED_AT)) if schema is None else []
     kinds = column_kinds(row for row, _ in first)
     count = 0
     with new_file(Path(path)) as stream, contextlib.ExitStack() as stack:
-        if suffix == ".csv":
-            write: Write = stack.enter_context(csv_out(stream, list(kinds) if schema is None else schema.names, names))
+        if suffix in (".csv", ".tsv"):
+            header = list(kinds) if schema is None else schema.names
+            write: Write = stack.enter_context(csv_out(stream, header, names, delimiter="," if suffix == ".csv" else "\t"))
         else:
-            write = stack.enter_context(parquet_out(stream, schema_of_kinds(kinds) if schema is None else schema, names, model=model, brief=brief))
+            out = parquet_out if suffix in PARQUET else arrow_out
+            write = stack.enter_context(out(stream, schema_of_kinds(kinds) if schema is None else schema, names, model=model, brief=brief))
         for count, (row, slot) in enumerate(chain(first, left), 1):
             values = dict(row)
             given = values.get(names.column_of("id") or "id")

@@ -254,5 +254,7 @@ def _confined(path: str, policy: ImagePolicy) -> str:
     root = os.path.realpath(policy.root)
     real = os.path.realpath(os.path.join(root, path))
     if os.path.commonpath((root, real)) != root:
-        raise SourceRejected(f"{_named(path)} is outside {policy.root!r}", "put the image inside ImagePolicy.root")
+        raise SourceRejected(
+            f"{_named(path)} is outside {policy.root!r}", "put the image into that folder, or name another one: --image-root DIR, ImagePolicy(root=DIR)"
+        )
     return real

@@ -25,6 +25,7 @@ from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
 from pipegen.engines.protocol import Answers
+from pipegen.io.jsonl import lines_of
 from pipegen.io.tables import Columns
 from pipegen.jobs.ray_actors import connect
 from pipegen.records.results import Encoded
@@ -75,7 +76,7 @@ def main(rows: int) -> None:
 
         def opened() -> Iterator[Any]:
             with source.open("rb") as stream:
-                yield from from_lines(stream, None, Columns())
+                yield from from_lines(lines_of(stream), Columns())
 
         began = time.monotonic()
         with pg.job_keyed(waiting(), opened(), folder / "one.job") as job:

@@ -48,7 +48,7 @@ def round_trip(source: Path, out: Path) -> dict[str, Any]:
     before, began, count, reading = resident(), time.process_time(), 0, 0.0
     table = read_table(source)
     with out.open("wb") as stream, parquet_out(stream, table.schema, Columns(), model="none") as write:
-        items = from_table(table, None, Columns())
+        items = from_table(table, Columns())
         while True:
             since = time.process_time()
             item = next(items, None)

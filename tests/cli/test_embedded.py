@@ -31,7 +31,7 @@ def test_mixed_lines_come_out_in_order_and_their_options_give_the_same_again(tmp
     ]
     source, out, again = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "again.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
-    assert generate(source, "-o", out, "--max-new-tokens", "40") == 1
+    assert generate(source, "-o", out, "--max-new-tokens", "40", "--image-root", "/") == 1
     first = written(out)
     assert [(line["id"], line["ok"]) for line in first] == [("chat", True), ("image", True), ("broken", False), ("poem", True), ("sampled", True)]
     assert first[2]["error"]["type"] == "BadImage"
@@ -40,7 +40,7 @@ def test_mixed_lines_come_out_in_order_and_their_options_give_the_same_again(tmp
     assert len(first[4]["logprobs"]) == first[4]["completion_tokens"]
 
     source.write_text("\n".join(json.dumps({**line, "options": result["options"]}) for line, result in zip(lines, first, strict=True) if result["ok"]))
-    assert generate(source, "-o", again) == 0
+    assert generate(source, "-o", again, "--image-root", "/") == 0
     calls = ("prompt_token_ids", "token_ids", "text", "options", "finish", "image_digests")
     assert [{name: line[name] for name in calls} for line in written(again)] == [{name: line[name] for name in calls} for line in first if line["ok"]]
 

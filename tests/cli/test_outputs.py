@@ -236,7 +236,7 @@ def test_a_reader_that_has_enough_ends_the_run_quietly(jsonl: Any) -> None:
     assert ran.returncode == 141
 
 
-@pytest.mark.parametrize("name", ["out.arrow", "out.txt", "out.json"])
+@pytest.mark.parametrize("name", ["out.xlsx", "out.txt", "out.json", "out.jsonl.gz"])
 def test_out_of_another_form_is_refused_before_anything_is_asked(name: str, command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
     ran = command("generate", jsonl(HI), "-o", tmp_path / name, "--model", "fake")
     assert (ran.code, engine.calls) == (2, [])

@@ -235,7 +235,7 @@ def test_a_line_that_is_too_long_fails_alone_and_is_never_held() -> None:
     stream = io.BytesIO(b'{"prompt": "' + b"a" * 3_000_000 + b'"}\n{"prompt": "b"}\n')
     first, second = lines_of(stream, limit=1000)
     assert first == Line(1, None, 3_000_015)
-    assert "longer than a line may be" in request_of(first)[1].failure().message
+    assert "longer than 268435456 bytes" in request_of(first)[1].failure().message
     assert request_of(second)[1].unwrap().prompt == "b"
 
 

@@ -28,7 +28,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 def trip(rows):
     table = read_table(source)
     with out.open("wb") as stream, parquet_out(stream, table.schema, Columns(), model="none") as write:
-        for item, _ in zip(from_table(table, None, Columns()), range(rows)):
+        for item, _ in zip(from_table(table, Columns()), range(rows)):
             assert len(item.slot.unwrap().sources[0].data) == 2**20
             write(item.origin.row, item.origin.id, answer)
 trip(40)

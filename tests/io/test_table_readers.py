@@ -152,7 +152,7 @@ def test_rows_of_polars_and_pandas_are_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pairs", "words"),
     [
-        ("out.xlsx", [], "ends with .xlsx: a table is .parquet or .csv"),
+        ("out.xlsx", [], "ends with .xlsx: a table is .parquet, .arrow, .csv or .tsv"),
         ("out", [], "ends with no suffix"),
         ("out.parquet", [({"prompt": "a", "n": 1}, answer("x"))] * 1001 + [({"prompt": "a", "n": "many"}, answer("x"))], "the column 'n' holds int64"),
     ],

@@ -27,6 +27,7 @@ from pipegen.cli.progress import Meter
 from pipegen.cli.run_flags import AskedFlags
 from pipegen.cli.sources import Asked
 from pipegen.cli.usage import load_of
+from pipegen.io import jsonl
 from pipegen.io.tables import Columns
 from pipegen.testing.faulty import FaultyServer
 
@@ -54,7 +55,7 @@ def rows_in(file: Path, count: int) -> Path:
 
 
 def command(source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--quiet", *flags]
+    arguments = [sys.executable, "-m", "pipegen", "generate", str(source), "-o", str(out), "--model", "embedded", "--image-root", "/", "--quiet", *flags]
     return subprocess.Popen(arguments, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -130,7 +131,7 @@ def test_a_poisoned_row_fails_after_three_tries_and_the_rest_is_done(cluster: st
     source.write_text("".join(json.dumps({"id": f"r{number}", "prompt": words}) + "\n" for number, words in enumerate(rows)))
 
     def opened() -> Any:
-        return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
+        return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
     on = OnRay(partial(stub, asked=str(asked), poison="poisoned", death=death), cluster, 2, 0)
     slots = {origin.id: slot for origin, slot, _ in slots_of(tmp_path, on, opened, in_flight=20)}
@@ -163,7 +164,7 @@ def test_a_replica_that_cannot_begin_is_told_and_ends_the_run(cluster: str, tmp_
     source.write_text('{"prompt": "Hi"}\n')
 
     def opened() -> Any:
-        return from_lines(io.BytesIO(source.read_bytes()), None, Columns())
+        return from_lines(jsonl.lines_of(io.BytesIO(source.read_bytes())), Columns())
 
     with pytest.raises(Exception, match="no route"):
         list(slots_of(tmp_path, OnRay(_no_route, cluster, 2, 0), opened))

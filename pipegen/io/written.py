@@ -1,0 +1,95 @@
+"""Which types of Arrow's a file can hold. Libraries differ in it, so a column is written, read back, and compared.
+
+>>> import pyarrow as pa
+>>> written_kind("x", pa.dictionary(pa.int8(), pa.string()), ".arrow")
+DataType(string)
+>>> written_kind("x", pa.month_day_nano_interval(), ".parquet")
+Traceback (most recent call last):
+...
+pipegen.io.forms.TableError: the column 'x' holds month_day_nano_interval, which a .parquet file cannot hold: write .jsonl or .arrow, or leave the column out
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from typing import TYPE_CHECKING, Any
+
+from pipegen.io.arrow_values import holds_time, python_values
+from pipegen.io.forms import TableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["OTHERWISE", "depends_on_values", "is_held", "written_kind"]
+
+OTHERWISE = "write .jsonl or .arrow, or leave the column out"
+
+
+@functools.lru_cache(maxsize=1024)
+def written_kind(name: str, kind: pa.DataType, form: str) -> pa.DataType:
+    """The type that a column of a file of this form has: its own, or a plainer one of the same values. Raises `TableError` where there is none."""
+    import pyarrow as pa
+
+    # An Arrow file has one dictionary for a column; rows that are written in groups have several.
+    for candidate in [_plain(kind, views=True)] if form == ".arrow" else [kind, _plain(kind)]:
+        if is_held(pa.chunked_array([pa.nulls(1, candidate)]), form):
+            return candidate
+    raise TableError(f"the column {name!r} holds {kind}, which a {form} file cannot hold: {OTHERWISE}")
+
+
+def is_held(column: pa.ChunkedArray, form: str) -> bool:
+    """Whether a file of this form gives back the values of a column."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table, sink = pa.table({"x": column}), io.BytesIO()
+    try:
+        if form == ".parquet":
+            pq.write_table(table, sink, compression="none")
+            again = pq.read_table(pa.BufferReader(sink.getvalue())).column("x")
+        else:
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            again = pa.ipc.open_file(sink.getvalue()).read_all().column("x")
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    with contextlib.suppress(pa.ArrowException):
+        again = again.cast(column.type)  # Parquet has no seconds, and stores milliseconds
+    return again.equals(column) or _values(again) == _values(column)
+
+
+def depends_on_values(kind: pa.DataType, form: str) -> bool:
+    """Whether a file holds some values of the type, and others not: Parquet has no seconds, and stores milliseconds, of which 64 bits are fewer years."""
+    import pyarrow as pa
+
+    return form == ".parquet" and holds_time(kind, lambda time: pa.types.is_date64(time) or getattr(time, "unit", "") == "s")
+
+
+def _values(column: pa.ChunkedArray) -> str:
+    """The values of a column, in a form in which what is not a number equals itself."""
+    return repr([value for chunk in column.chunks for value in python_values(chunk)])
+
+
+def _plain(kind: Any, *, views: bool = False) -> pa.DataType:
+    """The type without dictionaries; and without views, fixed sizes and lengths of runs, unless these may stay."""
+    import pyarrow as pa
+
+    def inner(field: Any) -> Any:
+        return field.with_type(_plain(field.type, views=views))
+
+    if pa.types.is_dictionary(kind) or (pa.types.is_run_end_encoded(kind) and not views):
+        return _plain(kind.value_type, views=views)
+    if pa.types.is_struct(kind):
+        return pa.struct([inner(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type, views=views), inner(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size if views else -1)
+    lists = [(pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)]
+    lists += [(pa.types.is_list_view, pa.list_view if views else pa.list_), (pa.types.is_large_list_view, pa.large_list_view if views else pa.large_list)]
+    for fits, make in lists:
+        if fits(kind):
+            return make(inner(kind.value_field))
+    return kind if views else {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
