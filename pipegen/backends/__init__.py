@@ -163,8 +163,6 @@ def route_with(backend: str, settings: EngineSettings) -> Route:
 
 
 def _route_of(config: ModelLoadConfig) -> Route:
-    if not isinstance(config, ModelLoadConfig):
-        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as hf(model) take a name")
     return route_with(config.backend, settings_of(config))
 
 
@@ -180,6 +178,8 @@ def load(config: ModelLoadConfig) -> Pipe[GenerationRequest, GenerationResult]:
     ...
     pipegen.core.names.InvalidField: ModelLoadConfig.backend takes one of hf, vllm, vllm_server, sglang_server, openai_server, not 'hff'; did you mean 'hf'?
     """
+    if not isinstance(config, ModelLoadConfig):
+        raise TypeError(f"a ModelLoadConfig is loaded, not {type(config).__name__}: the functions such as hf(model) take a name")
 
     def first() -> Route:
         route = _route_of(config)

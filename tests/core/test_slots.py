@@ -82,6 +82,14 @@ def test_errors_describe_themselves_where_no_message_is_given() -> None:
     assert pg.Timeout().message == "Timeout"
 
 
+def test_an_error_that_no_log_holds_hints_at_none() -> None:
+    assert [pg.BackendFailed("died", incident=incident).hint for incident in ("", "abc")] == [
+        "see the engine's own log; the request can be sent again",
+        "look for the incident in the log; the request can be sent again",
+    ]
+    assert pg.BackendFailed("no key", lasting=True).hint == "correct the setting that the message names"
+
+
 def test_history_is_kept_oldest_first() -> None:
     assert [error.message for error in pg.Timeout("c", earlier=(pg.Timeout("b"),)).after((pg.Timeout("a"),)).earlier] == ["a", "b"]
 

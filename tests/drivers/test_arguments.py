@@ -185,8 +185,8 @@ def test_tokens_are_counted_for_one_request_on_a_route() -> None:
 
 def test_a_grid_is_made_of_a_request_and_several_options() -> None:
     request = pg.TextGenerationRequest(prompt="Hi")
-    with pytest.raises(pg.InvalidField, match="grid takes a request, not dict: request_from makes one of plain data"):
-        pg.grid({"prompt": "Hi"}, [{"seed": 1}])  # type: ignore[call-overload]
+    with pytest.raises(pg.InvalidField, match=r"grid takes a request such as .*, not 'Hi'"):
+        pg.grid("Hi", [{"seed": 1}])  # type: ignore[call-overload]
     with pytest.raises(pg.InvalidField, match="grid takes a list or a mapping of options, not one GenerationOptions"):
         pg.grid(request, pg.GenerationOptions())  # type: ignore[call-overload]
 

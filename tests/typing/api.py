@@ -83,7 +83,7 @@ else:
     error = first.failure()
     print(error.message, error.retryable)
     if isinstance(error, pg.PromptTooLong):
-        assert_type(error.limit, int)
+        assert_type(error.limit, int | None)
 texts = [slot.map(lambda number: f"{number:03}").value_or("") for slot in batch]
 assert_type(texts, list[str])
 

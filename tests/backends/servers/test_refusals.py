@@ -158,14 +158,6 @@ def test_a_job_asks_again_once_the_key_is_right(server: Any, tmp_path: Path) -> 
     assert server.asked == 2
 
 
-def test_an_error_that_no_log_holds_hints_at_none() -> None:
-    assert [pg.BackendFailed("died", incident=incident).hint for incident in ("", "abc")] == [
-        "see the engine's own log; the request can be sent again",
-        "look for the incident in the log; the request can be sent again",
-    ]
-    assert pg.BackendFailed("no key", lasting=True).hint == "correct the setting that the message names"
-
-
 def test_a_lasting_failure_is_written_and_read_again() -> None:
     for error in (pg.BackendFailed("no key", lasting=True), pg.BackendFailed("died")):
         plain = pg.to_plain(pg.Failure(error))
