@@ -137,13 +137,14 @@ def refuse_missing(source: str) -> NoReturn:
 
 
 def within(images: ImagePolicy, source: str | None, prompt: str | None = None) -> ImagePolicy:
-    """The policy for images that are named in IN: where no root is set, only files below its folder are read; of stdin, below the working directory.
+    """The policy for images that are named in IN: where no root is set, only files below its folder are read; of stdin or a pipe, below the working directory.
 
     Images that a flag names, and those of a folder of images, may be anywhere.
     """
     if images.root is not None or source is None or is_image_folder(source, prompt):
         return images
-    path = os.path.abspath("." if source == "-" else source)
+    pipe = source == "-" or (os.path.exists(source) and not os.path.isdir(source) and not os.path.isfile(source))
+    path = os.path.abspath("." if pipe else source)
     return replace(images, root=path if os.path.isdir(path) else os.path.dirname(path))
 
 

@@ -46,7 +46,7 @@ from pipegen.records.results import GenerationResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "arrow_out", "csv_out", "parquet_out"]
+__all__ = ["AnswerTable", "CSV_COLUMNS", "TableOut", "Write", "answer_columns", "array_of", "arrow_out", "csv_out", "parquet_out"]
 
 GROUP_ROWS, GROUP_BYTES = 2000, 32 * 2**20
 """How many rows, and bytes (about), are written together."""
@@ -292,10 +292,10 @@ class AnswerTable(TableOut):
         """The rows as a table; they are let go of."""
         import pyarrow as pa
 
-        columns = [_array("id", list(map(str, self.ids)), pa.string())] if self._adds_id else []
+        columns = [array_of("id", list(map(str, self.ids)), pa.string())] if self._adds_id else []
         columns += self._inputs()
         answer = self.schema.names[len(columns) :]
-        columns += [_array(name, values, self.schema.field(name).type) for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)]
+        columns += [array_of(name, values, self.schema.field(name).type) for name, values in zip(answer, zip(*self.answers, strict=True), strict=True)]
         made = pa.Table.from_arrays(columns, schema=self.schema)
         self.rows, self.ids, self.answers, self.bytes = [], [], [], 0.0
         return made
@@ -316,7 +316,7 @@ class AnswerTable(TableOut):
             return column
         numbers = [str(name) if text else int(name) for name in self.ids]
         names = [number if name is None else name for name, number in zip(column.to_pylist(), numbers, strict=True)]
-        return pa.chunked_array([_array("id", names, column.type)])
+        return pa.chunked_array([array_of("id", names, column.type)])
 
     def _column(self, field: pa.Field, runs: Sequence[tuple[Block | None, Sequence[Row]]]) -> Any:
         import pyarrow as pa
@@ -335,7 +335,7 @@ class AnswerTable(TableOut):
             if field.name in self.images:
                 values = [self.all_stored(value) for value in values]
                 values = values if pa.types.is_list(wanted) else [value[0] if value else None for value in values]
-            chunks.append(_array(field.name, values, wanted))
+            chunks.append(array_of(field.name, values, wanted))
         return pa.chunked_array(chunks, type=wanted)
 
     def check(self, blocks: Iterable[Block]) -> None:
@@ -364,7 +364,8 @@ def _by_path(images: Any) -> bool:
     return bool((images.flatten() if pa.types.is_list(images.type) else images).field("bytes").null_count)
 
 
-def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def array_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python's values as a column of this type. Raises `TableError`, which names the column, where one does not fit, or the type takes none."""
     import pyarrow as pa
 
     if pa.types.is_string(kind) and not all(value is None or type(value) is str for value in values):

@@ -101,10 +101,10 @@ class Block:
         import pyarrow as pa
 
         try:
-            size: float = self.batch.nbytes
+            size = int(self.batch.nbytes)
         except pa.ArrowException:  # older versions of pyarrow do not know the size of views
             size = len(repr(self.rows))
-        return size / max(1, self.batch.num_rows)
+        return size / max(1, int(self.batch.num_rows))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -1,12 +1,7 @@
 """Which types of Arrow's a file can hold. Libraries differ in it, so a column is written, read back, and compared.
 
->>> import pyarrow as pa
->>> written_kind("x", pa.dictionary(pa.int8(), pa.string()), ".arrow")
-DataType(string)
->>> written_kind("x", pa.month_day_nano_interval(), ".parquet")
-Traceback (most recent call last):
-...
-pipegen.io.forms.TableError: the column 'x' holds month_day_nano_interval, which a .parquet file cannot hold: write .jsonl or .arrow, or leave the column out
+A type that a form does not have is written as a plainer one that holds the same values, such as the strings of a dictionary. Where there is none, the column is
+refused: an interval or a union in Parquet.
 """
 
 from __future__ import annotations

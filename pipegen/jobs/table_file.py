@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegen.core.slots import Slot
 from pipegen.io.forms import ARROW, PARQUET, TableError
-from pipegen.io.table_out import Write, arrow_out, csv_out, parquet_out
+from pipegen.io.table_out import Write, array_of, arrow_out, csv_out, parquet_out
 from pipegen.io.tables import Columns, Row
 from pipegen.io.text_tables import column_kinds, schema_of_kinds
 from pipegen.jobs.new_file import new_file
@@ -56,6 +56,8 @@ def write_table(
     if suffix not in (*PARQUET, *ARROW, ".csv", ".tsv"):
         raise TableError(f"{path} ends with {suffix or 'no suffix'}: a table is .parquet, .arrow, .csv or .tsv")
     names = Columns(columns or {})
+    for field in () if schema is None or suffix not in ARROW else schema:
+        array_of(field.name, [], field.type)  # Arrow makes no union of Python's values
     left = iter(pairs)
     first = list(islice(left, _LOOKED_AT)) if schema is None else []
     kinds = column_kinds(row for row, _ in first)

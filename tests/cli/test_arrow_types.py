@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import pipegen as pg
 from pipegen.testing.fake import FakeEngine
 
 pa = pytest.importorskip("pyarrow")
@@ -182,3 +183,22 @@ def test_what_a_form_cannot_hold_is_refused_before_anything_is_asked(name: str, 
     assert (ran.code, engine.calls) == (2, [])
     assert "the column 'x' holds" in " ".join(ran.err.split())
     assert "write .jsonl or .arrow" in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize("form", [".parquet", ".arrow"])
+def test_rows_that_python_reads_and_writes_hold_every_value_too(form: str, tmp_path: Path) -> None:
+    other = {"string that is not UTF-8", "timestamp of a far year"}  # bytes to Python; seconds, which Parquet does not have
+    unmade = {"sparse union", "dense union", "run_end_encoded"}  # Arrow makes none of Python's values
+    names = [name for name, case in CASES.items() if form not in case.refused and name not in other and not (form == ".arrow" and name in unmade)]
+    table = pg.read_table(arrow_file(tmp_path / "in.arrow", {name: CASES[name].array for name in names}))
+    assert pg.write_table(tmp_path / f"out{form}", ((row, pg.Failure(pg.Timeout("slow"))) for row in table), schema=table.schema) == 2
+    written = pq.read_table(tmp_path / "out.parquet") if form == ".parquet" else pa.ipc.open_file(str(tmp_path / "out.arrow")).read_all()
+    assert {name: values_of(written.column(name)) for name in names} == {name: values_of(pa.chunked_array([CASES[name].array])) for name in names}
+
+
+@pytest.mark.parametrize(("name", "form"), [("interval", ".parquet"), ("dense union", ".parquet"), ("dense union", ".arrow")])
+def test_a_type_that_rows_of_python_cannot_have_there_is_refused_before_a_row_is_taken(name: str, form: str, tmp_path: Path) -> None:
+    schema = pa.schema([("prompt", pa.string()), ("x", CASES[name].array.type)])
+    with pytest.raises(pg.TableError, match="the column 'x' holds"):
+        pg.write_table(tmp_path / f"out{form}", (pytest.fail("a row is taken") for _ in range(1)), schema=schema)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,16 @@ def test_lines_from_stdin_name_images_below_the_working_directory(theirs: Path, 
     lines = "".join(json.dumps({"prompt": "What?", "images": [image]}) + "\n" for image in ("images/good.png", *outside(theirs))).encode()
     ran = command("generate", "-", *MODEL, stdin=lines)
     assert [line["ok"] for line in ran.out] == [True, *[False] * len(outside(theirs))]
+
+
+def test_lines_from_a_pipe_name_images_below_the_working_directory(theirs: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(theirs)
+    reader, writer = os.pipe()
+    os.write(writer, b'{"prompt": "What?", "images": ["images/good.png"]}\n{"prompt": "What?", "images": ["../private.png"]}\n')
+    os.close(writer)
+    ran = command("generate", f"/dev/fd/{reader}", *MODEL)
+    os.close(reader)
+    assert [line["ok"] for line in ran.out] == [True, False]
 
 
 def test_images_that_the_user_names_may_be_anywhere(theirs: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
