@@ -132,14 +132,18 @@ def demo(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also tell what engines make of this model: its dtype and its length.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="vllm", help="With --model: compare vLLM with transformers beyond each window and scaling of positions, on a small model."),
+    ] = None,
 ) -> None:
     """What is installed, which engines can run here, what each honours, and what to install for the rest.
 
-    Exit code: 0 when an engine can run here, else 1.
+    Exit code: 0 when an engine can run here, else 1; also 1 when the engine of --engine gives another text than transformers.
     """
     from pipegen.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(model, as_json=as_json))
+    raise typer.Exit(run_doctor(model, engine, as_json=as_json))
 
 
 CHAT = """Ask the models of a chat file at the same time, and see their answers side by side. A chat file is YAML or JSON:

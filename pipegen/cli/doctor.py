@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from pipegen.cli.usage import refuse
 from pipegen.core.distribution import DISTRIBUTION, install_command, install_hint, version
 from pipegen.core.errors import CallFailed, TemplateFailed
 from pipegen.core.slots import is_ok
 from pipegen.engines.capabilities import ENGINES, FEATURES
+from pipegen.engines.extras import need
 from pipegen.records import strict_json
 from pipegen.records.engine_list import ENGINE_LIST, shown
 from pipegen.records.options import option_names
@@ -29,11 +32,11 @@ PACKAGES = (
 """Whose versions are shown, in this order."""
 
 
-def examine(model: str | None = None) -> dict[str, Any]:
+def examine(model: str | None = None, engine: str | None = None) -> dict[str, Any]:
     """All that the doctor sees, as plain data. Imports torch, where it is installed, to ask for its devices.
 
-    With a model, also what engines make of it. Raises `FileNotFoundError`, `OSError`, `ValueError`, `MissingExtra`, `CallFailed` or `TemplateFailed` where it
-    cannot be read.
+    With a model, also what engines make of it; with the engine `vllm`, whether that gives the text of transformers (see `_same_text`). Raises
+    `FileNotFoundError`, `OSError`, `ValueError`, `MissingExtra`, `CallFailed` or `TemplateFailed` where the model cannot be read.
     """
     missing = {name: _missing(row.extra) for name, row in ENGINE_LIST.items()}
     extras = {name: _missing(name) for name in ("hf", "peft", "online", "structured")}
@@ -50,7 +53,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         "extras": {name: absent for name, absent in extras.items() if absent},
         "features": {name: {"what": words, "engines": [engine for engine in ENGINES if name in ENGINES[engine]]} for name, words in FEATURES.items()},
         "options": {name: [engine for engine in ENGINES if name in ENGINES[engine]] for name in option_names()},
-    } | ({} if model is None else {"model": _model(model)})
+    } | ({} if model is None else {"model": _model(model) | ({} if engine is None else {"same_text": _same_text(model)})})
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -73,6 +76,26 @@ def _model(name: str) -> dict[str, Any]:
         "images": checkpoint.takes_images and not checkpoint.no_processor_because,
         "problem": (checkpoint.takes_images and checkpoint.no_processor_because) or None,
     }
+
+
+def _same_text(name: str) -> dict[str, Any]:
+    """Whether vLLM and transformers give the same text beyond each length that the model's configuration names; vLLM starts once, in this process."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    need("vllm", "vllm", "the vLLM engine")
+    from pipegen.backends.checkpoint.boundaries import boundaries
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+    from pipegen.backends.checkpoint.same_text import in_words
+    from pipegen.backends.vllm.self_check import CannotCheck, check_lengths
+    from pipegen.engines.settings import ModelLoadConfig
+
+    checkpoint = Checkpoint(ModelLoadConfig(model=name, backend="vllm"))
+    lengths = {one.name: one.tokens for one in boundaries(checkpoint.config)}
+    try:
+        differs = check_lengths(checkpoint)
+    except CannotCheck as unknown:
+        return {"engine": "vllm", "lengths": lengths, "same": None, "because": str(unknown)}
+    return {"engine": "vllm", "lengths": lengths, "same": differs is None, "because": None if differs is None else in_words(differs, "vllm")}
 
 
 def _render_one(checkpoint: Checkpoint) -> None:
@@ -137,10 +160,14 @@ def _devices() -> list[str]:
     return [*devices, f"cpu ({torch.get_num_threads()} threads)"]
 
 
-def run_doctor(model: str | None, *, as_json: bool) -> int:
-    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read), else 1."""
+def run_doctor(model: str | None, engine: str | None = None, *, as_json: bool) -> int:
+    """Print what `examine` sees. The exit code: 0 when an engine can run here (and the model can be read, and the engine gives its text), else 1."""
+    if engine not in (None, "vllm"):
+        refuse(f"takes vllm, not {engine!r}", "--engine")
+    if engine is not None and model is None:
+        refuse("goes with --model", "--engine")
     try:
-        seen = examine(model)
+        seen = examine(model, engine)
     except (ImportError, OSError, ValueError, CallFailed, TemplateFailed) as error:  # of the model alone
         reason = error.error if isinstance(error, CallFailed) else error
         print(f"pipegen doctor: {reason}", file=sys.stderr)
@@ -149,7 +176,17 @@ def run_doctor(model: str | None, *, as_json: bool) -> int:
         print(strict_json.dump(seen))
     else:
         _show(seen)
-    return 0 if any(engine["runs"] for engine in seen["engines"].values()) else 1
+    differs = seen.get("model", {}).get("same_text", {}).get("same") is False
+    return 0 if any(one["runs"] for one in seen["engines"].values()) and not differs else 1
+
+
+def _of_text(seen: dict[str, Any]) -> str:
+    """Whether an engine gives the text of transformers, for a reader."""
+    if seen["same"] is None:
+        return f"{seen['engine']}: not checked against transformers: {seen['because']}"
+    beyond = ", ".join(f"{tokens} tokens ({name})" for name, tokens in seen["lengths"].items())
+    where = f", also beyond {beyond}" if beyond else ""
+    return f"{seen['engine']}: the log probabilities of transformers on a small model of its kind{where}" if seen["same"] else str(seen["because"])
 
 
 def _show(seen: dict[str, Any]) -> None:
@@ -173,8 +210,10 @@ def _show(seen: dict[str, Any]) -> None:
     for extra, problems in seen["extras"].items():
         console.print(f"To get {extra}: [bold]{escape(install_hint(extra))}[/]  ({'; '.join(problems)})", soft_wrap=True)
     if "model" in seen:
-        facts = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name != "name" and value is not None)
+        facts = ", ".join(f"{name} {value}" for name, value in seen["model"].items() if name not in ("name", "same_text") and value is not None)
         console.print(f"[bold]{escape(seen['model']['name'])}[/]  {facts}", soft_wrap=True)
+        if "same_text" in seen["model"]:
+            console.print(escape(_of_text(seen["model"]["same_text"])), soft_wrap=True)
     table = Table(title="\nWhat each engine honours", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for engine in ENGINES:

@@ -18,8 +18,8 @@ __all__ = ["VOCABULARY", "CannotShrink", "shrunken", "write_shrunken"]
 VOCABULARY = 256
 BEYOND = 16
 """How many tokens a row goes on behind a boundary."""
-_LONGEST, _SHORTEST = 64, 8
-"""Between these are the lengths of a small model, if its family's are longer."""
+_LONGEST, _SHORTEST, _BLOCK = 32, 8, 128
+"""Between the first two are the lengths of a small model, if its family's are longer; vLLM takes chunks of attention of whole blocks only."""
 _WEIGHTS = 1 << 25
 """How many a small model has at most: what takes a second."""
 _HEADS = 2
@@ -55,12 +55,13 @@ def shrunken(text: Any) -> Any:
     }
     settings |= {names.get(name, name): size for name, size in sizes.items() if size is not None}
     longest = max((one.tokens for one in named_lengths(text)), default=0)
-    divisor = max(1, -(-longest // _LONGEST))
+    limit = _BLOCK if settings.get("attention_chunk_size") else _LONGEST
+    divisor = max(1, -(-longest // limit))
     if divisor > 1:
         for one in named_lengths(text):
             _divide(settings, one.name.split("."), divisor)
         positions //= divisor
-    settings[names.get("max_position_embeddings", "max_position_embeddings")] = max(positions, min(longest, _LONGEST) + 2 * BEYOND)
+    settings[names.get("max_position_embeddings", "max_position_embeddings")] = max(positions, min(longest, limit) + 2 * BEYOND)
     try:
         return type(text).from_dict(settings)
     except Exception as refused:
@@ -124,18 +125,19 @@ def write_shrunken(text: Any, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     config = shrunken(text)
+    causal: Any = AutoModelForCausalLM  # its own annotations are partial
     random = torch.Generator().manual_seed(0)
     state = torch.random.get_rng_state()
     try:
         with torch.device("meta"):
-            size = sum(weights.numel() for weights in AutoModelForCausalLM.from_config(config).parameters())
+            size = sum(weights.numel() for weights in causal.from_config(config).parameters())
         if size > _WEIGHTS:
             raise CannotShrink(f"it would still have {size:,} weights")
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: Any = causal.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, weights in model.named_parameters():
-                if weights.dim() > 1:
-                    weights.normal_(0, 0.15, generator=random)
+                if weights.dim() > 1:  # so narrow that attention looks at all tokens of a window, and the oldest one counts
+                    weights.normal_(0, weights.shape[-1] ** -0.5, generator=random)
                 elif "norm" in name:
                     weights.uniform_(0.8, 1.2, generator=random)
         model.save_pretrained(folder)

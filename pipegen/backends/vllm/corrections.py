@@ -11,6 +11,7 @@ transformers is the reference: it is the code that a checkpoint names. vLLM take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["corrections", "with_corrections"]
 _ONE_MORE = ("cohere2", "cohere2_moe")
 """Families whose windows vLLM makes one token longer than transformers, from this version on."""
 _ONE_MORE_SINCE = (0, 29)
+_SCALE_SINCE = (0, 30)
+"""From this version on vLLM computes the scale of attention of YaRN as transformers does."""
 
 
 def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
@@ -26,18 +29,37 @@ def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
 
     - The sliding window of Cohere 2 is one token longer in vLLM, from 0.29 on.
     - The growing scale of attention in Ministral 3 stands among the settings of the positions, where vLLM does not look for it.
+    - vLLM before 0.30 takes the scale of attention that YaRN's settings give (`attention_factor`, `mscale`) under another name.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     changed: dict[str, Any] = {}
     window = getattr(text, "sliding_window", None)
     if text.model_type in _ONE_MORE and version >= _ONE_MORE_SINCE and window:
         changed["sliding_window"] = window - 1
-    rope = getattr(text, "rope_parameters", None) or {}
+    rope: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
+    if version < _SCALE_SINCE and not hasattr(text, "qk_rope_head_dim"):  # such models (DeepSeek) have a YaRN of their own in vLLM
+        scaled = {name: _scaled(one) for name, one in rope.items()} if any(isinstance(one, Mapping) for one in rope.values()) else _scaled(rope)
+        changed |= {} if scaled == rope else {"rope_parameters": scaled}
     if rope.get("llama_4_scaling_beta") is not None:
         length = rope.get("original_max_position_embeddings")
         changed["llama_4_scaling"] = {"beta": rope["llama_4_scaling_beta"], "original_max_position_embeddings": length}
     name = next((name for name, value in vars(config).items() if value is text), None)
     return {name: changed} if changed and name is not None else changed
+
+
+def _scaled(rope: Any) -> Any:
+    """YaRN's settings with the factor that makes of vLLM's own scale of attention the one that transformers computes; others as they are."""
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return rope
+    factor, mscale, mscale_all = rope["factor"], rope.get("mscale"), rope.get("mscale_all_dim")
+    wanted = rope.get("attention_factor")
+    if wanted is None and mscale and mscale_all:
+        wanted = _scale(factor, mscale) / _scale(factor, mscale_all)
+    return rope if wanted is None else {**rope, "attn_factor": wanted / _scale(factor, 1.0)}
+
+
+def _scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def with_corrections(changed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def test_settings_that_the_newest_vllm_reads_in_another_way(config: Any, expecte
 @pytest.mark.parametrize(("version", "window"), [((0, 27), None), ((0, 28), None), ((0, 29), 15), ((0, 32), 15)])
 def test_the_window_of_cohere2_is_one_longer_from_one_version_on(version: tuple[int, int], window: int | None) -> None:
     assert corrections(transformers.Cohere2Config(sliding_window=16), version).get("sliding_window") == window
+
+
+@pytest.mark.parametrize(("settings", "wanted"), [({"attention_factor": 1.3}, 1.3), ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0), ({}, None)])
+def test_older_versions_are_given_the_scale_of_yarn_under_the_name_they_know(settings: dict[str, float], wanted: float | None) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, **settings}
+    config = transformers.LlamaConfig(rope_parameters=rope)
+    told = corrections(config, (0, 29)).get("rope_parameters")
+    assert corrections(config, (0, 30)) == {}
+    if wanted is None:
+        assert told is None
+    else:
+        assert told == {**config.rope_parameters, "attn_factor": pytest.approx(wanted / (0.1 * math.log(4.0) + 1.0))}
+    assert corrections(transformers.DeepseekV3Config(rope_parameters=rope), (0, 29)) == {}
+    assert corrections(transformers.LlamaConfig(), (0, 27)) == {}
 
 
 def arguments(tmp_path: Path, **given: Any) -> dict[str, Any]:
