@@ -19,7 +19,7 @@ from pipegen.records.fields import InvalidField
 from pipegen.records.requests import GenerationRequest
 from pipegen.report.gallery import printable
 from pipegen.report.verdict import Precision, Verdict
-from pipegen.report.verify import Dialect, prompts, verify
+from pipegen.report.verify import Dialect, verify
 
 if TYPE_CHECKING:
     from pipegen.cli.app_results import VerifyFlags
@@ -42,7 +42,7 @@ def run_verify(flags: VerifyFlags) -> int:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = images_of(flags.image_root, False, ())
     with contextlib.ExitStack() as stack:
-        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] = [*itertools.islice(prompts(), flags.rows)]
+        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] = None
         if flags.source is not None:
             opened = open_source(flags.source, Question(), images, Columns(), stack)
             try:
