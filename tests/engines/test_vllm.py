@@ -139,6 +139,14 @@ def test_memory_comes_back_and_the_engine_starts_again(vllm_of: Callable[..., An
         assert pg.run(fresh, [chat("Hi")], _on()) == again == first
 
 
+def test_a_clean_close_is_no_incident(vllm_of: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    with vllm_of("qwen3") as opened:
+        assert pg.is_ok(pg.run(opened, [chat("Hi")], _on())[0])
+        for _ in pg.stream(opened, [chat("Hi")], _on()):
+            break
+    assert not [record.getMessage() for record in caplog.records if record.name == "pipegen"]
+
+
 def test_one_image_too_many_is_refused_beforehand(vllm_of: Callable[..., Any]) -> None:
     with vllm_of("qwen3_vl", limit_mm_per_prompt={"image": 1}) as opened:
         images = [image_file(width=64, height=64), image_file(width=32, height=64)]
@@ -242,6 +250,19 @@ def test_an_engine_that_died_fails_every_slot_with_one_incident_and_starts_again
     monkeypatch.setattr(vision.engine._core.running().engine, "step", dies)  # type: ignore[attr-defined]
     errors = [slot.failure() for slot in pg.run(vision, [chat("Hi"), chat("Count.")], _on())]
     assert [(type(error), error.scope) for error in errors] == [(pg.BackendFailed, "batch")] * 2
+    assert len({error.incident for error in errors}) == 1
+    assert pg.run(vision, [chat("Hi")], _on()) == first
+
+
+def test_what_the_models_own_code_raises_fails_every_slot_with_one_incident_and_the_next_call_runs(vision: pg.Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process it comes out of vLLM's step as it is."""
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Model
+
+    first = pg.run(vision, [chat("Hi")], _on())
+    with monkeypatch.context() as broken:
+        broken.setattr(Model, "compute_logits", lambda *_, **__: list[Any]().pop())
+        errors = [slot.failure() for slot in pg.run(vision, [chat("Hi"), chat("Count.")], _on())]
+    assert [(type(error), error.scope, error.message.split(":")[0]) for error in errors] == [(pg.BackendFailed, "batch", "IndexError")] * 2
     assert len({error.incident for error in errors}) == 1
     assert pg.run(vision, [chat("Hi")], _on()) == first
 

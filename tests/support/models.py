@@ -100,6 +100,20 @@ def _gemma2(head_dim: int) -> tuple[Any, Any]:
     return tokenizer, _hf().Gemma2ForCausalLM(config)
 
 
+def _cohere2(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    sizes = {**_text_sizes(tokenizer, head_dim), "hidden_size": 4 * head_dim}  # in vLLM a head has no size of its own
+    config = _hf().Cohere2Config(**sizes, sliding_window=16, layer_types=["sliding_attention", "full_attention"])
+    return tokenizer, _hf().Cohere2ForCausalLM(config)
+
+
+def _ministral3(head_dim: int) -> tuple[Any, Any]:
+    tokenizer = instruct_tokenizer()
+    lengths = {"original_max_position_embeddings": 64, "max_position_embeddings": 512, "factor": 8.0}
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    return tokenizer, _hf().Ministral3ForCausalLM(_hf().Ministral3Config(**_text_sizes(tokenizer, head_dim), rope_parameters={**rope, **lengths}))
+
+
 def _llama_scaled(rope: Mapping[str, Any]) -> Callable[[int], tuple[Any, Any]]:
     def made(head_dim: int) -> tuple[Any, Any]:
         tokenizer = instruct_tokenizer()
@@ -164,6 +178,8 @@ _HYBRID: Mapping[str, Callable[[int], tuple[Any, Any]]] = {"lfm2": _lfm2, "qwen3
 _VARIANT: Mapping[str, Callable[[int], tuple[Any, Any]]] = {
     "phi3_longrope": _phi3_longrope,
     "gemma2": _gemma2,
+    "cohere2": _cohere2,
+    "ministral3": _ministral3,
     "llama_linear": _llama_scaled({"rope_type": "linear", "factor": 4.0}),
     "llama_dynamic": _llama_scaled({"rope_type": "dynamic", "factor": 4.0}),
     "llama_yarn": _llama_scaled({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
@@ -176,8 +192,9 @@ HYBRIDS = tuple(_HYBRID)
 
 
 VARIANTS = tuple(_VARIANT)
-"""Models whose texts depend on their settings: `phi3_longrope` takes other rotary factors from 65 tokens on, `gemma2` caps its attention scores, and the
-positions of `llama_linear` (128 times 4), `llama_dynamic` and `llama_yarn` (128 each) are scaled."""
+"""Models whose texts depend on their settings: `phi3_longrope` takes other rotary factors from 65 tokens on, `gemma2` caps its attention scores, `cohere2`
+has a sliding window of 16, `ministral3` scales its attention from 64 tokens on, and the positions of `llama_linear` (128 times 4), `llama_dynamic` and
+`llama_yarn` (128 each) are scaled."""
 
 
 def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, head_dim: int = 16, whole_text: bool = False, **generation: Any) -> Path:

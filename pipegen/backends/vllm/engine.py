@@ -14,6 +14,7 @@ from typing import Any
 from returns.result import Failure
 
 from pipegen.backends.checkpoint.engine import CheckpointEngine
+from pipegen.backends.checkpoint.foreign import engine_failed, short
 from pipegen.backends.checkpoint.image_processors import grid_only
 from pipegen.backends.checkpoint.positions import other_factors
 from pipegen.backends.grammar import grammar_of, unsupported_with_form
@@ -232,6 +233,10 @@ class VLLMEngine(CheckpointEngine):
                 call.add(position, rendered, params)
         except refusals() as error:
             return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
+        except CallFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - vLLM is foreign code: whatever else it raises for one row fails that row
+            return engine_failed("vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error)
         return wrong
 
 

@@ -10,6 +10,8 @@ request knows the box of its call.
 
 - A step without requests would wait for ever, so there is none then.
 - A request is in `_boxes` from `add` until its last output, the step after `drop`, or `stop`; outputs of others are discarded.
+- vLLM is foreign code: whatever a step of it raises ends the engine, and is one `BackendFailed` of all calls that it was for. What it raises for one request
+  fails that row.
 - After `stop` nothing reaches the engine: every later use raises `CallFailed` with the first reason.
 - A call that is left (finished, closed early or cancelled) leaves no request behind, and can queue none.
 """
@@ -31,8 +33,8 @@ from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.engine import release
 from pipegen.backends.checkpoint.foreign import engine_failed
 from pipegen.backends.shared_steps import Box, SharedSteps
-from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, deaths, engine_arguments, starting
-from pipegen.core.border import attempt
+from pipegen.backends.vllm.start import adapter_arguments, check_adapter_settings, check_files, check_version, deaths, engine_arguments, refusals, starting
+from pipegen.core.border import Raised, guard, report
 from pipegen.core.errors import BackendFailed, CallFailed
 from pipegen.core.slots import is_ok
 
@@ -76,28 +78,31 @@ class Running(SharedSteps[Any]):
             try:
                 self.engine.add_request(request_id, prompt, params, **self._adapter)
             except deaths() as error:
-                raise self._died(error) from error
+                because = _failed(report(error))
+                self.stop(because)
+                raise CallFailed(because) from error
+            except refusals():
+                raise
+            except Exception:  # vLLM may have noted the request before it failed, and would wait for its end
+                self._abort([request_id])
+                raise
             self._boxes[request_id] = box
 
     def _advance(self) -> None:
         if not self._boxes:
             return
-        stepped = attempt(self._outputs)
+        stepped = guard(self._outputs, _failed)
         for output in stepped.value_or(()):
             if output.request_id in self._boxes:
                 self._boxes[output.request_id].put(output)
             if output.finished:
                 self._boxes.pop(output.request_id, None)
         if not is_ok(stepped):
-            for box in {*self._boxes.values()}:
-                box.fail(stepped.failure())
+            self.stop(stepped.failure())
 
     def _outputs(self) -> Sequence[Any]:
-        try:
-            _wait(self.engine.engine_core)
-            outputs: Sequence[Any] = self.engine.step()
-        except deaths() as error:
-            raise self._died(error) from error
+        _wait(self.engine.engine_core)
+        outputs: Sequence[Any] = self.engine.step()
         return outputs
 
     def drop(self, request_ids: Iterable[str]) -> None:
@@ -108,16 +113,13 @@ class Running(SharedSteps[Any]):
     def _drop(self) -> None:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         live = [request_id for request_ids in dropped for request_id in request_ids if self._boxes.pop(request_id, None) is not None]
-        try:
-            if live:
-                self.engine.abort_request(live)
-        except deaths() as error:
-            self._died(error)
+        if live:
+            self._abort(live)
 
-    def _died(self, error: Exception) -> CallFailed:
-        because = engine_failed("vllm", f"{type(error).__name__}: {error}")
-        self.stop(because)
-        return CallFailed(because)
+    def _abort(self, request_ids: list[str]) -> None:
+        aborted = guard(lambda: self.engine.abort_request(request_ids), _failed)
+        if not is_ok(aborted):
+            self.stop(aborted.failure())
 
     def stop(self, because: BackendFailed) -> None:
         """Shut the engine down and give its memory back; calls that still wait for it fail with `because`."""
@@ -128,9 +130,20 @@ class Running(SharedSteps[Any]):
                     box.fail(CallFailed(because))
                 self._boxes.clear()
                 engine, self.engine = self.engine, None
-                engine.engine_core.shutdown()
+                guard(engine.engine_core.shutdown, _failed)  # what has failed may fail once more; the log has it
                 del engine
                 release()
+
+    def close(self) -> None:
+        """Shut the engine down, as its owner wants it. The log hears of it only where a call still waits."""
+        with self.lock:
+            self._drop_left()
+            words = "the engine was closed while the call ran"
+            self.stop(engine_failed("vllm", words) if self._boxes else BackendFailed(words, backend="vllm"))
+
+
+def _failed(raised: Raised) -> BackendFailed:
+    return BackendFailed(raised.words, backend="vllm", incident=raised.incident)
 
 
 def _wait(core: Any) -> None:
@@ -213,7 +226,7 @@ class Core:
             if self._running is not None:
                 running, self._running = self._running, None
                 if running.failed is None:
-                    running.stop(engine_failed("vllm", "the engine was closed while the call ran"))
+                    running.close()
 
 
 class Call:

@@ -19,6 +19,7 @@ from pipegen.backends.checkpoint.adapters import adapter_config, check_adapter, 
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.foreign import broken_file, loading, weight_files
 from pipegen.backends.checkpoint.locate import check_adapter_folder
+from pipegen.backends.vllm.corrections import corrections, with_corrections
 from pipegen.engines.settings import ModelLoadConfig, settings_of
 from pipegen.records.fields import InvalidField, UnknownField, nearest
 from pipegen.records.secret import revealed
@@ -35,6 +36,7 @@ __all__ = [
     "deaths",
     "engine_arguments",
     "image_limit",
+    "installed_version",
     "refusals",
     "starting",
     "takes_grammars",
@@ -61,12 +63,20 @@ class CannotStart(Exception):
         return str(self.args[0])
 
 
+def installed_version() -> tuple[int, int] | None:
+    """The version of the installed vLLM; None where it names none."""
+    import vllm
+
+    found = re.match(r"(\d+)\.(\d+)", str(vllm.__version__))
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def check_version() -> None:
     """Raise `CannotStart` where the installed vLLM is none that pipegen was run on: its parts have other names and rules."""
     import vllm
 
-    found = re.match(r"(\d+)\.(\d+)", str(vllm.__version__))
-    if found is None or not LOWEST <= (int(found[1]), int(found[2])) <= HIGHEST:
+    installed = installed_version()
+    if installed is None or not LOWEST <= installed <= HIGHEST:
         low, high = (".".join(map(str, version)) for version in (LOWEST, HIGHEST))
         words = f"vLLM {vllm.__version__} is installed, and pipegen runs on {low} to {high}"
         raise CannotStart(words, f'install one of these: pip install "vllm>={low},<{HIGHEST[0]}.{HIGHEST[1] + 1}"; or ask a server of yours with vllm_server')
@@ -201,6 +211,9 @@ def engine_arguments(checkpoint: Checkpoint) -> dict[str, Any]:
     given = dict(revealed(load.engine_kwargs))
     if takes_grammars(load) and "structured_outputs_config" in given:
         given["structured_outputs_config"] = {**GRAMMARS, **given["structured_outputs_config"]}
+    changed = corrections(checkpoint.config, installed_version() or LOWEST)
+    if changed:
+        given["hf_overrides"] = with_corrections(changed, given.get("hf_overrides") or {})
     return {**arguments, **given}
 
 

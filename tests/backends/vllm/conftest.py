@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 NAMES = "model dtype trust_remote_code generation_config logprobs_mode revision tokenizer_revision max_num_seqs disable_log_stats limit_mm_per_prompt"
 NAMES += " enable_lora max_lora_rank max_logprobs gpu_memory_utilization tensor_parallel_size max_model_len enforce_eager kv_cache_dtype"
-NAMES += " structured_outputs_config"
+NAMES += " structured_outputs_config hf_overrides"
 
 
 class Params:
@@ -60,6 +60,10 @@ class Standin:
     ends: str | None = None
     """How it ends rows after their first token, where it does."""
     dies: bool = False
+    step_raises: Exception | None = None
+    add_raises: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    """What adding a prompt with that first id raises."""
+    shutdown_raises: Exception | None = None
     stopped: bool = False
     steps: int = 0
     outputs: int = 0
@@ -77,11 +81,18 @@ class Standin:
 
     @property
     def engine_core(self) -> Any:
-        return SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True), **self.process)
+        return SimpleNamespace(shutdown=self._shutdown, **self.process)
+
+    def _shutdown(self) -> None:
+        if self.shutdown_raises is not None:
+            raise self.shutdown_raises
+        self.stopped = True
 
     def add_request(self, request_id: str, prompt: Any, params: Any, **more: Any) -> None:
         if self.dies and not self.live:
             raise Dead("gone before")
+        if prompt["prompt_token_ids"][0] in self.add_raises:
+            raise self.add_raises[prompt["prompt_token_ids"][0]]
         if prompt["prompt_token_ids"][0] == 7:
             raise ValueError("no sevens")
         self.more.append(more)
@@ -98,6 +109,8 @@ class Standin:
     def step(self) -> list[Any]:
         if self.dies:
             raise Dead("gone")
+        if self.step_raises is not None:
+            raise self.step_raises
         if not self.live:
             raise AssertionError("vLLM in a process of its own would wait here for ever")
         self.steps += 1

@@ -298,6 +298,80 @@ def test_an_engine_found_dead_when_a_row_is_queued_fails_the_call(started: list[
     assert started[0].stopped
 
 
+def test_whatever_a_step_raises_fails_the_call_under_its_incident(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM in this process raises what its own code raises: an IndexError of a model's layer, for one."""
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    waiting = running.stream([encoded([10], max_new_tokens=4)])
+    next(waiting)
+    started[0].step_raises = IndexError("list index out of range")
+    with pytest.raises(CallFailed) as failed:
+        running.generate([encoded([10], max_new_tokens=1)])
+    with pytest.raises(CallFailed) as also:
+        next(waiting)
+    error = failed.value.error
+    assert (type(error), error.message, error == also.value.error) == (pg.BackendFailed, "IndexError: list index out of range", True)
+    (logged,) = [record for record in caplog.records if error.incident in record.getMessage()]
+    assert logged.exc_info
+    assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
+    assert len(started) == 2
+
+
+def test_calls_beside_the_event_loop_get_it_too(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].step_raises = IndexError("list index out of range")
+
+    async def waits() -> Any:
+        return [slot async for slot in running.astream([encoded([10], max_new_tokens=1)])]
+
+    with pytest.raises(CallFailed, match="IndexError"):
+        asyncio.run(waits())
+
+
+def test_whatever_adding_a_row_raises_fails_that_row(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].add_raises = {20: AssertionError("no placeholder"), 30: IndexError("out of range")}
+    slots = running.generate([encoded([first], max_new_tokens=1) for first in (10, 20, 30, 40)])
+    assert [pg.is_ok(slot) for slot in slots] == [True, False, False, True]
+    errors = [slot.failure() for slot in slots if not pg.is_ok(slot)]
+    assert [(type(error), error.scope) for error in errors if isinstance(error, pg.BackendFailed)] == [(pg.BackendFailed, "row")] * 2
+    assert len(started[0].aborted) == 2
+    assert all(any(error.incident in record.getMessage() for record in caplog.records) for error in errors)
+
+
+def test_a_clean_close_is_no_incident(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    running.close()
+    stream = running.stream([encoded([10], max_new_tokens=4)])
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    running.close()
+    assert [one.stopped for one in started] == [True, True]
+    assert not caplog.records
+
+
+def test_an_engine_that_is_closed_while_a_call_runs_fails_the_call(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    running = engine()
+    stream = running.stream([encoded([10], max_new_tokens=4)])
+    next(stream)
+    running.close()
+    with pytest.raises(CallFailed, match="closed while the call ran") as failed:
+        next(stream)
+    assert [failed.value.error.incident in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_an_engine_that_cannot_even_be_shut_down_is_left(started: list[Any]) -> None:
+    running = engine()
+    running.generate([encoded([10], max_new_tokens=1)])
+    started[0].step_raises, started[0].shutdown_raises = IndexError("no"), RuntimeError("not this either")
+    with pytest.raises(CallFailed, match="IndexError"):
+        running.generate([encoded([10], max_new_tokens=1)])
+    assert made(running.generate([encoded([10], max_new_tokens=1)])) == [(11,)]
+
+
 def test_a_stream_that_is_left_ends_its_rows_and_closing_stops_the_engine(started: list[Any]) -> None:
     running = engine()
     stream = running.stream([encoded([10], max_new_tokens=4), encoded([20], max_new_tokens=4)])

@@ -1,0 +1,58 @@
+"""Settings of a model that vLLM reads in another way than transformers, and what vLLM is told so that both give the same text.
+
+transformers is the reference: it is the code that a checkpoint names. vLLM takes other values by `hf_overrides`.
+
+>>> from types import SimpleNamespace
+>>> corrections(SimpleNamespace(model_type="cohere2", sliding_window=4096), (0, 32))
+{'sliding_window': 4095}
+>>> corrections(SimpleNamespace(model_type="cohere2", sliding_window=4096), (0, 27))
+{}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipegen.records.fields import InvalidField
+
+__all__ = ["corrections", "with_corrections"]
+
+_ONE_MORE = ("cohere2", "cohere2_moe")
+"""Families whose windows vLLM makes one token longer than transformers, from this version on."""
+_ONE_MORE_SINCE = (0, 29)
+
+
+def corrections(config: Any, version: tuple[int, int]) -> dict[str, Any]:
+    """The settings that vLLM of that version has to be given other values of, nested as in the configuration.
+
+    - The sliding window of Cohere 2 is one token longer in vLLM, from 0.29 on.
+    - The growing scale of attention in Ministral 3 stands among the settings of the positions, where vLLM does not look for it.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    changed: dict[str, Any] = {}
+    window = getattr(text, "sliding_window", None)
+    if text.model_type in _ONE_MORE and version >= _ONE_MORE_SINCE and window:
+        changed["sliding_window"] = window - 1
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("llama_4_scaling_beta") is not None:
+        length = rope.get("original_max_position_embeddings")
+        changed["llama_4_scaling"] = {"beta": rope["llama_4_scaling_beta"], "original_max_position_embeddings": length}
+    name = next((name for name, value in vars(config).items() if value is text), None)
+    return {name: changed} if changed and name is not None else changed
+
+
+def with_corrections(changed: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """The corrections together with a user's own `hf_overrides`, whose values win. Raises `InvalidField` where these are a function.
+
+    >>> with_corrections({"text_config": {"sliding_window": 15}}, {"text_config": {"rope_theta": 1e4}})
+    {'text_config': {'sliding_window': 15, 'rope_theta': 10000.0}}
+    """
+    if not isinstance(given, Mapping):
+        words = f"ModelLoadConfig.engine_kwargs: hf_overrides takes a mapping for this model, to which pipegen adds {dict(changed)}, not {given!r:.80}"
+        raise InvalidField(words)
+    together = {**changed, **given}
+    for name in changed.keys() & given.keys():
+        if isinstance(changed[name], Mapping) and isinstance(given[name], Mapping):
+            together[name] = {**changed[name], **given[name]}
+    return together
