@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from returns.result import Failure, Success
 
@@ -22,12 +22,11 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
-from pipegen.report.verdict import Answer
+from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
 __all__ = ["UNSWITCHED", "Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "unswitched"]
 
-Way = Literal["chat", "ids"]
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
 
@@ -95,10 +94,10 @@ def ask(routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = 
         without = merge(asked.options, GenerationOptions(temperature=0.0))
         fewer = asked._replace(requests=[asked.requests[place] for place in unread], own=[asked.own[place] for place in unread] if asked.own else ())
         for place, slot in zip(unread, _run(route, fewer, without), strict=True):
-            if is_ok(slot):
+            if is_ok(slot) and "logprob" in made[place].failure().message:
                 notes[place] = made[place].failure().message
                 made[place] = slot
-    rows = [_row(slot, routes.reference) for slot in made]
+    rows = [_row(slot, routes.reference, routes.names_ends) for slot in made]
     tell(f"scoring the answers by {way}")
     prompted = [slot if routes.switched else slot.map(lambda one: unswitched(one, routes.reference)) for slot in asked.requests]
     continued = [slot.bind(lambda row, own=own: continued_by(own, row.ids)) for slot, own in zip(rows, prompted, strict=True)]  # type: ignore[misc]
@@ -150,7 +149,7 @@ def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest
 def unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
     """The request as a server renders it that is not sent the thinking switch: with a template that takes it for not set."""
     chat = request.options.chat if request.options is not None else None
-    template = (None if chat is None else chat.template) or getattr(reference.engine, "renderer", None) and reference.engine.renderer.template
+    template = (None if chat is None else chat.template) or (getattr(reference.engine, "renderer", None) and reference.engine.renderer.template)
     if request.messages is None or not template or "enable_thinking" not in template or (chat is not None and chat.enable_thinking is not None):
         return request
     unset = ChatTemplateOptions(template="{%- set enable_thinking = not_set_at_all -%}" + template)
@@ -168,13 +167,13 @@ class _Row(NamedTuple):
     """Whether the server answered nothing: an end token is scored in its place, for the prompt as the reference renders it."""
 
 
-def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
+def _row(slot: Slot[GenerationResult], reference: Route, names_ends: bool = False) -> Slot[_Row]:
     if not is_ok(slot):
         return Failure(slot.failure())
     result, engine = slot.unwrap(), reference.engine
     ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
     ends: tuple[int, ...] = engine.eos_token_ids
-    if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends) and not result.token_ids:
+    if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends) and not (result.token_ids and names_ends):
         ids = (*ids, ends[0])
     if not ids and not ends:
         return Failure(MalformedResponse(_NOTHING))
@@ -221,15 +220,30 @@ def _wrong(result: GenerationResult, routes: Routes) -> tuple[Any, ...]:
     """What of an answer by chat does not obey its request."""
     engine, ids = routes.reference.engine, result.token_ids
     special = frozenset(engine.tokenizer.special_tokens.values())
-    spelled = engine.tokenizer.decode([one for one in ids if one not in special]) if ids else None
-    if spelled is not None and ("\ufffd" in spelled or result.reasoning is not None or result.tool_calls):
-        spelled = None  # what is no text is shown by each server in its own way, and what the server took apart is not put together again
+    spelled = _spelled(result, special, engine.tokenizer.decode)
     context = routes.chat.engine.capabilities.context_length or engine.capabilities.context_length
     room = None if context is None else context - _SLACK - (len(result.prompt_token_ids) or result.prompt_tokens)
     ends = frozenset(engine.eos_token_ids) if routes.names_ends else None
     answer, options = answer_of(result, spelled=spelled, ending_ids=ends, room=room)
     names = {"length": "length", "count": "length", "finish": "finish", "text": "text"}
-    return tuple([(names[finding.kind], finding.words) for finding in check_answer(answer, options) if finding.kind in names])
+    found: list[Any] = [(names[finding.kind], finding.words) for finding in check_answer(answer, options) if finding.kind in names]
+    left = next((token for token in engine.tokenizer.special_tokens if token in result.text), None)
+    if left is not None and not ids:
+        found.append(("text", f"the text holds the special token {left!r}"))
+    return tuple(found)
+
+
+def _spelled(result: GenerationResult, special: frozenset[int], decode: Callable[[Sequence[int]], str]) -> str | None:
+    """The text of an answer's ids; None where that is not known.
+
+    What is no text is shown by each server in its own way, and what the server took apart is not put together again.
+    """
+    if not result.token_ids or result.reasoning is not None or result.tool_calls:
+        return None
+    texts = [decode([one for one in ids if one not in special]) for ids in (result.token_ids, result.token_ids[:-1])]
+    if result.finish is not Finish.LENGTH and texts[1] == result.text:  # the server leaves out the token that ended the answer
+        return texts[1]
+    return None if "\ufffd" in texts[0] else texts[0]
 
 
 def _read_as_written(answer: Answer, reference: Route) -> Answer:

@@ -20,14 +20,16 @@ from typing import NamedTuple
 from pipegen.core.functional import partition_all
 from pipegen.records.fields import altered
 from pipegen.report.diff import common_prefix
-from pipegen.report.verdict import MARGIN, SPREAD, Answer, Decode, Fault, Kind, Parting, Precision, distances, rms, spread
+from pipegen.report.verdict import MARGIN, SPREAD, Answer, Decode, Fault, Kind, Parting, Precision, Way, distances, rms, spread
 
-__all__ = ["Limits", "Rescored", "Tests", "judge", "limits_of", "one_each", "partings"]
+__all__ = ["Limits", "Rescored", "Trials", "judge", "limits_of", "one_each", "partings"]
 
 LOWER: dict[Precision, tuple[Precision, ...]] = {"float32": ("float16", "bfloat16"), "float16": ("bfloat16",), "bfloat16": ()}
 """The precisions that are lower than another."""
 OTHER_WEIGHTS = 1.0
-"""From this spread or median margin on, no precision explains what is seen."""
+"""From this spread on, no precision explains what is seen."""
+OTHER_MARGIN = 3.0
+"""The same for the median of margins, where no log probabilities are known."""
 MOST = 0.9
 """The share of partings that must look alike before a cause is named by it."""
 _FEW = 2
@@ -42,6 +44,8 @@ _TRIED = 3
 """So many answers are scored after other prompts."""
 _LEAST = 3
 """An answer of fewer tokens fits many prompts."""
+_MANY = 8
+"""So many log probabilities at least show how they are to be read."""
 _SHOWN = 5
 """Tokens about a place that are shown."""
 
@@ -61,13 +65,13 @@ def _no_scores(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list
     return [None for _ in pairs]
 
 
-class Tests(NamedTuple):
+class Trials(NamedTuple):
     """What may be tried to tell causes apart. Without one, the cause it would show is named by no test."""
 
     rescore: Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[Rescored | None]] = _no_scores
     """Score answers after other prompts."""
-    again: Callable[[Sequence[str]], list[Answer]] = lambda names: []
-    """Ask requests by chat once more."""
+    again: Callable[[Sequence[str], Way], list[Answer]] = lambda names, way: []
+    """Ask requests once more, that way."""
     written: Callable[[Sequence[str]], list[str | None]] = lambda names: [None for _ in names]
     """What the reference itself writes."""
     noise: Callable[[Precision], float | None] = lambda precision: None
@@ -87,14 +91,14 @@ def limits_of(precision: Precision, noise: float | None) -> Limits:
 
 
 def judge(
-    answers: Sequence[Answer], precision: Precision = "float32", decode: Decode = str, *, limits: Limits | None = None, tests: Tests = Tests()
+    answers: Sequence[Answer], precision: Precision = "float32", decode: Decode = str, *, limits: Limits | None = None, trials: Trials | None = None
 ) -> tuple[Fault, ...]:
     """What is wrong with the server that gave these answers, taken to compute in that precision. `decode` shows ids.
 
     Answers to another prompt than the expected one show the prompt's fault alone. Weights and precision are judged by the answers to ids, where there are
     any; by chat what counts beside them is what is not the same by ids.
     """
-    case = _Case(precision, limits or Limits(SPREAD[precision], MARGIN[precision]), decode, tests)
+    case = _Case(precision, limits or Limits(SPREAD[precision], MARGIN[precision]), decode, trials or Trials())
     chat, by_ids = ([answer for answer in answers if answer.way == way] for way in ("chat", "ids"))
     others = [answer for answer in chat if answer.other_prompt]
     same = [answer for answer in chat if not answer.other_prompt]
@@ -105,9 +109,10 @@ def judge(
     computed = case.cause(by_ids, few=_FEW)
     if by_ids:
         twins = {answer.id: answer for answer in by_ids}
-        apart = [answer for answer in same if _differs(answer, twins.get(answer.id), case.limits.margin)]
+        odd = {answer.id for answer, _ in partings(by_ids, case.limits.margin)} | {answer.id for answer in by_ids if answer.runs_on is not None}
+        apart = [answer for answer in same if answer.id not in odd or _differs(answer, twins[answer.id], case.limits.margin)]
         default = case.cause(apart, few=1, of=len(same), default=computed is None)
-        if default is not None and computed is not None and default.kind in ("precision", "weights", "unknown", "chat", computed.kind):
+        if default is not None and computed is not None and (computed.kind == "weights" or default.kind in ("precision", "weights", "unknown", "chat")):
             default = None
     else:
         default = case.cause(same, few=_FEW)
@@ -129,10 +134,8 @@ def partings(answers: Iterable[Answer], margin: float) -> list[tuple[Answer, Par
     return [(answer, parting) for answer, parting in found if parting is not None and parting.margin > margin]
 
 
-def _differs(answer: Answer, twin: Answer | None, margin: float) -> bool:
-    """Whether by chat the request has another answer than by ids, and not by a near tie of the server's own."""
-    if twin is None:
-        return True
+def _differs(answer: Answer, twin: Answer, margin: float) -> bool:
+    """Whether the request has another answer the other time, and not by a near tie of the server's own."""
     place = common_prefix(answer.token_ids, twin.token_ids)
     if place == len(answer.token_ids) == len(twin.token_ids):
         own = rms(distances(answer.server_logprobs, twin.server_logprobs))
@@ -148,13 +151,14 @@ def _swapped(chat: Sequence[Answer]) -> Fault | None:
     """Answers whose prompt is that of another request."""
     others = [answer for answer in chat if answer.other_prompt]
     prompts = {answer.expected: answer.id for answer in chat}
-    known = [answer for answer in others if answer.prompt_token_ids]
-    if known:
-        found = [answer for answer in known if answer.prompt_token_ids in prompts]
-        if len(found) < max(_FEW, MOST * len(others)):
+    found = [answer for answer in others if answer.prompt_token_ids in prompts]
+    if all(answer.prompt_token_ids for answer in others):
+        if len(others) < _FEW or Counter(answer.prompt_token_ids for answer in others) != Counter(answer.expected for answer in others):
             return None
-        name = prompts[found[0].prompt_token_ids]
-        words, evidence = f"it has the prompt of the request {name}", "the prompts that the server names are those of other requests"
+        words, evidence = (
+            f"it has the prompt of the request {prompts[found[0].prompt_token_ids]}",
+            "the prompts that the server names are those of other requests",
+        )
     else:
         found = others
         if len(found) < 2 * _FEW or Counter(answer.counted for answer in others) != Counter(len(answer.expected) for answer in others):
@@ -168,8 +172,13 @@ def _of_forms(chat: Sequence[Answer]) -> Iterable[Fault]:
     """What does not obey its request, whatever the weights."""
     ended = [answer for answer in chat if any(kind == "finish" for kind, _ in answer.wrong)]
     last = {answer.token_ids[-1:] for answer in ended}
-    elsewhere = len(ended) >= _FEW and len(last) == 1 and all(answer.finish == "stop" for answer in ended)
-    names = (("length", ("length",) if elsewhere else ("length", "finish")), ("text", ("text",)), ("end tokens", ("finish",) if elsewhere else ()), ("logprobs", ("logprobs",)))
+    elsewhere = len(ended) >= _FEW and len(last) == 1 and all(answer.finish != "length" for answer in ended)
+    names = (
+        ("length", ("length",) if elsewhere else ("length", "finish")),
+        ("text", ("text",)),
+        ("end tokens", ("finish",) if elsewhere else ()),
+        ("logprobs", ("logprobs",)),
+    )
     for kind, seen in names:
         wrong = [answer for answer in chat if any(one in seen for one, _ in answer.wrong)]
         if wrong:
@@ -187,7 +196,7 @@ class _Case(NamedTuple):
     precision: Precision
     limits: Limits
     decode: Decode
-    tests: Tests
+    trials: Trials
 
     def of_prompts(self, chat: Sequence[Answer], others: Sequence[Answer]) -> Fault:
         """Prompts that are cut are all longer than any that the server ran; a template shows in short prompts too."""
@@ -208,7 +217,7 @@ class _Case(NamedTuple):
 
     def cause(self, answers: Sequence[Answer], *, few: int, of: int | None = None, default: bool = False) -> Fault | None:
         """Why the answers are not those of the reference; None where they are. `default` says that the same requests are right by ids."""
-        parted = dict((id(answer), parting) for answer, parting in partings(answers, self.limits.margin))
+        parted = {id(answer): parting for answer, parting in partings(answers, self.limits.margin)}
         past = [answer for answer in answers if answer.runs_on is not None]
         far = spread(answers)
         if not parted and not past and (far is None or far <= self.limits.spread):
@@ -270,15 +279,15 @@ class _Look(NamedTuple):
         far = spread(self.answers)
         if far is None or far <= self.case.limits.spread:
             return None
-        enough = max(2 * self.case.limits.spread, far / 5)
+        enough = 2 * self.case.limits.spread
         worst = max(self.answers, key=lambda answer: max(answer.far, default=0.0))
         for words, read in _READINGS:
             values = [value for answer in self.answers for value in distances(*read(answer))]
             left = rms(values)
-            if left is not None and left <= enough and 2 * len(values) >= sum(len(answer.far) for answer in self.answers):
+            if left is not None and left <= enough and len(values) >= max(_MANY, sum(len(answer.far) for answer in self.answers) / 2):
                 return self._fault("logprobs", self.odd, f"read as {words}, they are the reference's", self._shown_logprob(worst))
         numbers = [value for answer in self.answers for value in answer.server_logprobs]
-        if len(numbers) > 1 and len({*numbers}) == 1:
+        if len({*numbers}) == 1 and len({value for answer in self.answers for value in answer.logprobs}) > 1:
             return self._fault("logprobs", self.odd, f"all of them are {numbers[0]:g}", self._shown_logprob(worst))
         if not self.parted and _expected_partings(self.answers, far) > 6:
             evidence = "with weights or arithmetic so far away other tokens would have been chosen, and none was"
@@ -306,9 +315,9 @@ class _Look(NamedTuple):
         ending = [answer for answer in odd if answer.runs_on is not None or answer.ends_otherwise(self.parted[id(answer)])]
         if not odd or len(ending) < MOST * len(odd) or (self._same_weights is False and len(odd) < len(self.odd)):
             return None
-        if all(answer.by_text and answer.finish == "stop" and answer.count and answer.count == ending[0].count for answer in ending) and len(ending) >= _FEW:
+        if all(answer.by_text and answer.finish != "length" and answer.count and answer.count == ending[0].count for answer in ending) and len(ending) >= _FEW:
             return self._fault("length", ending, f"the answers end after {ending[0].count} tokens, wherever the reference would end them")
-        full = [answer for answer in ending if answer.by_text and answer.count == answer.limit and answer.finish == "stop"]
+        full = [answer for answer in ending if answer.by_text and answer.count == answer.limit and answer.finish != "length"]
         if len(full) == len(ending):
             return self._fault("length", ending, "the answers have all the tokens that were asked for, and a finish that says they ended by themselves")
         return self._fault("end tokens", ending, "where tokens differ, one of the two ends the answer")
@@ -326,34 +335,33 @@ class _Look(NamedTuple):
         odd = [answer for answer in self.odd if answer.by_text][: 2 * _TRIED]
         if not odd:
             return None
-        pairs = [(answer, text) for answer, text in zip(odd, self.case.tests.written([answer.id for answer in odd]), strict=True) if text is not None]
+        pairs = [(answer, text) for answer, text in zip(odd, self.case.trials.written([answer.id for answer in odd]), strict=True) if text is not None]
         for kind, words, relation in _RELATIONS:
             alike = [answer for answer, text in pairs if relation(answer.text, text)]
             if pairs and len(alike) >= max(1, 0.6 * len(pairs)):
                 wanted = next(text for answer, text in pairs if answer is alike[0])
-                return self._fault(kind, alike, f"the reference writes the same, but {words}", f"it is {alike[0].text!r:.60}, and the reference writes {wanted!r:.60}")
+                example = f"it is {alike[0].text!r:.60}, and the reference writes {wanted!r:.60}"
+                return self._fault(kind, alike, f"the reference writes the same, but {words}", example)
         return None
 
     def _varies(self, odd: Sequence[Answer]) -> bool:
         """Whether a request has more than one answer, far apart."""
-        if not odd or odd[0].way != "chat":
+        if not odd:
             return False
         first = {answer.id: answer for answer in odd[: 4 * _TRIED]}
-        return any(_differs(answer, first[answer.id], self.case.limits.margin) for answer in self.case.tests.again([*first]) if answer.id in first)
+        margin = self.case.limits.margin
+        return any(_differs(answer, first[answer.id], margin) for answer in self.case.trials.again([*first], odd[0].way) if answer.id in first)
 
     def _sampling(self) -> Fault | None:
         parted = [answer for answer in self.odd if id(answer) in self.parted]
-        if not parted:
-            return None
-        if self._same_weights:
-            return self._fault("sampling", parted, "the log probabilities are the reference's, and tokens were chosen that are not the likeliest")
-        if self._same_weights is None and self._varies(parted):
+        if self._same_weights is not False and self._varies(parted):
             return self._fault("sampling", parted, "the same request, asked again, has other answers, and greedy ones were asked")
         return None
 
     def _prompts(self) -> Fault | None:
         """Whether the answers are those to another prompt."""
-        tried = sorted((answer for answer in self.odd if not answer.images and len(answer.token_ids) >= _LEAST), key=lambda answer: -len(answer.token_ids))[:_TRIED]
+        long = [answer for answer in self.odd if not answer.images and len(answer.token_ids) >= _LEAST]
+        tried = sorted(long, key=lambda answer: -len(answer.token_ids))[:_TRIED]
         if len(tried) < min(_FEW, len(self.odd)):
             return None
         others = list({answer.expected for answer in self.answers if not answer.images and len(answer.expected) <= 1024})
@@ -369,7 +377,7 @@ class _Look(NamedTuple):
         """The first of these prompts after which the answer is the reference's."""
         limits, ids = self.case.limits, answer.token_ids
         for start, some in enumerate(partition_all(16, [one for one in prompts if one])):
-            for place, made in enumerate(self.case.tests.rescore([(prompt, ids) for prompt in some])):
+            for place, made in enumerate(self.case.trials.rescore([(prompt, ids) for prompt in some])):
                 if made is None:
                     continue
                 again = altered(answer, logprobs=made[0], likeliest=made[1])
@@ -383,11 +391,14 @@ class _Look(NamedTuple):
         far, case = spread(self.answers), self.case
         margins = sorted(parting.margin for parting in self.parted.values())
         size = far if far is not None else margins[len(margins) // 2] if margins else 0.0
+        if self._same_weights and margins:
+            evidence = "the log probabilities are the reference's, and tokens that are not the likeliest were chosen"
+            return self._fault("unknown", self.odd, evidence)
         measure = "log probabilities are" if far is not None else "the margins of other tokens are"
-        if size >= OTHER_WEIGHTS:
+        if size >= (OTHER_WEIGHTS if far is not None else OTHER_MARGIN):
             return self._fault("weights", self.odd, f"{measure} {size:.2g} away, more than any precision explains")
         for lower in LOWER[case.precision]:
-            noise = case.tests.noise(lower)
+            noise = case.trials.noise(lower)
             least, most = (0.0, SPREAD[lower]) if noise is None else (noise / 3, _TIMES * noise)
             if far is None:
                 least, most = 0.0, MARGIN[lower]

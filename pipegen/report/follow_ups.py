@@ -147,6 +147,7 @@ class FollowUps(NamedTuple):
         if self.seeded and len(apart) >= 3 and 2 * len(apart) >= chance:
             words = "the same request with the same seed has two answers"
             return _fault("sampling", [(one, words) for one in apart], len(pairs), "requests drawn twice with one seed")
+        print("SEEDS", math.fsum(_likeliest_all(a) for a in answers[0] if a), [a.text for a in answers[0] if a])
         others = [(one, other) for one, other in zip(answers[0], answers[2], strict=True) if one is not None and other is not None]
         if all(one.text == other.text for one, other in others) and math.fsum(_likeliest_all(one) for one, _ in others) < _IMPOSSIBLE:
             return _fault("sampling", [(known[0], "another seed gives the same answers")], len(others), "requests drawn with two seeds")
@@ -200,5 +201,3 @@ def _fault(kind: str, wrong: Sequence[tuple[Answer, str]], of: int, evidence: st
         return None
     first, words = wrong[0]
     return Fault(kind=kind, answers=len(wrong), of=of, first=first, example=words, evidence=evidence)  # type: ignore[arg-type]  # a Kind
-
-

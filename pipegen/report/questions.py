@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["prompts", "with_images", "with_tools"]
+__all__ = ["beyond", "long_prompt", "prompts", "with_images", "with_tools"]
 
 _QUESTIONS = (
     "List the months of the year.",
@@ -51,6 +51,28 @@ def prompts() -> Iterator[dict[str, Any]]:
         yield {"id": f"turns-{number}", "messages": [{"role": role, "content": text} for role, text in turns]}
     for sentences in _LONG:
         yield long_prompt(f"long-{sentences}", sentences)
+
+
+_FEW = 16
+"""Tokens behind a boundary: engines count from it, or from a position beside it."""
+_MOST = 16_384
+"""A reference reads no longer prompts than this."""
+
+
+def beyond(lengths: Mapping[str, int], count: Callable[[str], int], room: int | None) -> Iterator[dict[str, Any]]:
+    """A request a little longer than each of these lengths, in tokens by `count`; none for those that have no room, or take a reference too long.
+
+    >>> [request["id"] for request in beyond({"sliding_window": 100, "original_max_position_embeddings": 10**6}, lambda text: len(text.split()), 4096)]
+    ['beyond sliding_window=100']
+    """
+    for name, tokens in lengths.items():
+        size = tokens + _FEW
+        if size > _MOST or (room is not None and size > room):
+            continue
+        sentences = 1
+        while count(long_prompt("", sentences)["messages"][0]["content"]) < size:
+            sentences += max(1, sentences // 20)
+        yield long_prompt(f"beyond {name}={tokens}", sentences)
 
 
 def long_prompt(name: str, sentences: int) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from pipegen.io.jsonl import error_to_plain
 from pipegen.records.fields import record
 from pipegen.report.diff import common_prefix
 
-__all__ = ["KINDS", "MARGIN", "SPREAD", "Answer", "Decode", "Fault", "Kind", "Parting", "Precision", "Verdict", "spread"]
+__all__ = ["KINDS", "MARGIN", "SPREAD", "Answer", "Decode", "Fault", "Kind", "Parting", "Precision", "Verdict", "Way", "distances", "rms", "spread"]
 
 Precision = Literal["float32", "float16", "bfloat16"]
 Kind = Literal[
     "template", "context", "images", "order", "length", "text", "end tokens", "penalty", "sampling", "chat", "logprobs", "precision", "weights", "unknown"
 ]
+Way = Literal["chat", "ids"]
+"""How a server is asked: by messages, or by the ids of the prompt."""
 KINDS: Mapping[Kind, str] = {
     "template": "the server renders the messages to another prompt: another chat template, or other variables of it",
     "context": "the server cuts long prompts, or computes otherwise beyond some length, and does not say so",
@@ -63,8 +65,7 @@ class Answer:
     """One greedy answer of a server, and what the reference makes of it."""
 
     id: str
-    way: Literal["chat", "ids"]
-    """How the server was asked: by messages, or by the ids of the prompt."""
+    way: Way
     expected: tuple[int, ...]
     """The prompt as the reference renders it."""
     prompt_token_ids: tuple[int, ...] = ()

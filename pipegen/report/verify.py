@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipegen import backends
+from pipegen.backends.checkpoint.boundaries import boundaries
 from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
@@ -18,13 +19,16 @@ from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.report.asking import UNSWITCHED, Asked, Failed, Routes, answers_of, ask, plain_requests, unswitched
-from pipegen.report.causes import Rescored, Tests, judge, limits_of, one_each, partings
+from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.follow_ups import Base, FollowUps
-from pipegen.report.questions import prompts, with_images, with_tools
-from pipegen.report.verdict import MARGIN, SPREAD, Answer, Fault, Kind, Precision, Verdict, distances, rms, spread
+from pipegen.report.questions import beyond, prompts, with_images, with_tools
+from pipegen.report.verdict import MARGIN, SPREAD, Answer, Fault, Kind, Precision, Verdict, Way, distances, rms, spread
 from pipegen.stages.parts.answer_check import HINTS
 
-__all__ = ["Dialect", "verify"]
+if TYPE_CHECKING:
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Dialect", "noise_of", "verify"]
 
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
@@ -83,10 +87,11 @@ def verify(
         serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
         by_ids = None if chat_only or spoken == "plain" else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
         routes = Routes(chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain")
-        wanted: Any = precision or Checkpoint(ModelLoadConfig(model=model, **checkpoint)).dtype
+        facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
+        wanted: Any = precision or facts.dtype
         server = _Server(routes, routes._replace(chat=whole, by_ids=None), spoken, model, wanted, image_policy, max_new_tokens, tell)
         server.noisy = dict(dtype=dtype, device=device, **checkpoint)
-        for window in partition_all(WINDOW, _questions(reference) if requests is None else requests):
+        for window in partition_all(WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests):
             server.ask(window)
         if requests is None and spoken == "vllm" and "tools" in (reference.engine.renderer.template or ""):
             server.ask([*with_tools()], routes._replace(chat=tools, by_ids=None))
@@ -106,8 +111,11 @@ def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any], field
     return route
 
 
-def _questions(reference: Route) -> Iterator[Request]:
+def _questions(reference: Route, facts: Checkpoint, max_new_tokens: int) -> Iterator[Request]:
     yield from prompts()
+    lengths = {boundary.name: boundary.tokens for boundary in boundaries(facts.config)}
+    limit = reference.engine.capabilities.context_length
+    yield from beyond(lengths, lambda text: len(reference.engine.tokenizer.encode(text)), None if limit is None else limit - 2 * max_new_tokens)
     if "images" in reference.engine.capabilities.honours:
         yield from with_images()
 
@@ -145,18 +153,16 @@ class _Server:
         far = spread(by_ids) or spread(expected)
         near = (far or 0.0) <= SPREAD[self.precision] / 10 and not partings(expected, MARGIN[self.precision] / 10)
         limits = limits_of(self.precision, None if near or self.precision == "float32" else self.noise(self.precision))
-        tests = Tests(self.rescore, self.again, self.written, self.noise)
+        trials = Trials(self.rescore, self.again, self.written, self.noise)
         decode = self.routes.reference.engine.tokenizer.decode
-        faults = one_each([*judge(self.answers, self.precision, decode, limits=limits, tests=tests), *self._disobeyed()])
+        faults = one_each([*judge(self.answers, self.precision, decode, limits=limits, trials=trials), *self._disobeyed()])
         asked = 0
         kinds = {fault.kind for fault in faults}
         if kinds <= _FOLLOWED:
             odd = {id(answer) for answer, _ in partings(expected, limits.margin)}
             sound = [answer for answer in expected if answer.way == "chat" and id(answer) not in odd and not answer.images and not answer.wrong]
             bases = [Base(self.requests[answer.id], answer) for answer in sound if answer.id in self.requests and not answer.id.startswith("tools-")]
-            follow = FollowUps(
-                self.routes, self.whole, bases, limits.margin, self.dialect == "vllm", self.dialect == "plain", self.image_policy, self.tell
-            )
+            follow = FollowUps(self.routes, self.whole, bases, limits.margin, self.dialect == "vllm", self.dialect == "plain", self.image_policy, self.tell)
             faults = one_each([*faults, *follow.faults()])
             asked = follow.count
         margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
@@ -196,9 +202,9 @@ class _Server:
         scored = score(self.routes.reference, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs])
         return [(slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None for slot in scored]
 
-    def again(self, names: Sequence[str]) -> list[Answer]:
+    def again(self, names: Sequence[str], way: Way) -> list[Answer]:
         asked = Asked([self.requests[name] for name in names if name in self.requests] * 2, GenerationOptions(max_new_tokens=self.most), self.image_policy)
-        return [one for one in ask(self.routes, "chat", asked, self.tell) if isinstance(one, Answer)]
+        return [one for one in ask(self.routes, way, asked, self.tell) if isinstance(one, Answer)]
 
     def written(self, names: Sequence[str]) -> list[str | None]:
         reference = self.routes.reference
@@ -219,13 +225,16 @@ class _Server:
             return None
         self.tell(f"measuring {precision}")
         chosen = [answer for answer in self.answers if not answer.images and not answer.other_prompt][-_MEASURED:]
-        rows = [{"prompt_token_ids": [*answer.expected], "continuation": [*answer.token_ids]} for answer in chosen]
-        try:
-            with backends.hf(self.model, **{**self.noisy, "dtype": precision}) as route:
-                scored = score(route, rows)
-        except CallFailed:
-            return None
-        pairs = [(slot.unwrap().token_logprobs, answer.logprobs) for answer, slot in zip(chosen, scored, strict=True) if is_ok(slot)]
-        return rms([one for own, other in pairs for one in distances(own, other)]) or None
+        rows = [(answer.expected, answer.token_ids, answer.logprobs) for answer in chosen]
+        return noise_of(precision, rows, self.model, **{name: value for name, value in self.noisy.items() if name != "dtype"})
 
 
+def noise_of(precision: Precision, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]], model: str, **settings: Any) -> float | None:
+    """How far the model in that precision is from these log probabilities of ids after prompts: the root of the mean square; None where it cannot load."""
+    try:
+        with backends.hf(model, dtype=precision, **settings) as route:
+            scored = score(route, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids, _ in rows])
+    except CallFailed:
+        return None
+    pairs = [(slot.unwrap().token_logprobs, logprobs) for (_, _, logprobs), slot in zip(rows, scored, strict=True) if is_ok(slot)]
+    return rms([one for own, other in pairs for one in distances(own, other)]) or None

@@ -28,7 +28,7 @@ def asked() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def route_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], pg.Route]]:
+def route_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pg.Route]:
     """The embedded model, or another one by its name in `MODELS`."""
 
     @functools.cache
@@ -36,7 +36,7 @@ def route_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         weights, dtype = MODELS.get(name, ("", "float32"))
         return pg.backends.hf(write_other(weights, tmp_path_factory.mktemp("models") / "other"), dtype=dtype)
 
-    yield opened
+    return opened
 
 
 @pytest.fixture(scope="module")

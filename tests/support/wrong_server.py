@@ -229,7 +229,13 @@ class _Handler(BaseHTTPRequestHandler):
             "top_logprobs": [{f"token_id:{one}": value for one, value in top[:3]} for _, _, top in row.logprobs],
         }
         choice = {"index": 0, "text": row.text, "token_ids": row.ids, "finish_reason": row.finish, "stop_reason": None, "logprobs": logprobs}
-        return {"id": "c", "object": "text_completion", "model": "embedded", "choices": [{**choice, "prompt_token_ids": row.prompt_ids}], "usage": self._usage(row)}
+        return {
+            "id": "c",
+            "object": "text_completion",
+            "model": "embedded",
+            "choices": [{**choice, "prompt_token_ids": row.prompt_ids}],
+            "usage": self._usage(row),
+        }
 
     def _events(self, row: Row) -> list[Any]:
         decode, special = self.server.route.engine.tokenizer.decode, frozenset(self.server.route.engine.tokenizer.special_tokens.values())
