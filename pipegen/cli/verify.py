@@ -167,6 +167,7 @@ def in_words(verdict: Verdict) -> str:
         lines += [f"  {fault.example}", f"  evidence: {fault.evidence}"]
     if verdict.too_long:
         lines.append(f"{verdict.too_long:,} requests are too long for the model or the server, and are not judged")
+    lines += [f"not judged: {words}" for words in verdict.not_judged]
     for name, way, error in verdict.failed[:_SHOWN]:
         lines.append(f"failed by {way}: {name}: {type(error).__name__}: {error.message}")
     if len(verdict.failed) > _SHOWN:

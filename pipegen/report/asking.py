@@ -107,7 +107,8 @@ def ask(routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = 
         name = (own.unwrap().id if is_ok(own) else None) or "?"
         if is_ok(score):
             images = len(own.unwrap().sources)
-            out.append(_judged(_answer(name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(place))))
+            made_of = _answer(name, way, row.unwrap(), score.unwrap(), routes, images, notes.get(place))
+            out.append(made_of if row.unwrap().apart else _judged(made_of))
         elif way == "chat" or not isinstance(score.failure(), (UnsupportedMultimodal, UnsupportedOption)):
             out.append(Failed(name, way, score.failure()))
     return out
@@ -164,13 +165,17 @@ class _Row(NamedTuple):
     by_text: bool
     """Whether the server gave its text alone."""
     empty: bool = False
-    """Whether the server answered nothing: an end token is scored in its place, for the prompt as the reference renders it."""
+    """Whether no answer is scored: an end token is in its place, for the prompt as the reference renders it."""
+    apart: bool = False
+    """Whether the server took the text apart, to reasoning, calls and answer: what its tokens were is then not known."""
 
 
 def _row(slot: Slot[GenerationResult], reference: Route, names_ends: bool = False) -> Slot[_Row]:
     if not is_ok(slot):
         return Failure(slot.failure())
     result, engine = slot.unwrap(), reference.engine
+    if not result.token_ids and engine.eos_token_ids and (result.reasoning is not None or result.tool_calls):
+        return Success(_Row(result, engine.eos_token_ids[:1], by_text=True, empty=True, apart=True))
     ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
     ends: tuple[int, ...] = engine.eos_token_ids
     if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends) and not (result.token_ids and names_ends):

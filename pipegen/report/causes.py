@@ -111,6 +111,8 @@ def judge(
         twins = {answer.id: answer for answer in by_ids}
         odd = {answer.id for answer, _ in partings(by_ids, case.limits.margin)} | {answer.id for answer in by_ids if answer.runs_on is not None}
         apart = [answer for answer in same if answer.id not in odd or _differs(answer, twins[answer.id], case.limits.margin)]
+        if computed is not None:  # what was asked by chat alone shows it too
+            apart = [answer for answer in apart if answer.id in twins]
         default = case.cause(apart, few=1, of=len(same), default=computed is None)
         if default is not None and computed is not None and (computed.kind == "weights" or default.kind in ("precision", "weights", "unknown", "chat")):
             default = None
@@ -279,7 +281,7 @@ class _Look(NamedTuple):
         far = spread(self.answers)
         if far is None or far <= self.case.limits.spread:
             return None
-        enough = 2 * self.case.limits.spread
+        enough = 0.0 if self.parted else min(2 * self.case.limits.spread, far / 5)
         worst = max(self.answers, key=lambda answer: max(answer.far, default=0.0))
         for words, read in _READINGS:
             values = [value for answer in self.answers for value in distances(*read(answer))]
@@ -315,7 +317,8 @@ class _Look(NamedTuple):
         ending = [answer for answer in odd if answer.runs_on is not None or answer.ends_otherwise(self.parted[id(answer)])]
         if not odd or len(ending) < MOST * len(odd) or (self._same_weights is False and len(odd) < len(self.odd)):
             return None
-        if all(answer.by_text and answer.finish != "length" and answer.count and answer.count == ending[0].count for answer in ending) and len(ending) >= _FEW:
+        most = max(answer.count for answer in self.answers)
+        if len(ending) >= _FEW and most and all(answer.by_text and answer.finish != "length" and answer.count == most for answer in ending):
             return self._fault("length", ending, f"the answers end after {ending[0].count} tokens, wherever the reference would end them")
         full = [answer for answer in ending if answer.by_text and answer.count == answer.limit and answer.finish != "length"]
         if len(full) == len(ending):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from pipegen.core.errors import MalformedResponse, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.records.options import GenerationOptions, StopOptions
 from pipegen.records.requests import GenerationRequest, ImagePolicy
@@ -15,13 +16,13 @@ from pipegen.report.verdict import Answer, Fault
 
 __all__ = ["Base", "FollowUps", "drawn_otherwise"]
 
-GREEDY, DRAWN = 8, 12
+GREEDY, DRAWN = 8, 16
 """So many requests are asked again greedily, and with seeds."""
 DRAWN_TOKENS = 24
 _SURE = 6.0
 """So many standard deviations from what is expected are no chance."""
 _LEAST_VARIANCE = 4.0
-_IMPOSSIBLE = -14.0
+_IMPOSSIBLE = -10.0
 """A natural log probability that is no chance."""
 
 
@@ -39,6 +40,8 @@ class FollowUps(NamedTuple):
     """By chat, as the answers were asked."""
     whole: Routes
     """By chat, with every option set."""
+    streams: Routes
+    """By chat, with nothing asked for that does not come in streams."""
     bases: Sequence[Base]
     margin: float
     """The largest margin that arithmetic explains."""
@@ -46,6 +49,8 @@ class FollowUps(NamedTuple):
     """Whether a seed has to make rows repeatable."""
     filtered: bool
     """Whether the server may filter what it draws by defaults of its own: not all of its options can be set."""
+    failed: list[Failed]
+    """What failed, but for answers that cannot be read, is put here."""
     image_policy: ImagePolicy | None = None
     tell: Callable[[str], object] = lambda words: None
 
@@ -68,9 +73,13 @@ class FollowUps(NamedTuple):
         tries = (self._short, self._stops, self._streams, self._drawn)
         yield from (fault for fault in (look() for look in tries) if fault is not None)
 
-    def _ask(self, bases: Sequence[Base], own: Sequence[GenerationOptions], *, streamed: bool = False, whole: bool = False) -> list[Answer | Failed]:
+    def _ask(self, bases: Sequence[Base], own: Sequence[GenerationOptions], *, streamed: bool = False, whole: bool = False) -> list[Answer | Failed | None]:
+        """The answers; an answer that cannot be read is `Failed`, and None stands for any other failure."""
         asked = Asked([base.request for base in bases], GenerationOptions(), self.image_policy, streamed, own)
-        return ask(self.whole if whole else self.routes, "chat", asked, self.tell)
+        made = ask(self.whole if whole else self.streams if streamed else self.routes, "chat", asked, self.tell)
+        other = [one for one in made if isinstance(one, Failed) and not isinstance(one.error, MalformedResponse)]
+        self.failed.extend(one for one in other if not isinstance(one.error, UnsupportedOption))
+        return [None if any(one is failed for failed in other) else one for one in made]
 
     def _short(self) -> Fault | None:
         """Half of an answer's tokens: so many have to come, and the finish has to say it."""
@@ -79,6 +88,8 @@ class FollowUps(NamedTuple):
         made = self._ask(bases, [GenerationOptions(max_new_tokens=limit) for limit in limits])
         wrong: list[tuple[Answer, str]] = []
         for base, limit, answer in zip(bases, limits, made, strict=True):
+            if answer is None:
+                continue
             if isinstance(answer, Failed):
                 wrong.append((base.answer, answer.error.message))
             elif any(kind in ("length", "finish") for kind, _ in answer.wrong):
@@ -101,6 +112,8 @@ class FollowUps(NamedTuple):
         wrong: list[tuple[Answer, str]] = []
         for (base, stop), answer in zip(pairs, made, strict=True):
             wanted = base.answer.text[: base.answer.text.index(stop)]
+            if answer is None:
+                continue
             if isinstance(answer, Failed):
                 wrong.append((base.answer, answer.error.message))
             elif answer.text != wanted and (wanted.startswith(answer.text) or answer.text.startswith(wanted)):
@@ -117,6 +130,8 @@ class FollowUps(NamedTuple):
         made = self._ask(bases, [GenerationOptions(max_new_tokens=base.answer.limit) for base in bases], streamed=True)
         wrong: list[tuple[Answer, str]] = []
         for base, answer in zip(bases, made, strict=True):
+            if answer is None:
+                continue
             if isinstance(answer, Failed):
                 wrong.append((base.answer, answer.error.message))
             elif answer.text != base.answer.text and (answer.wrong or self._is_far(answer, base.answer)):
@@ -147,7 +162,6 @@ class FollowUps(NamedTuple):
         if self.seeded and len(apart) >= 3 and 2 * len(apart) >= chance:
             words = "the same request with the same seed has two answers"
             return _fault("sampling", [(one, words) for one in apart], len(pairs), "requests drawn twice with one seed")
-        print("SEEDS", math.fsum(_likeliest_all(a) for a in answers[0] if a), [a.text for a in answers[0] if a])
         others = [(one, other) for one, other in zip(answers[0], answers[2], strict=True) if one is not None and other is not None]
         if all(one.text == other.text for one, other in others) and math.fsum(_likeliest_all(one) for one, _ in others) < _IMPOSSIBLE:
             return _fault("sampling", [(known[0], "another seed gives the same answers")], len(others), "requests drawn with two seeds")

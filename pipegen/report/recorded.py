@@ -348,7 +348,7 @@ class _Judge(NamedTuple):
             if not is_ok(slot) or not slot.unwrap().logprobs:
                 continue
             tokens = [(token, value) for token, value in slot.unwrap().logprobs[0].top]
-            words = _left_out(row.scored.token_logprobs[place], tokens, options, self.limits.margin)
+            words = _left_out(row.scored.token_logprobs[place], tokens, options, self.limits.margin, self.reference.engine.tokenizer.vocab_size)
             if words:
                 return place, f"at token {place} it has {self._word(row.ids[place])}, which {words} leaves out"
         return None
@@ -362,13 +362,13 @@ def _surely_left(own: float, options: GenerationOptions) -> bool:
     return (not options.top_k or 1 / share <= options.top_k) and (options.top_p in (None, 1.0) or 1 - share < (options.top_p or 1.0))
 
 
-def _left_out(own: float, top: Sequence[tuple[int, float]], options: GenerationOptions, margin: float) -> str:
+def _left_out(own: float, top: Sequence[tuple[int, float]], options: GenerationOptions, margin: float, vocabulary: int) -> str:
     """The filter that leaves out a token of this log probability, beside the likeliest ones there; empty where none surely does.
 
     >>> top = [(1, math.log(0.6)), (2, math.log(0.3)), (3, math.log(0.05))]
-    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_k=2), 0.01) for share in (0.3, 0.05)]
+    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_k=2), 0.01, 100) for share in (0.3, 0.05)]
     ['', 'top_k=2']
-    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_p=0.8), 0.01) for share in (0.3, 0.05)]
+    >>> [_left_out(math.log(share), top, GenerationOptions(temperature=1.0, top_p=0.8), 0.01, 100) for share in (0.3, 0.05)]
     ['', 'top_p=0.8']
     """
     likelier = [value for _, value in top if value > own + margin]
@@ -379,8 +379,8 @@ def _left_out(own: float, top: Sequence[tuple[int, float]], options: GenerationO
     temperature = options.temperature or 1.0
     shares = [math.exp(value / temperature) for _, value in top]
     rest = max(0.0, 1 - math.fsum(math.exp(value) for _, value in top))
-    last = top[-1][1]
-    # What the tokens beyond the likeliest have together at that temperature: at most this.
-    tail = rest * math.exp(last * (1 / temperature - 1)) if temperature <= 1 else math.inf
+    # What the tokens beyond the likeliest have together at that temperature is at most this: equal shares of what is left are the most above 1.
+    most = top[-1][1] * (1 / temperature - 1)
+    tail = rest * math.exp(most) if temperature <= 1 else vocabulary * (rest / vocabulary) ** (1 / temperature)
     above = math.fsum(math.exp(value / temperature) for value in likelier) / (math.fsum(shares) + tail)
     return f"top_p={options.top_p:g}" if above * math.exp(-margin) >= (options.top_p or 1.0) else ""

@@ -83,13 +83,16 @@ def verify(
     with contextlib.ExitStack() as stack:
         if reference is None:
             reference = stack.enter_context(backends.hf(model, dtype=dtype, device=device, **checkpoint))
-        chat, tools, whole = (stack.enter_context(_chat(url, model, spoken, settings, fields)) for fields in (LEFT, LEFT | {"tool_choice": "none"}, {}))
+        ids = {"return_token_ids": True, "return_prompt_token_ids": True} if spoken == "sglang" else {}  # neither comes in streams
+        bodies = (LEFT | ids, LEFT, LEFT | {"tool_choice": "none"}, ids)
+        chat, streams, tools, whole = (stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies)
         serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
         by_ids = None if chat_only or spoken == "plain" else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
         routes = Routes(chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain")
         facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
         wanted: Any = precision or facts.dtype
         server = _Server(routes, routes._replace(chat=whole, by_ids=None), spoken, model, wanted, image_policy, max_new_tokens, tell)
+        server.streams = routes._replace(chat=streams, by_ids=None)
         server.noisy = dict(dtype=dtype, device=device, **checkpoint)
         for window in partition_all(WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests):
             server.ask(window)
@@ -103,11 +106,8 @@ LEFT: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
 
 def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]) -> Route:
     """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
-    extra = {**fields}
-    if dialect == "sglang":
-        extra |= {"return_token_ids": True, "return_prompt_token_ids": True}
     make: Any = backends.openai_server
-    route: Route = make(model, base_url=url, dialect=dialect, extra_body=extra, **settings)
+    route: Route = make(model, base_url=url, dialect=dialect, extra_body=dict(fields), **settings)
     return route
 
 
@@ -128,6 +128,7 @@ class _Server:
     ) -> None:
         self.routes, self.whole, self.dialect, self.model, self.precision = routes, whole, dialect, model, precision
         self.image_policy, self.most, self._tell = image_policy, most, tell
+        self.streams = routes
         self.noisy: dict[str, Any] = {}
         self.answers: list[Answer] = []
         self.failed: list[Failed] = []
@@ -160,11 +161,25 @@ class _Server:
         kinds = {fault.kind for fault in faults}
         if kinds <= _FOLLOWED:
             odd = {id(answer) for answer, _ in partings(expected, limits.margin)}
-            sound = [answer for answer in expected if answer.way == "chat" and id(answer) not in odd and not answer.images and not answer.wrong]
+            sound = [
+                answer for answer in expected if answer.way == "chat" and id(answer) not in odd and not answer.images and not answer.wrong and answer.token_ids
+            ]
             bases = [Base(self.requests[answer.id], answer) for answer in sound if answer.id in self.requests and not answer.id.startswith("tools-")]
-            follow = FollowUps(self.routes, self.whole, bases, limits.margin, self.dialect == "vllm", self.dialect == "plain", self.image_policy, self.tell)
+            follow = FollowUps(
+                routes=self.routes,
+                whole=self.whole,
+                streams=self.streams,
+                bases=bases,
+                margin=limits.margin,
+                seeded=self.dialect == "vllm",
+                filtered=self.dialect == "plain",
+                failed=self.failed,
+                image_policy=self.image_policy,
+                tell=self.tell,
+            )
             faults = one_each([*faults, *follow.faults()])
             asked = follow.count
+        apart = sum(not answer.token_ids and answer.by_text for answer in expected)
         margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
         wrong = [failure for failure in self.failed if not isinstance(failure.error, PromptTooLong)]
         return Verdict(
@@ -184,6 +199,7 @@ class _Server:
             asked_again=asked,
             most_spread=limits.spread,
             most_margin=limits.margin,
+            not_judged=(f"{apart:,} answers, whose text the server took apart: only their prompts and lengths are judged",) if apart else (),
         )
 
     def _disobeyed(self) -> Iterator[Fault]:

@@ -23,7 +23,7 @@ TOKENS = 16
 
 def asked() -> list[dict[str, Any]]:
     """Short and long prompts, with and without a system turn and images, and answers of several lengths."""
-    names = {f"question-{number}" for number in (1, 2, 3, 4, 6, 7, 8, 9, 10, 13, 14, 16)} | {"system-1", "system-3", "turns-3"}
+    names = {f"question-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 16)} | {"system-1", "system-3", "system-5", "turns-3"}
     return [*(one for one in prompts() if one["id"] in names), long_prompt("long-40", 40), *with_images()]
 
 
