@@ -69,7 +69,7 @@ class Fault:
 RIGHT = Fault("right", ())
 FIELDS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty")},
-    **{"max_tokens": "max_new_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"},
+    "max_tokens": "max_new_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos",
 }
 
 
@@ -137,7 +137,7 @@ class ModelServer(ThreadingHTTPServer):
             answers: list[Any] = [self._kept[key] for key in keys]
             for (place, _), row in zip(made, rows, strict=True):
                 answers[place] = row
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - a server answers whatever happens
             answers = [raised] * len(batch)
         for (_, _, out, done), answer in zip(batch, answers, strict=True):
             out.append(answer)
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = Asked(body.get("messages"), body.get("prompt"), options, body.get("tools") or [])
         try:
             row = self.server.made(asked, "chat" if chat else "ids")
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001
             self._send({"error": {"message": f"This model's maximum context length is 4096 tokens. {raised}"}}, 400)
             return
         if body.get("stream"):
