@@ -114,8 +114,8 @@ def ask(routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = 
     return out
 
 
-def _run(route: Route, asked: Asked, options: GenerationOptions) -> Sequence[Slot[GenerationResult]]:
-    own = asked.own or [options] * len(asked.requests)
+def _run(route: Route, asked: Asked, options: GenerationOptions | None) -> Sequence[Slot[GenerationResult]]:
+    own: Sequence[GenerationOptions | None] = asked.own or [options] * len(asked.requests)
     requests = [
         slot.map(lambda one, more=more: dataclasses.replace(one, options=merge(one.options, merge(more, options))))  # type: ignore[misc]
         for slot, more in zip(asked.requests, own, strict=True)
@@ -198,6 +198,7 @@ def _answer(name: str, way: Way, row: _Row, scored: Scored, routes: Routes, imag
     by_ids = way == "ids"  # which are those that were sent
     made = 0 if row.empty else len(row.ids)
     asked = result.clipped_from or result.options.max_new_tokens or 0
+    noted: tuple[Any, ...] = () if note is None else (("logprobs", note),)
     answer = Answer(
         id=name,
         way=way,
@@ -216,7 +217,7 @@ def _answer(name: str, way: Way, row: _Row, scored: Scored, routes: Routes, imag
         finish=result.finish.value,
         count=result.completion_tokens,
         limit=asked,
-        wrong=(() if by_ids else _wrong(result, routes)) + (() if note is None else (("logprobs", note),)),
+        wrong=noted if by_ids else _wrong(result, routes) + noted,
     )
     return _read_as_written(answer, routes.reference) if row.by_text else answer
 

@@ -65,7 +65,8 @@ class FollowUps(NamedTuple):
         return sorted(self.bases, key=lambda base: -math.fsum(1 - math.exp(one) for _, one in base.answer.likeliest))[:DRAWN]
 
     @property
-    def count(self) -> int:
+    def asked(self) -> int:
+        """How many requests are asked."""
         return 3 * len(self.longest) + 3 * len(self.widest)
 
     def faults(self) -> Iterator[Fault]:

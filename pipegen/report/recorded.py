@@ -345,9 +345,10 @@ class _Judge(NamedTuple):
         rows = [{"prompt_token_ids": [*row.prompt, *row.ids[:place]]} for place in places]
         asked = {"temperature": 0.0, "max_new_tokens": 1, "logprobs": True, "top_logprobs": _TOP, "ignore_eos": True}
         for place, slot in sorted(zip(places, run(self.reference, rows, asked), strict=True), key=lambda pair: pair[0]):
-            if not is_ok(slot) or not slot.unwrap().logprobs:
+            drawn = slot.unwrap().logprobs if is_ok(slot) else None
+            if not drawn:
                 continue
-            tokens = [(token, value) for token, value in slot.unwrap().logprobs[0].top]
+            tokens = [*drawn[0].top]
             words = _left_out(row.scored.token_logprobs[place], tokens, options, self.limits.margin, self.reference.engine.tokenizer.vocab_size)
             if words:
                 return place, f"at token {place} it has {self._word(row.ids[place])}, which {words} leaves out"

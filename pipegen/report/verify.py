@@ -126,7 +126,8 @@ class _Server:
     def __init__(
         self, routes: Routes, whole: Routes, dialect: str, model: str, precision: Precision, image_policy: ImagePolicy | None, most: int, tell: Tell
     ) -> None:
-        self.routes, self.whole, self.dialect, self.model, self.precision = routes, whole, dialect, model, precision
+        self.routes, self.whole, self.dialect, self.model = routes, whole, dialect, model
+        self.precision: Precision = precision
         self.image_policy, self.most, self._tell = image_policy, most, tell
         self.streams = routes
         self.noisy: dict[str, Any] = {}
@@ -178,7 +179,7 @@ class _Server:
                 tell=self.tell,
             )
             faults = one_each([*faults, *follow.faults()])
-            asked = follow.count
+            asked = follow.asked
         apart = sum(not answer.token_ids and answer.by_text for answer in expected)
         margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
         wrong = [failure for failure in self.failed if not isinstance(failure.error, PromptTooLong)]
@@ -188,8 +189,8 @@ class _Server:
             dialect=self.dialect,
             precision=self.precision,
             prompts=self.count,
-            answers=len(self.answers),
-            agreeing=len(expected) - len(margins),
+            answers=len(self.answers) - apart,
+            agreeing=len(expected) - len(margins) - apart,
             ways=tuple(way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)),
             spread=far,
             margin=max(margins, default=0.0),
@@ -205,7 +206,7 @@ class _Server:
     def _disobeyed(self) -> Iterator[Fault]:
         """Answers that were refused as they came, since they do not obey their requests."""
         kinds: dict[str, Kind] = {"text": "text", "form": "text", "prompt": "template"}
-        by_hint = {hint: kinds.get(kind, "length") for kind, hint in HINTS.items()}
+        by_hint: dict[str, Kind] = {hint: kinds.get(kind, "length") for kind, hint in HINTS.items()}
         refused = [failure for failure in self.failed if isinstance(failure.error, MalformedResponse) and failure.error.hint in by_hint]
         for failure in refused:
             kind = by_hint[failure.error.hint]

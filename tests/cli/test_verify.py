@@ -45,7 +45,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         settings["tell"](1, "asking")
         if isinstance(calls[0], Exception):
             raise calls[0]
-        return calls[0]
+        verdict: Verdict = calls[0]
+        return verdict
 
     monkeypatch.setattr("pipegen.cli.verify.verify", verify)
     return calls

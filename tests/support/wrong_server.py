@@ -69,7 +69,10 @@ class Fault:
 RIGHT = Fault("right", ())
 FIELDS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty")},
-    "max_tokens": "max_new_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos",
+    "max_tokens": "max_new_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
 }
 
 
@@ -170,6 +173,10 @@ def repeatable(request: dict[str, Any]) -> bool:
     return not request["options"].get("temperature") or request["options"].get("seed") is not None
 
 
+def _named(token: int, value: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "logprob": value}
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Any
     protocol_version = "HTTP/1.1"
@@ -217,8 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             choice |= {"token_ids": row.ids, "stop_reason": None}
             answer["prompt_token_ids"] = row.prompt_ids
             if body.get("logprobs"):
-                entry = lambda one, value: {"token": f"token_id:{one}", "logprob": value}  # noqa: E731
-                content = [{**entry(one, value), "top_logprobs": [entry(*pair) for pair in top[:3]]} for one, value, top in row.logprobs]
+                content = [{**_named(one, value), "top_logprobs": [_named(*pair) for pair in top[:3]]} for one, value, top in row.logprobs]
                 choice["logprobs"] = {"content": content}
         return answer
 
