@@ -114,23 +114,33 @@ def diff(
     raise typer.Exit(run_diff(first, second, as_json=as_json, ignore=tuple(ignore or ())))
 
 
-VERIFY = """Ask whether the server at URL serves MODEL right: its template, end tokens, sampling defaults, context, precision and weights.
+VERIFY = """Ask whether the server at URL serves MODEL right, or whether MODEL made the results in a file.
 
 Requests go to the server greedily: by chat, where the server renders and fills in its own defaults, and by token ids, where it does neither (vLLM, SGLang).
-A reference scores the answers: MODEL on the Hugging Face engine, in this process, in float32. The first place where it would have chosen another token is
-judged by its margin, the difference of the two log probabilities: a small one is arithmetic, a large one a fault, which is named:
+A reference scores the answers: MODEL on the Hugging Face engine, in this process, in float32. Answers that are right are then asked back: half as long, with
+stop strings, as streams, and drawn with seeds. A fault is named, with its evidence:
 
 \b
     template     the server renders the messages to another prompt
-    context      it cuts long prompts without saying so
+    context      it cuts long prompts, or computes otherwise beyond a length
+    images       it prepares images otherwise
+    order        it gives requests the answers of others
+    length       answers are cut or too long, or their finish or counts are wrong
+    text         the text is not that of the tokens
     end tokens   it ends answers elsewhere, or runs on
-    penalty      it takes a repetition penalty where none is asked
+    penalty      it takes a penalty of repeated tokens where none is asked
+    sampling     it draws tokens otherwise than the request says
+    chat         it answers otherwise by chat than by ids, with the same prompt
+    logprobs     its log probabilities are not those of its tokens
     precision    it computes in a lower precision than --precision
     weights      it has other weights
-    chat         it answers otherwise by chat than by ids, with the same prompt
+    unknown      it differs, and the cause is not known
 
 IN is a file of requests, as pipegen generate reads them, without options of sampling; without IN a small set is asked. A plain prompt is asked by ids alone.
 The key of the server is read from VLLM_API_KEY, SGLANG_API_KEY or OPENAI_API_KEY.
+
+In the place of URL a file of results (.jsonl, .parquet) is read through the reference: for each row, right, template, sampling, weights, unknown or not
+judged. IN is then the file of its requests, by which its prompts are judged.
 
 Exit code: 0 right, 1 a fault, a failed request, or nothing judged, 2 bad usage.
 """
@@ -139,6 +149,7 @@ VERIFY_EXAMPLES = """\b
 Examples:
   pipegen verify http://localhost:8000 --model Qwen/Qwen3-4B
   pipegen verify http://localhost:8000 requests.jsonl --model ./checkpoint --device cuda:0 --dtype bfloat16 --json
+  pipegen verify results.jsonl requests.jsonl --model Qwen/Qwen3-4B
 """
 
 
@@ -146,7 +157,7 @@ Examples:
 class VerifyFlags:
     """The flags of `pipegen verify`."""
 
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")]
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, or a file of results.")]
     source: Annotated[str | None, typer.Argument(metavar="IN", help="Requests, as generate takes them.")] = None
     model: Annotated[str, typer.Option("--model", "-m", help="What it should serve: a local folder, a hub name, or: embedded.", rich_help_panel=MODEL)]
     dtype: Annotated[str, typer.Option("--dtype", help="What the reference computes in.", rich_help_panel=MODEL)] = "float32"
@@ -189,5 +200,5 @@ def add_commands(app: typer.Typer) -> None:
     """Add these commands to the program."""
     app.command(cls=InSections, help=ESTIMATE, short_help="Count what a run would take, before it.", epilog=ESTIMATE_EXAMPLES)(estimate)
     app.command(help=VIEW, short_help="A page of results, to look at.", epilog=VIEW_EXAMPLES)(view)
-    app.command(cls=InSections, help=VERIFY, short_help="Is a server serving this model right?", epilog=VERIFY_EXAMPLES)(verify)
+    app.command(cls=InSections, help=VERIFY, short_help="Is a server, or a file, right for this model?", epilog=VERIFY_EXAMPLES)(verify)
     app.command(help=DIFF, short_help="Where two files of results differ.")(diff)

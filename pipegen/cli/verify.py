@@ -1,25 +1,37 @@
-"""`pipegen verify`: is a server serving this model right?"""
+"""`pipegen verify`: is a server serving this model right, or was a file of results made by it?"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from pipegen import backends
 from pipegen.backends.checkpoint.locate import NoSuchModel
+from pipegen.cli.inputs import Item
 from pipegen.cli.outputs import say, write_summary
 from pipegen.cli.progress import progress
 from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import images_of, refuse
 from pipegen.core.errors import CallFailed
+from pipegen.core.functional import dissoc
 from pipegen.core.slots import Slot
+from pipegen.engines.extras import MissingExtra
+from pipegen.engines.settings import ModelLoadConfig
+from pipegen.io.jsonl import from_plain
+from pipegen.io.results_in import results_in
 from pipegen.io.tables import Columns, TableError
 from pipegen.records import strict_json
 from pipegen.records.fields import InvalidField
-from pipegen.records.requests import GenerationRequest
+from pipegen.records.requests import GenerationRequest, ImagePolicy
+from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
+from pipegen.report.questions import prompts
+from pipegen.report.recorded import ROW_KINDS, Recorded, verify_results
 from pipegen.report.verdict import Precision, Verdict
-from pipegen.report.verify import Dialect, prompts, verify
+from pipegen.report.verify import Dialect, noise_of, verify
 
 if TYPE_CHECKING:
     from pipegen.cli.app_results import VerifyFlags
@@ -35,33 +47,106 @@ _SETTINGS = ("dialect", "chat_only", "precision", "max_new_tokens", "revision", 
 
 
 def run_verify(flags: VerifyFlags) -> int:
-    """Ask, judge, and print the verdict. The exit code: 0 where the server is right, else 1."""
+    """Ask or read, judge, and print the verdict. The exit code: 0 where the server, or the file, is right, else 1."""
     for flag, value, taken in (("--precision", flags.precision, get_args(Precision)), ("--dialect", flags.dialect, get_args(Dialect))):
         if value is not None and value not in taken:
             refuse(f"takes one of {', '.join(taken)}, not {value!r}", flag)
+    is_file = "://" not in flags.url and (Path(flags.url).suffix.lower() in _FILES or Path(flags.url).exists())
+    try:
+        right, plain, words = _of_file(flags) if is_file else _of_server(flags)
+    except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
+        refuse(f"{flags.model!r} cannot be used: {refusal}", "--model")
+    except InvalidField as refusal:
+        refuse(str(refusal))
+    except CallFailed as failure:
+        say(f"{failure.error.message}; {failure.error.hint}")
+        return 1
+    print(strict_json.dump(plain) if flags.as_json else printable(words))
+    return write_summary(flags.summary, plain, 0 if right else 1)
+
+
+_FILES = (".jsonl", ".parquet", ".arrow", ".feather", ".csv")
+
+
+def _of_server(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
     settings: dict[str, Any] = {name: getattr(flags, name) for name in _SETTINGS}
     images = within(images_of(flags.image_root, False, ()), flags.source)
     with contextlib.ExitStack() as stack:
-        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] = [*itertools.islice(prompts(), flags.rows)]
+        asked: list[Slot[GenerationRequest]] | list[dict[str, Any]] | None = None if flags.rows is None else [*itertools.islice(prompts(), flags.rows)]
         if flags.source is not None:
-            opened = open_source(flags.source, Question(), images, Columns(), stack)
-            try:
-                asked = [item.slot for item in itertools.islice(opened.items, flags.rows)]
-            except TableError as refusal:
-                refuse(str(refusal), "IN")
-        moved = stack.enter_context(progress(len(asked), shown=not flags.quiet))
-        settings["tell"] = lambda done, words: moved(done, f"{done}/{len(asked)} {words}")
-        try:
-            verdict = verify(flags.url, flags.model, asked, image_policy=images, **settings)
-        except (NoSuchModel, ImportError) as refusal:  # a missing extra is an ImportError
-            refuse(f"{flags.model!r} cannot be used: {refusal}", "--model")
-        except InvalidField as refusal:
-            refuse(str(refusal))
-        except CallFailed as failure:
-            say(f"{failure.error.message}; {failure.error.hint}")
-            return 1
-    print(strict_json.dump(verdict.plain()) if flags.as_json else printable(in_words(verdict)))
-    return write_summary(flags.summary, verdict.plain(), 0 if verdict.right else 1)
+            asked = [item.slot for item in _requests(flags, images, stack)]
+        total = None if asked is None else len(asked)
+        moved = stack.enter_context(progress(total, shown=not flags.quiet))
+        settings["tell"] = lambda done, words: moved(done, f"{done}{'' if total is None else f'/{total}'} {words}")
+        verdict = verify(flags.url, flags.model, asked, image_policy=images, **settings)
+    return verdict.right, verdict.plain(), in_words(verdict)
+
+
+def _requests(flags: VerifyFlags, images: ImagePolicy, stack: contextlib.ExitStack) -> list[Item]:
+    try:
+        return [*itertools.islice(open_source(flags.source, Question(), images, Columns(), stack).items, flags.rows)]
+    except TableError as refusal:
+        refuse(str(refusal), "IN")
+
+
+def _of_file(flags: VerifyFlags) -> tuple[bool, dict[str, Any], str]:
+    """The verdict on a file of results; IN is the file of their requests."""
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+
+    images = images_of(flags.image_root, False, ())
+    file = Path(flags.url)
+    checkpoint: dict[str, Any] = {"revision": flags.revision, "trust_remote_code": flags.trust_remote_code}
+    with contextlib.ExitStack() as stack:
+        asked = {str(item.origin.id): item.slot for item in _requests(flags, images, stack)} if flags.source is not None else {}
+        slots = [*itertools.islice(_results(file), flags.rows)]
+        reference = stack.enter_context(backends.hf(flags.model, dtype=flags.dtype, device=flags.device, **checkpoint))
+        precision: Any = flags.precision or Checkpoint(ModelLoadConfig(model=flags.model, **checkpoint)).dtype
+        moved = stack.enter_context(progress(len(slots), shown=not flags.quiet))
+
+        def noise(chosen: Precision, rows: Any) -> float | None:
+            return noise_of(chosen, rows, flags.model, device=flags.device, **checkpoint) if flags.dtype == "float32" else None
+
+        found = verify_results(
+            slots,
+            flags.model,
+            reference,
+            requests=asked.get,
+            precision=precision,
+            noise=noise,
+            image_policy=images,
+            tell=lambda done: moved(done, f"{done}/{len(slots)}"),
+        )
+    return found.right, {"file": str(file), **found.plain()}, of_file_in_words(found, file)
+
+
+def _results(file: Path) -> Iterator[tuple[str, Slot[GenerationResult]]]:
+    try:
+        for values in results_in(file):
+            yield str(values["id"]), from_plain(dissoc(values, "row"))
+    except OSError as refusal:
+        refuse(f"{str(file)!r} cannot be read: {refusal.strerror}", "URL")
+    except (TableError, MissingExtra) as refusal:
+        refuse(str(refusal), "URL")
+    except InvalidField as refusal:
+        refuse(f"{file}: not results of pipegen generate: {refusal}", "URL")
+
+
+def of_file_in_words(found: Recorded, file: Path) -> str:
+    """The verdict on a file for a reader."""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.counts.items(), key=lambda pair: -pair[1])) or "no rows"
+    wrong = found.whole or not set(found.counts) <= {"right", "not judged"}
+    lines = [f"{'right' if found.right else 'not right' if wrong else 'not known'}: {file} by {found.model}: {counts}"]
+    if found.spread is not None:
+        explained = f"{found.precision} explains {found.most_spread:.2g}"
+        lines.append(f"log probabilities differ by {found.spread:.2g} (root of the mean square); {explained}")
+    if found.whole:
+        lines.append(f"all rows together: {found.whole}")
+    for kind, words in ROW_KINDS.items():
+        rows = [row for row in found.rows if row.verdict == kind]
+        if rows:
+            lines += [f"{kind}: {words}", *(f"  {row.id}: {row.evidence}" for row in rows[:_SHOWN])]
+            lines += [f"  ... and {len(rows) - _SHOWN:,} more"] if len(rows) > _SHOWN else []
+    return "\n".join(lines)
 
 
 def in_words(verdict: Verdict) -> str:
@@ -71,15 +156,18 @@ def in_words(verdict: Verdict) -> str:
         f"{'right' if verdict.right else 'not right' if verdict.faults else 'not known'}: {verdict.model} at {verdict.url} ({verdict.dialect}), {ways}",
         f"{verdict.prompts:,} requests, {verdict.answers:,} answers; the reference would have written {verdict.agreeing:,} of them, token for token",
     ]
+    if verdict.asked_again:
+        lines.append(f"{verdict.asked_again:,} requests more, about answers that came: cut short, with stop strings, as streams, with seeds")
     if verdict.spread is not None:
-        lines.append(f"log probabilities differ by {verdict.spread:.2g} (root of the mean square); {verdict.precision} explains {verdict.most_spread:g}")
+        lines.append(f"log probabilities differ by {verdict.spread:.2g} (root of the mean square); {verdict.precision} explains {verdict.most_spread:.2g}")
     if verdict.margin:
-        lines.append(f"the largest margin where another token was chosen is {verdict.margin:.2g}; {verdict.precision} explains {verdict.most_margin:g}")
+        lines.append(f"the largest margin where another token was chosen is {verdict.margin:.2g}; {verdict.precision} explains {verdict.most_margin:.2g}")
     for fault in verdict.faults:
         lines += [f"{fault.kind}: {fault.words}", f"  in {fault.answers:,} of {fault.of:,} answers by {fault.first.way}, first in {fault.first.id}:"]
-        lines.append(f"  {fault.example}")
+        lines += [f"  {fault.example}", f"  evidence: {fault.evidence}"]
     if verdict.too_long:
         lines.append(f"{verdict.too_long:,} requests are too long for the model or the server, and are not judged")
+    lines += [f"not judged: {words}" for words in verdict.not_judged]
     for name, way, error in verdict.failed[:_SHOWN]:
         lines.append(f"failed by {way}: {name}: {type(error).__name__}: {error.message}")
     if len(verdict.failed) > _SHOWN:

@@ -1,33 +1,34 @@
-"""Ask a server greedily, by chat and by token ids, and have a reference score what it answers; `pipegen.report.verdict` has the rules of judging.
-
-Nothing but the temperature and the length is set in a request by chat, so that the server's own defaults show. A request by ids sets everything.
-"""
+"""Is a server serving this model right? It is asked (`asking`, `questions`, `follow_ups`), and its answers are judged (`causes`)."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
-
-from returns.result import Failure, Success
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipegen import backends
-from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PromptTooLong, UnsupportedMultimodal, UnsupportedOption
+from pipegen.backends.checkpoint.boundaries import boundaries
+from pipegen.core.errors import CallFailed, MalformedResponse, PromptTooLong
 from pipegen.core.functional import partition_all
 from pipegen.core.slots import Slot, is_ok
-from pipegen.drivers.batch import prepare_batch, run
+from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
-from pipegen.drivers.scoring import continued_by, scoring
+from pipegen.drivers.scoring import score
 from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.records.results import Finish, GenerationResult
-from pipegen.records.scores import Scored
-from pipegen.report.verdict import Answer, Precision, Verdict, judge, spread
+from pipegen.report.asking import UNSWITCHED, Asked, Failed, Routes, answers_of, ask, plain_requests, unswitched
+from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
+from pipegen.report.follow_ups import Base, FollowUps
+from pipegen.report.questions import beyond, prompts, with_images, with_tools
+from pipegen.report.verdict import MARGIN, SPREAD, Answer, Fault, Kind, Precision, Verdict, Way, distances, rms, spread
+from pipegen.stages.parts.answer_check import HINTS
 
-__all__ = ["Routes", "answers_of", "prompts", "verify"]
+if TYPE_CHECKING:
+    from pipegen.backends.checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Dialect", "noise_of", "verify"]
 
 WINDOW = 64
 """Requests that are asked, and then scored, together."""
@@ -37,25 +38,13 @@ LEFT_TO_SERVER = (
     "skip_special_tokens",
 )
 """The fields of a request by chat that are not sent."""
+_MEASURED = 64
+"""So many answers are scored in another precision."""
+_FOLLOWED: frozenset[Kind] = frozenset({"precision", "logprobs", "images", "context", "length"})
+"""Answers with these faults alone can be asked back."""
 Dialect = Literal["vllm", "sglang", "plain"]
 Tell = Callable[[int, str], object]
 """Called with how many requests are done, and what is done now."""
-
-
-class Routes(NamedTuple):
-    """The ways to a server, and what its answers are scored by."""
-
-    chat: Route
-    by_ids: Route | None
-    """None where the server is asked by chat alone."""
-    reference: Route
-    """It has the weights that the server should have."""
-
-
-class Failed(NamedTuple):
-    id: str
-    way: Literal["chat", "ids"]
-    error: GenerationError
 
 
 def verify(
@@ -94,196 +83,175 @@ def verify(
     with contextlib.ExitStack() as stack:
         if reference is None:
             reference = stack.enter_context(backends.hf(model, dtype=dtype, device=device, **checkpoint))
-        chat = stack.enter_context(_chat(url, model, spoken, settings))
+        ids = {"return_token_ids": True, "return_prompt_token_ids": True} if spoken == "sglang" else {}  # neither comes in streams
+        bodies = (LEFT | ids, LEFT, LEFT | {"tool_choice": "none"}, ids)
+        chat, streams, tools, whole = (stack.enter_context(_chat(url, model, spoken, settings, body)) for body in bodies)
         serve: Any = backends.vllm_server if spoken == "vllm" else backends.sglang_server
         by_ids = None if chat_only or spoken == "plain" else stack.enter_context(serve(model, base_url=url, **settings, **checkpoint))
-        routes = Routes(chat, by_ids, reference)
-        wanted: Any = precision or Checkpoint(ModelLoadConfig(model=model, **checkpoint)).dtype
-        decode = reference.engine.tokenizer.decode
-        found: list[Answer | Failed] = []
-        count = 0
-        for window in partition_all(WINDOW, prompts() if requests is None else requests):
-            found += answers_of(routes, window, max_new_tokens, image_policy, lambda words: tell(count, words))  # noqa: B023 - called at once
-            count += len(window)
-            tell(count, "")
-    answers, failed = [one for one in found if isinstance(one, Answer)], [one for one in found if isinstance(one, Failed)]
-    expected = [answer for answer in answers if not answer.other_prompt]
-    margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
-    wrong = [failure for failure in failed if not isinstance(failure.error, PromptTooLong)]
-    return Verdict(
-        url=url,
-        model=model,
-        dialect=spoken,
-        precision=wanted,
-        prompts=count,
-        answers=len(answers),
-        agreeing=len(expected) - len(margins),
-        ways=tuple(way for way in ("chat", "ids") if any(answer.way == way for answer in answers)),
-        spread=spread(answer for answer in expected if answer.way == "ids") or spread(expected),
-        margin=max(margins, default=0.0),
-        faults=judge(answers, wanted, decode),
-        failed=tuple(wrong),
-        too_long=len({failure.id for failure in failed}) - len({failure.id for failure in wrong}),
-    )
+        routes = Routes(chat, by_ids, reference, names_ends=spoken == "vllm", switched=spoken != "plain")
+        facts = Checkpoint(ModelLoadConfig(model=model, **checkpoint))
+        wanted: Any = precision or facts.dtype
+        server = _Server(routes, routes._replace(chat=whole, by_ids=None), spoken, model, wanted, image_policy, max_new_tokens, tell)
+        server.streams = routes._replace(chat=streams, by_ids=None)
+        server.noisy = dict(dtype=dtype, device=device, **checkpoint)
+        for window in partition_all(WINDOW, _questions(reference, facts, max_new_tokens) if requests is None else requests):
+            server.ask(window)
+        if requests is None and spoken == "vllm" and "tools" in (reference.engine.renderer.template or ""):
+            server.ask([*with_tools()], routes._replace(chat=tools, by_ids=None))
+        return server.verdict(url)
 
 
-def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any]) -> Route:
-    """The route by chat, which leaves to the server whatever it has a default for."""
-    extra: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
-    if dialect == "sglang":
-        extra |= {"return_token_ids": True, "return_prompt_token_ids": True}
+LEFT: dict[str, Any] = dict.fromkeys(LEFT_TO_SERVER)
+
+
+def _chat(url: str, model: str, dialect: str, settings: Mapping[str, Any], fields: Mapping[str, Any]) -> Route:
+    """A route by chat. With `LEFT` it leaves to the server whatever it has a default for."""
     make: Any = backends.openai_server
-    route: Route = make(model, base_url=url, dialect=dialect, extra_body=extra, **settings)
+    route: Route = make(model, base_url=url, dialect=dialect, extra_body=dict(fields), **settings)
     return route
 
 
-def answers_of(
-    routes: Routes, requests: Sequence[Request], max_new_tokens: int, image_policy: ImagePolicy | None = None, tell: Callable[[str], object] = print
-) -> list[Answer | Failed]:
-    """What the server answers to these requests, each way, scored by the reference; one that fails either way comes with its error."""
-    plain = [_plain(slot, number) for number, slot in enumerate(prepare_batch(requests, None, image_policy, None), 1)]
-    out: list[Answer | Failed] = []
-    for way, route in (("chat", routes.chat), ("ids", routes.by_ids)):
-        if route is None:
-            continue
-        tell(f"asking by {way}")
-        chosen: Any = way
-        logprobs = "logprobs" in route.engine.capabilities.honours
-        options = GenerationOptions(temperature=0.0, max_new_tokens=max_new_tokens, logprobs=logprobs or None)
-        asked = [slot for slot in plain if (slot.unwrap().messages is not None or way == "ids" if is_ok(slot) else way == "chat")]
-        made = run(route, asked, options, image_policy=image_policy)
-        rows = [_row(slot, routes.reference) for slot in made]
-        tell(f"scoring the answers by {way}")
-        continued = [slot.bind(lambda row, own=own: continued_by(own, row.ids)) for slot, own in zip(rows, asked, strict=True)]  # type: ignore[misc]
-        scored = run(scoring(routes.reference), continued, image_policy=image_policy)
-        for own, row, score in zip(asked, rows, scored, strict=True):
-            name = (own.unwrap().id if is_ok(own) else None) or "?"
-            if is_ok(score):
-                out.append(_judged(_answer(name, chosen, row.unwrap(), score.unwrap(), routes.reference)))
-            elif way == "chat" or not isinstance(score.failure(), (UnsupportedMultimodal, UnsupportedOption)):
-                out.append(Failed(name, chosen, score.failure()))
-    return out
+def _questions(reference: Route, facts: Checkpoint, max_new_tokens: int) -> Iterator[Request]:
+    yield from prompts()
+    lengths = {boundary.name: boundary.tokens for boundary in boundaries(facts.config)}
+    limit = reference.engine.capabilities.context_length
+    yield from beyond(lengths, lambda text: len(reference.engine.tokenizer.encode(text)), None if limit is None else limit - 2 * max_new_tokens)
+    if "images" in reference.engine.capabilities.honours:
+        yield from with_images()
 
 
-_TAKEN = ("max_new_tokens", "chat", "preprocess")
+class _Server:
+    """What is asked of one server, and what it answered so far."""
+
+    def __init__(
+        self, routes: Routes, whole: Routes, dialect: str, model: str, precision: Precision, image_policy: ImagePolicy | None, most: int, tell: Tell
+    ) -> None:
+        self.routes, self.whole, self.dialect, self.model = routes, whole, dialect, model
+        self.precision: Precision = precision
+        self.image_policy, self.most, self._tell = image_policy, most, tell
+        self.streams = routes
+        self.noisy: dict[str, Any] = {}
+        self.answers: list[Answer] = []
+        self.failed: list[Failed] = []
+        self.requests: dict[str, Slot[GenerationRequest]] = {}
+        self.count = 0
+        self._noise: dict[Precision, float | None] = {}
+
+    def ask(self, requests: Sequence[Request], routes: Routes | None = None) -> None:
+        """Ask these requests, each way."""
+        named = plain_requests(requests, self.image_policy)
+        self.requests.update({slot.unwrap().id or "": slot for slot in named if is_ok(slot)})
+        for one in answers_of(routes or self.routes, named, self.most, self.image_policy, self.tell):
+            (self.answers if isinstance(one, Answer) else self.failed).append(one)  # type: ignore[arg-type]  # mypy joins the two lists
+        self.count += len(requests)
+        self.tell("")
+
+    def tell(self, words: str) -> None:
+        self._tell(self.count, words)
+
+    def verdict(self, url: str) -> Verdict:
+        expected = [answer for answer in self.answers if not answer.other_prompt]
+        by_ids = [answer for answer in expected if answer.way == "ids"]
+        far = spread(by_ids) or spread(expected)
+        near = (far or 0.0) <= SPREAD[self.precision] / 10 and not partings(expected, MARGIN[self.precision] / 10)
+        limits = limits_of(self.precision, None if near or self.precision == "float32" else self.noise(self.precision))
+        trials = Trials(self.rescore, self.again, self.written, self.noise)
+        decode = self.routes.reference.engine.tokenizer.decode
+        faults = one_each([*judge(self.answers, self.precision, decode, limits=limits, trials=trials), *self._disobeyed()])
+        asked = 0
+        kinds = {fault.kind for fault in faults}
+        if kinds <= _FOLLOWED:
+            odd = {id(answer) for answer, _ in partings(expected, limits.margin)}
+            sound = [
+                answer for answer in expected if answer.way == "chat" and id(answer) not in odd and not answer.images and not answer.wrong and answer.token_ids
+            ]
+            bases = [Base(self.requests[answer.id], answer) for answer in sound if answer.id in self.requests and not answer.id.startswith("tools-")]
+            follow = FollowUps(
+                routes=self.routes,
+                whole=self.whole,
+                streams=self.streams,
+                bases=bases,
+                margin=limits.margin,
+                seeded=self.dialect == "vllm",
+                filtered=self.dialect == "plain",
+                failed=self.failed,
+                image_policy=self.image_policy,
+                tell=self.tell,
+            )
+            faults = one_each([*faults, *follow.faults()])
+            asked = follow.asked
+        apart = sum(not answer.token_ids and answer.by_text for answer in expected)
+        margins = [parting.margin for answer in expected if (parting := answer.parting) is not None]
+        wrong = [failure for failure in self.failed if not isinstance(failure.error, PromptTooLong)]
+        return Verdict(
+            url=url,
+            model=self.model,
+            dialect=self.dialect,
+            precision=self.precision,
+            prompts=self.count,
+            answers=len(self.answers) - apart,
+            agreeing=len(expected) - len(margins) - apart,
+            ways=tuple(way for way in ("chat", "ids") if any(answer.way == way for answer in self.answers)),
+            spread=far,
+            margin=max(margins, default=0.0),
+            faults=tuple(faults),
+            failed=tuple(wrong),
+            too_long=len({failure.id for failure in self.failed}) - len({failure.id for failure in wrong}),
+            asked_again=asked,
+            most_spread=limits.spread,
+            most_margin=limits.margin,
+            not_judged=(f"{apart:,} answers, whose text the server took apart: only their prompts and lengths are judged",) if apart else (),
+        )
+
+    def _disobeyed(self) -> Iterator[Fault]:
+        """Answers that were refused as they came, since they do not obey their requests."""
+        kinds: dict[str, Kind] = {"text": "text", "form": "text", "prompt": "template"}
+        by_hint: dict[str, Kind] = {hint: kinds.get(kind, "length") for kind, hint in HINTS.items()}
+        refused = [failure for failure in self.failed if isinstance(failure.error, MalformedResponse) and failure.error.hint in by_hint]
+        for failure in refused:
+            kind = by_hint[failure.error.hint]
+            first = Answer(id=failure.id, way=failure.way, expected=(), token_ids=(), logprobs=(), likeliest=())
+            count = sum(by_hint[one.error.hint] == kind for one in refused)
+            evidence = "the answer does not obey its request"
+            yield Fault(kind=kind, answers=count, of=self.count, first=first, example=failure.error.message, evidence=evidence)
+
+    def rescore(self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Rescored | None]:
+        scored = score(self.routes.reference, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids in pairs])
+        return [(slot.unwrap().token_logprobs, slot.unwrap().likeliest) if is_ok(slot) else None for slot in scored]
+
+    def again(self, names: Sequence[str], way: Way) -> list[Answer]:
+        asked = Asked([self.requests[name] for name in names if name in self.requests] * 2, GenerationOptions(max_new_tokens=self.most), self.image_policy)
+        return [one for one in ask(self.routes, way, asked, self.tell) if isinstance(one, Answer)]
+
+    def written(self, names: Sequence[str]) -> list[str | None]:
+        reference = self.routes.reference
+        requests = [self.requests[name] for name in names]
+        if not self.routes.switched:
+            requests = [slot.map(lambda one: unswitched(one, reference)) for slot in requests]
+        slots = run(reference, requests, {"temperature": 0.0, "max_new_tokens": self.most}, image_policy=self.image_policy, policy=UNSWITCHED)
+        return [slot.unwrap().text if is_ok(slot) else None for slot in slots]
+
+    def noise(self, precision: Precision) -> float | None:
+        """How far the reference in that precision is from itself, over answers that came; None where it is not float32, or cannot be loaded."""
+        if precision not in self._noise:
+            self._noise[precision] = self._measured(precision)
+        return self._noise[precision]
+
+    def _measured(self, precision: Precision) -> float | None:
+        if self.noisy.get("dtype") != "float32" or self.routes.reference.engine.name != "hf":
+            return None
+        self.tell(f"measuring {precision}")
+        chosen = [answer for answer in self.answers if not answer.images and not answer.other_prompt][-_MEASURED:]
+        rows = [(answer.expected, answer.token_ids, answer.logprobs) for answer in chosen]
+        return noise_of(precision, rows, self.model, **{name: value for name, value in self.noisy.items() if name != "dtype"})
 
 
-def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest]:
-    """The request with an id, and without options that would change what is greedy."""
-    if not is_ok(slot):
-        return slot
-    request = slot.unwrap()
-    given = request.options
-    set_too = [field.name for field in dataclasses.fields(given) if getattr(given, field.name) is not None] if given is not None else []
-    more = [name for name in set_too if name not in _TAKEN]
-    if more:
-        words = f"a server is asked greedily, without the option {more[0]}"
-        return Failure(InvalidRequest(words, hint="leave it out: of the options those of the prompt are taken, and max_new_tokens"))
-    return Success(request if request.id is not None else dataclasses.replace(request, id=str(number)))
-
-
-class _Row(NamedTuple):
-    """A server's answer, and the ids that are scored."""
-
-    result: GenerationResult
-    ids: tuple[int, ...]
-    by_text: bool
-    """Whether the server gave its text alone."""
-    empty: bool = False
-    """Whether the server answered nothing: an end token is scored in its place, for the prompt as the reference renders it."""
-
-
-def _row(slot: Slot[GenerationResult], reference: Route) -> Slot[_Row]:
-    if not is_ok(slot):
-        return Failure(slot.failure())
-    result, engine = slot.unwrap(), reference.engine
-    ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
-    ends: tuple[int, ...] = engine.eos_token_ids
-    if result.finish is Finish.EOS and ends and not (ids and ids[-1] in ends):
-        ids = (*ids, ends[0])
-    if not ids and not ends:
-        return Failure(MalformedResponse(_NOTHING))
-    return Success(_Row(result, ids or ends[:1], not result.token_ids, empty=not ids))
-
-
-_NOTHING = "the server answers nothing, and names no end"
-
-
-def _judged(answer: Answer) -> Answer | Failed:
-    """The answer; of an empty one only the prompt can be wrong."""
-    return answer if answer.token_ids or answer.other_prompt else Failed(answer.id, answer.way, MalformedResponse(_NOTHING))
-
-
-def _answer(name: str, way: Literal["chat", "ids"], row: _Row, scored: Scored, reference: Route) -> Answer:
-    result = row.result
-    by_ids = way == "ids"  # which are those that were sent
-    made = 0 if row.empty else len(row.ids)
-    answer = Answer(
-        id=name,
-        way=way,
-        expected=scored.prompt_token_ids,
-        prompt_token_ids=() if by_ids else result.prompt_token_ids,
-        prompt_tokens=0 if by_ids else result.prompt_tokens,
-        token_ids=row.ids[:made],
-        logprobs=scored.token_logprobs[:made],
-        likeliest=scored.likeliest[:made],
-        server_logprobs=tuple([one.logprob for one in result.logprobs or ()]),
-        ends=frozenset(reference.engine.eos_token_ids),
-    )
-    return _read_as_written(answer, reference) if row.by_text else answer
-
-
-def _read_as_written(answer: Answer, reference: Route) -> Answer:
-    """A text may have been written in other tokens than it is read in. The answer ends before a place where the reference goes on with the same text."""
-    parting, tokenizer = answer.parting, reference.engine.tokenizer
-    if parting is None or parting.choice in answer.ends:
-        return answer
-    left, choice = tokenizer.decode(answer.token_ids[parting.place :]), tokenizer.decode((parting.choice,))
-    if not (left.startswith(choice) or choice.startswith(left)):
-        return answer
-    kept = {name: getattr(answer, name)[: parting.place] for name in ("token_ids", "logprobs", "likeliest", "server_logprobs")}
-    return dataclasses.replace(answer, **kept)
-
-
-_QUESTIONS = (
-    "List the months of the year.",
-    "What is 2 + 3? Answer with the number alone.",
-    "Count from 1 to 12.",
-    "Name three colours, one on each line.",
-    "Write a short story about a cat and a lighthouse.",
-    "Explain in two sentences why the sky is blue.",
-    'Give a JSON object with the keys "name" and "age".',
-    "Write a Python function that reverses a string.",
-    "Translate to French: The train leaves at eight.",
-    "Перечисли дни недели.",
-    "日本の首都はどこですか。",
-    "اكتب جملة قصيرة عن البحر.",
-    "Repeat after me: one one one two two two three three three",
-    "What comes after A, B, C, D?",
-    "Summarise: the meeting was moved from Monday to Thursday, since half of the team is ill.",
-    "  Two spaces before this,\n\ntwo line ends within, and a tab\tat the end.\t",
-    "Is a tomato a fruit? Give reasons for both answers 🍅",
-    "Sort these words: pear, apple, fig, melon, cherry",
-)
-_SYSTEMS = ("You are a helpful assistant.", "Answer in one short sentence.")
-_LONG = (100, 400, 1600)
-"""Sentences of the long prompts: about ten tokens each."""
-
-
-def prompts() -> Iterator[dict[str, Any]]:
-    """The requests that are asked where none are given: turns of every kind, many scripts, and long prompts. Each has an id that says what it is.
-
-    >>> len(list(prompts())), next(prompts())["id"]
-    (44, 'question-1')
-    """
-    for number, question in enumerate(_QUESTIONS, 1):
-        yield {"id": f"question-{number}", "messages": [{"role": "user", "content": question}]}
-    for number, question in enumerate(_QUESTIONS, 1):
-        system = {"role": "system", "content": _SYSTEMS[number % len(_SYSTEMS)]}
-        yield {"id": f"system-{number}", "messages": [system, {"role": "user", "content": question}]}
-    for number, question in enumerate(_QUESTIONS[:5], 1):
-        turns = [("user", "Hello!"), ("assistant", "Hello! How can I help you?"), ("user", question)]
-        yield {"id": f"turns-{number}", "messages": [{"role": role, "content": text} for role, text in turns]}
-    for sentences in _LONG:
-        text = " ".join(f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences))
-        yield {"id": f"long-{sentences}", "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}]}
+def noise_of(precision: Precision, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]], model: str, **settings: Any) -> float | None:
+    """How far the model in that precision is from these log probabilities of ids after prompts: the root of the mean square; None where it cannot load."""
+    try:
+        with backends.hf(model, dtype=precision, **settings) as route:
+            scored = score(route, [{"prompt_token_ids": [*prompt], "continuation": [*ids]} for prompt, ids, _ in rows])
+    except CallFailed:
+        return None
+    pairs = [(slot.unwrap().token_logprobs, logprobs) for (_, _, logprobs), slot in zip(rows, scored, strict=True) if is_ok(slot)]
+    return rms([one for own, other in pairs for one in distances(own, other)]) or None

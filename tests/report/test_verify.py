@@ -1,20 +1,16 @@
-"""A server is asked both ways and its answers are scored: with scripted engines in place of servers, and with a chat server on loopback that the embedded
-model answers for."""
+"""A server is asked both ways and its answers are scored: with scripted engines in place of servers. `test_wrong_servers` has a real model."""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 import pipegen as pg
-from pipegen.report import verify as module
-from pipegen.report.verdict import Answer, judge
-from pipegen.report.verify import Failed, Routes, answers_of
+from pipegen.report import asking as module
+from pipegen.report.asking import Failed, Routes, answers_of
+from pipegen.report.causes import judge
+from pipegen.report.verdict import Answer
 from pipegen.testing.fake import FakeEngine, ToyRenderer
 
 GREEDY = "bdfh<|im_end|>"
@@ -128,90 +124,22 @@ def test_a_text_that_may_have_been_written_in_other_tokens_is_judged_up_to_there
     assert b_again[1] == 7
 
 
-class Stub(ThreadingHTTPServer):
-    """A plain chat server that the embedded model answers for; `change` alters the messages before."""
-
-    daemon_threads = True
-
-    def __init__(self, route: pg.Route) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.route, self.lock = route, threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.change: Callable[[list[Any]], list[Any]] = lambda messages: messages
-        self.sent: list[dict[str, Any]] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.answer({"object": "list", "data": [{"id": "embedded", "owned_by": "me"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.sent.append(body)
-            asked = {"messages": self.server.change(body["messages"]), "options": {"max_new_tokens": body["max_tokens"]}}
-            result = pg.run(self.server.route, [asked])[0].unwrap()
-        choice = {"index": 0, "message": {"role": "assistant", "content": result.text}, "finish_reason": "length" if result.finish == "length" else "stop"}
-        usage = {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens}
-        self.answer({"id": "c", "object": "chat.completion", "model": "embedded", "choices": [choice], "usage": usage})
-
-    def answer(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[pg.Route]:
-    pytest.importorskip("torch")
-    pytest.importorskip("aiohttp")
-    with pg.backends.hf("embedded", dtype="float32") as route:
-        yield route
-
-
-@pytest.fixture
-def stub(embedded: pg.Route) -> Iterator[Stub]:
-    server = Stub(embedded)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 TEXTS = ("List the months of the year.", "Hi", "What is 2 + 3?", "日本の首都はどこですか。")
 
 
-def test_a_plain_server_that_serves_the_model_is_right(stub: Stub, embedded: pg.Route) -> None:
+def test_a_server_tells_how_far_it_is_and_leaves_its_defaults_alone() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("aiohttp")
+    from support.wrong_server import ModelServer
+
     told: list[tuple[int, str]] = []
-    found = pg.verify(stub.url, "embedded", asked(*TEXTS), reference=embedded, max_new_tokens=12, tell=lambda done, words: told.append((done, words)))
+    with pg.backends.hf("embedded", dtype="float32") as embedded, ModelServer(embedded, "plain") as server:
+        tell = lambda done, words: told.append((done, words))  # noqa: E731
+        found = pg.verify(server.url, "embedded", asked(*TEXTS), reference=embedded, max_new_tokens=12, tell=tell)
     assert found.right
     assert (found.dialect, found.ways, found.prompts, found.answers, found.agreeing, found.spread) == ("plain", ("chat",), 4, 4, 4, None)
-    assert told[-1] == (4, "")
-    assert {"repetition_penalty", "top_p", "presence_penalty"}.isdisjoint(stub.sent[0])
-
-
-def test_a_plain_server_that_adds_a_system_prompt_has_another_template(stub: Stub, embedded: pg.Route) -> None:
-    stub.change = lambda messages: [{"role": "system", "content": "Be brief."}, *messages]
-    found = pg.verify(stub.url, "embedded", asked(*TEXTS), reference=embedded, max_new_tokens=12)
-    assert [fault.kind for fault in found.faults] == ["template"]
-    assert not found.right
-
-
-def test_a_plain_server_that_drops_what_is_long_has_a_short_context(stub: Stub, embedded: pg.Route) -> None:
-    stub.change = lambda messages: [{**message, "content": message["content"][-60:]} for message in messages]
-    found = pg.verify(stub.url, "embedded", asked(*TEXTS, "1 2 3 4 " * 60), reference=embedded, max_new_tokens=12)
-    assert [fault.kind for fault in found.faults] == ["context"]
+    assert (4, "") in told
+    assert {"repetition_penalty", "top_p", "presence_penalty", "chat_template_kwargs"}.isdisjoint(server.sent[0])
 
 
 def test_a_server_that_is_down_is_an_error_of_the_call() -> None:

@@ -13,7 +13,7 @@ import launch
 import pytest
 
 import pipegen as pg
-from pipegen.report.verify import prompts
+from pipegen.report.questions import prompts
 
 WORDS = (
     "the cat",

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from pipegen.core.errors import Timeout
 from pipegen.records import strict_json
-from pipegen.report.verdict import MARGIN, SPREAD, Answer, Verdict, judge, spread
+from pipegen.report.causes import judge
+from pipegen.report.verdict import MARGIN, SPREAD, Answer, Verdict, spread
 
 END = 0
 WORDS = range(100, 200)
@@ -140,7 +141,7 @@ def test_an_answer_that_ends_where_the_reference_goes_on_ends_at_another_token()
 def test_few_repetitions_that_are_avoided_are_a_penalty_only_where_the_ids_show_the_rest_right() -> None:
     avoided = [answer("a", expected=(1, 112), ids=(110, 111, 112), choices={2: (110, 2.0)})]  # new in the answer, though not in the prompt
     assert kinds([*avoided, *right()]) == ["penalty"]
-    assert kinds([*avoided, *right(9, "chat")]) == ["precision"]
+    assert kinds([*avoided, *right(9, "chat")]) == ["unknown"]  # the log probabilities are the reference's
 
 
 def test_a_default_is_named_beside_a_lower_precision_but_not_beside_other_weights() -> None:

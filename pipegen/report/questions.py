@@ -1,0 +1,133 @@
+"""What `pipegen verify` asks where no requests are given: turns of every kind, many scripts, long prompts, images, tools."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["beyond", "long_prompt", "prompts", "with_images", "with_tools"]
+
+_QUESTIONS = (
+    "List the months of the year.",
+    "What is 2 + 3? Answer with the number alone.",
+    "Count from 1 to 12.",
+    "Name three colours, one on each line.",
+    "Write a short story about a cat and a lighthouse.",
+    "Explain in two sentences why the sky is blue.",
+    'Give a JSON object with the keys "name" and "age".',
+    "Write a Python function that reverses a string.",
+    "Translate to French: The train leaves at eight.",
+    "Перечисли дни недели.",
+    "日本の首都はどこですか。",
+    "اكتب جملة قصيرة عن البحر.",
+    "Repeat after me: one one one two two two three three three",
+    "What comes after A, B, C, D?",
+    "Summarise: the meeting was moved from Monday to Thursday, since half of the team is ill.",
+    "  Two spaces before this,\n\ntwo line ends within, and a tab\tat the end.\t",
+    "Is a tomato a fruit? Give reasons for both answers 🍅",
+    "Sort these words: pear, apple, fig, melon, cherry",
+)
+_SYSTEMS = ("You are a helpful assistant.", "Answer in one short sentence.")
+_LONG = (100, 400, 1600)
+"""Sentences of the long prompts: about ten tokens each."""
+
+
+def prompts() -> Iterator[dict[str, Any]]:
+    """Requests of text. Each has an id that says what it is.
+
+    >>> len(list(prompts())), next(prompts())["id"]
+    (44, 'question-1')
+    """
+    for number, question in enumerate(_QUESTIONS, 1):
+        yield {"id": f"question-{number}", "messages": [{"role": "user", "content": question}]}
+    for number, question in enumerate(_QUESTIONS, 1):
+        system = {"role": "system", "content": _SYSTEMS[number % len(_SYSTEMS)]}
+        yield {"id": f"system-{number}", "messages": [system, {"role": "user", "content": question}]}
+    for number, question in enumerate(_QUESTIONS[:5], 1):
+        turns = [("user", "Hello!"), ("assistant", "Hello! How can I help you?"), ("user", question)]
+        yield {"id": f"turns-{number}", "messages": [{"role": role, "content": text} for role, text in turns]}
+    for sentences in _LONG:
+        yield long_prompt(f"long-{sentences}", sentences)
+
+
+_FEW = 16
+"""Tokens behind a boundary: engines count from it, or from a position beside it."""
+_MOST = 16_384
+"""A reference reads no longer prompts than this."""
+
+
+def beyond(lengths: Mapping[str, int], count: Callable[[str], int], room: int | None) -> Iterator[dict[str, Any]]:
+    """A request a little longer than each of these lengths, in tokens by `count`; none for those that have no room, or take a reference too long.
+
+    >>> [request["id"] for request in beyond({"sliding_window": 100, "original_max_position_embeddings": 10**6}, lambda text: len(text.split()), 4096)]
+    ['beyond sliding_window=100']
+    """
+    for name, tokens in lengths.items():
+        size = tokens + _FEW
+        if size > _MOST or (room is not None and size > room):
+            continue
+        sentences = 1
+        while count(long_prompt("", sentences)["messages"][0]["content"]) < size:
+            sentences += max(1, sentences // 20)
+        yield long_prompt(f"beyond {name}={tokens}", sentences)
+
+
+def long_prompt(name: str, sentences: int) -> dict[str, Any]:
+    """A request of about ten tokens for each of these sentences."""
+    text = " ".join(f"Item number {number} costs {number * 7 % 101} coins." for number in range(sentences))
+    return {"id": name, "messages": [{"role": "user", "content": f"{text}\nWhat does item number 3 cost?"}]}
+
+
+_LOOKS = ("Describe the image.", "What colour is the background?", "List the shapes.", "How many shapes are there?")
+
+
+def with_images() -> Iterator[dict[str, Any]]:
+    """Requests with an image of several colours, each of another size.
+
+    >>> [request["id"] for request in with_images()]
+    ['image-1', 'image-2', 'image-3', 'image-4']
+    """
+    for number, words in enumerate(_LOOKS, 1):
+        url = "data:image/png;base64," + base64.b64encode(_png(64 * number, 96, number)).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words}]
+        yield {"id": f"image-{number}", "messages": [{"role": "user", "content": content}]}
+
+
+def _png(width: int, height: int, number: int) -> bytes:
+    """An image file: a red square and a blue bar on a ground that grows brighter; no colour is another one's mirror."""
+    rows = bytearray()
+    for y in range(height):
+        rows.append(0)
+        for x in range(width):
+            square = abs(x - width // 3) < 18 and abs(y - height // 3) < 18
+            bar = y > height * 3 // 4 and x % 64 < 16 * number
+            rows += bytes((214, 40, 30)) if square else bytes((20, 60, 200)) if bar else bytes((250 - x * 60 // width, 236, 170 + y * 60 // height))
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(rows))) + chunk(b"IEND", b"")
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}, "days": {"type": "integer"}}, "required": ["town"]},
+    },
+}
+
+
+def with_tools() -> Iterator[dict[str, Any]]:
+    """Requests with a tool.
+
+    >>> [request["id"] for request in with_tools()]
+    ['tools-1', 'tools-2']
+    """
+    for number, question in enumerate(("What will the weather be in Oslo?", "Say hello."), 1):
+        yield {"id": f"tools-{number}", "messages": [{"role": "user", "content": question}], "tools": [_TOOL]}
