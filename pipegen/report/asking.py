@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from returns.result import Failure, Success
 
 from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, UnsupportedMultimodal, UnsupportedOption
+from pipegen.core.pipe import Pipe, pure
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.batch import prepare_batch, run
 from pipegen.drivers.route import Route
@@ -19,20 +20,16 @@ from pipegen.drivers.scoring import continued_by, scoring
 from pipegen.drivers.streaming import Done, stream
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, merge
 from pipegen.records.plain import Request
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
-__all__ = ["UNSWITCHED", "Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "unswitched"]
+__all__ = ["Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "rendered_by"]
 
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
-
-
-UNSWITCHED = RequestPolicy(allow_templates=True)
-"""For requests of `unswitched`."""
 
 
 class Routes(NamedTuple):
@@ -99,9 +96,8 @@ def ask(routes: Routes, way: Way, asked: Asked, tell: Callable[[str], object] = 
                 made[place] = slot
     rows = [_row(slot, routes.reference, routes.names_ends) for slot in made]
     tell(f"scoring the answers by {way}")
-    prompted = [slot if routes.switched else slot.map(lambda one: unswitched(one, routes.reference)) for slot in asked.requests]
-    continued = [slot.bind(lambda row, own=own: continued_by(own, row.ids)) for slot, own in zip(rows, prompted, strict=True)]  # type: ignore[misc]
-    scored = run(scoring(routes.reference), continued, image_policy=asked.image_policy, policy=UNSWITCHED)
+    continued = [slot.bind(lambda row, own=own: continued_by(own, row.ids)) for slot, own in zip(rows, asked.requests, strict=True)]  # type: ignore[misc]
+    scored = run(rendered_by(routes) >> scoring(routes.reference), continued, image_policy=asked.image_policy)
     out: list[Answer | Failed] = []
     for place, (own, row, score) in enumerate(zip(asked.requests, rows, scored, strict=True)):
         name = (own.unwrap().id if is_ok(own) else None) or "?"
@@ -147,7 +143,12 @@ def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest
     return Success(request if request.id is not None else dataclasses.replace(request, id=str(number)))
 
 
-def unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
+def rendered_by(routes: Routes) -> Pipe[GenerationRequest, GenerationRequest]:
+    """The stage before the reference that has it render a request as the server does."""
+    return pure("rendered_by", lambda request: request if routes.switched else _unswitched(request, routes.reference))
+
+
+def _unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
     """The request as a server renders it that is not sent the thinking switch: with a template that takes it for not set."""
     chat = request.options.chat if request.options is not None else None
     template = (None if chat is None else chat.template) or (getattr(reference.engine, "renderer", None) and reference.engine.renderer.template)

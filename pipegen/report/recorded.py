@@ -19,8 +19,9 @@ from pipegen.drivers.batch import run
 from pipegen.drivers.route import Route
 from pipegen.drivers.scoring import continued_by, score
 from pipegen.records.fields import record
-from pipegen.records.options import GenerationOptions
-from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions
+from pipegen.records.plain import request_from
+from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
@@ -38,7 +39,6 @@ _TOP = 20
 """The likeliest tokens that are asked for in such a place."""
 _NEVER = -12.0
 """A token that is less likely is not drawn from the reference, whatever the temperature that people use."""
-_TRUSTED = RequestPolicy(allow_templates=True)
 RowKind = Literal["right", "template", "sampling", "weights", "unknown", "not judged"]
 ROW_KINDS: Mapping[RowKind, str] = {
     "template": "the prompt is another one than the model's template makes",
@@ -161,7 +161,7 @@ def _scored_rows(
     flat = [pair for name, slot in window for pair in _samples(name, slot)]
     prepared = [_prepared(name, result, requests(name.partition("#")[0]), reference) for name, result in flat]
     asked = [one for one in prepared if isinstance(one, _Asked)]
-    scores = iter(score(reference, [slot for one in asked for slot in one.slots], image_policy=policy, policy=_TRUSTED))
+    scores = iter(_scores([slot for one in asked for slot in one.slots], reference, policy))
     out: list[_Row | RowVerdict] = []
     for one in prepared:
         if isinstance(one, RowVerdict):
@@ -177,6 +177,26 @@ def _scored_rows(
         told = [each.logprob for each in one.result.logprobs or ()]
         out.append(_Row(one.id, one.result, one.ids, scored, expected, tuple(distances(told, scored.token_logprobs))))
     return out
+
+
+def _scores(asked: Sequence[Slot[GenerationRequest]], reference: Route, policy: ImagePolicy | None) -> list[Slot[Scored]]:
+    """The scores, in order. A recorded template was that of the run: rows with equal ones are scored together, with it in the run's options."""
+    by_template: dict[str | None, list[int]] = {}
+    for place, slot in enumerate(asked):
+        options = slot.unwrap().options if is_ok(slot) else None
+        by_template.setdefault(options.chat.template if options is not None and options.chat is not None else None, []).append(place)
+    scores: dict[int, Slot[Scored]] = {}
+    for template, places in by_template.items():
+        options = None if template is None else GenerationOptions(chat=ChatTemplateOptions(template=template))
+        scores |= dict(zip(places, score(reference, [asked[place].map(_without_template) for place in places], options, image_policy=policy), strict=True))
+    return [scores[place] for place in range(len(asked))]
+
+
+def _without_template(request: GenerationRequest) -> GenerationRequest:
+    options = request.options
+    if options is None or options.chat is None:
+        return request
+    return dataclasses.replace(request, options=dataclasses.replace(options, chat=dataclasses.replace(options.chat, template=None)))
 
 
 def _samples(name: str, slot: Slot[GenerationResult]) -> list[tuple[str, GenerationResult | str]]:
@@ -218,7 +238,7 @@ def _prepared(name: str, result: GenerationResult | str, request: Slot[Generatio
         return not_judged("it has no prompt ids, and its request is not at hand")
     slots: list[Any] = []
     if result.prompt_token_ids and not images:
-        slots.append({"prompt_token_ids": [*result.prompt_token_ids], "continuation": [*ids]})
+        slots.append(request_from({"prompt_token_ids": [*result.prompt_token_ids], "continuation": [*ids]}))
     if rendered is not None:
         slots.append(rendered)
     return _Asked(name, result, ids, slots, rendered is not None)

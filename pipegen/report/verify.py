@@ -18,7 +18,7 @@ from pipegen.engines.settings import ModelLoadConfig
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy
-from pipegen.report.asking import UNSWITCHED, Asked, Failed, Routes, answers_of, ask, plain_requests, unswitched
+from pipegen.report.asking import Asked, Failed, Routes, answers_of, ask, plain_requests, rendered_by
 from pipegen.report.causes import Rescored, Trials, judge, limits_of, one_each, partings
 from pipegen.report.follow_ups import Base, FollowUps
 from pipegen.report.questions import beyond, prompts, with_images, with_tools
@@ -224,11 +224,9 @@ class _Server:
         return [one for one in ask(self.routes, way, asked, self.tell) if isinstance(one, Answer)]
 
     def written(self, names: Sequence[str]) -> list[str | None]:
-        reference = self.routes.reference
-        requests = [self.requests[name] for name in names]
-        if not self.routes.switched:
-            requests = [slot.map(lambda one: unswitched(one, reference)) for slot in requests]
-        slots = run(reference, requests, {"temperature": 0.0, "max_new_tokens": self.most}, image_policy=self.image_policy, policy=UNSWITCHED)
+        options = {"temperature": 0.0, "max_new_tokens": self.most}
+        pipe = rendered_by(self.routes) >> self.routes.reference
+        slots = run(pipe, [self.requests[name] for name in names], options, image_policy=self.image_policy)
         return [slot.unwrap().text if is_ok(slot) else None for slot in slots]
 
     def noise(self, precision: Precision) -> float | None:

@@ -19,6 +19,19 @@ import pipegen as pg
 __all__ = ["RIGHT", "Asked", "Fault", "ModelServer", "Row"]
 
 
+def templated(request: pg.GenerationRequest) -> pg.GenerationRequest:
+    """The request with the template in its metadata: that of the server, or of whoever started it."""
+    template = (request.metadata or {}).get("template")
+    if template is None:
+        return request
+    options = request.options or pg.GenerationOptions()
+    chat = dataclasses.replace(options.chat or pg.ChatTemplateOptions(), template=template)
+    return dataclasses.replace(request, options=dataclasses.replace(options, chat=chat))
+
+
+TEMPLATED: Any = pg.pure("templated", templated)
+
+
 @dataclasses.dataclass
 class Asked:
     """A request as the server read it; a fault may change it."""
@@ -133,7 +146,7 @@ class ModelServer(ThreadingHTTPServer):
             requests = [self._request(one) for one in asked]
             keys = [json.dumps([id(self.route.engine), request], default=str) for request in requests]
             fresh = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._kept or not repeatable(request)}
-            slots = pg.run(self.route, list(fresh.values()), policy=pg.RequestPolicy(allow_templates=True))
+            slots = pg.run(TEMPLATED >> self.route, list(fresh.values()))
             self._kept.update(zip(fresh, slots, strict=True))
             made = [(place, self._kept[key].unwrap()) for place, key in enumerate(keys) if pg.is_ok(self._kept[key])]
             rows = fault.batch([fault.row(self._row(result), asked[place], self.route.engine.tokenizer) for place, result in made])
@@ -150,10 +163,11 @@ class ModelServer(ThreadingHTTPServer):
         options = {**asked.options, "logprobs": True, "top_logprobs": 20}
         if asked.prompt is not None:
             return {"prompt_token_ids": asked.prompt, "options": options}
+        template = options.pop("template", None)
         if self.dialect == "plain":
-            template = self.route.engine.renderer.template or ""
-            options["template"] = "{%- set enable_thinking = nothing_at_all -%}" + options.get("template", template)
-        return {"messages": asked.messages, "options": options, **({"tools": asked.tools} if asked.tools else {})}
+            template = "{%- set enable_thinking = nothing_at_all -%}" + (template or self.route.engine.renderer.template or "")
+        more = {"tools": asked.tools} if asked.tools else {}
+        return {"messages": asked.messages, "options": options, "metadata": {"template": template}, **more}
 
     def _row(self, result: Any) -> Row:
         ended = bool(result.token_ids) and result.token_ids[-1] in self.route.engine.eos_token_ids
