@@ -140,3 +140,34 @@ def test_a_model_whose_images_cannot_be_prepared_is_told_with_the_reason(tmp_pat
     seen = examine(str(tmp_path / "model"))["model"]
     assert not seen["images"]
     assert "preprocessor_config.json is no JSON" in seen["problem"]
+
+
+@pytest.mark.parametrize("arguments", [("--engine", "vllm"), ("--engine", "hf", "--model", "embedded")])
+def test_an_engine_is_compared_with_transformers_for_a_model_and_is_vllm(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = doctor(capsys, *arguments)
+    assert code == 2
+
+
+@pytest.mark.parametrize(("difference", "same"), [(None, True), (0.05, False), ("no small model", None)])
+def test_it_is_said_whether_vllm_gives_the_text_of_transformers(
+    difference: float | str | None, same: bool | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from pipegen.backends.checkpoint.boundaries import Boundary
+    from pipegen.backends.checkpoint.same_text import Differs
+    from pipegen.backends.vllm import self_check
+
+    def check_lengths(checkpoint: object) -> Differs | None:
+        if isinstance(difference, str):
+            raise self_check.CannotCheck(difference)
+        return None if difference is None else Differs(Boundary("sliding_window", 512), difference)
+
+    monkeypatch.setattr("pipegen.cli.doctor.need", lambda *_: None)
+    monkeypatch.setattr(self_check, "check_lengths", check_lengths)
+    code, shown = doctor(capsys, "--json", "--model", "embedded", "--engine", "vllm")
+    seen = json.loads(shown)["model"]["same_text"]
+    assert seen["same"] is same
+    assert (code == 1) is (same is False)
+    assert "beyond 512 tokens (sliding_window)" in str(seen["because"]) or same is not False
+    _, shown = doctor(capsys, "--model", "embedded", "--engine", "vllm")
+    assert {True: "the log probabilities of transformers", False: "another text", None: "not checked against"}[same] in shown

@@ -25,6 +25,7 @@ from pipegen.backends.vllm.running import Call, Core
 from pipegen.backends.vllm.sampling import MOST_LOGPROBS, sampling_params, scoring_params, unsupported
 from pipegen.backends.vllm.start import check_arguments, image_limit, refusals, takes_grammars
 from pipegen.backends.waiting import Waiting, beginning
+from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed, GenerationError, InvalidRequest, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.capabilities import ENGINES, Capabilities
@@ -229,18 +230,23 @@ class VLLMEngine(CheckpointEngine):
 
     def _add(self, position: int, prompt: Prompt, params: Any, call: Call) -> GenerationError | None:
         """Add a row to the call, or say why vLLM refuses it."""
-        try:
+
+        def add() -> GenerationError | None:
             rendered = call.running.rendered(vllm_prompt(prompt, resized=bool(prompt.images) and self._checkpoint.image_spec.kind == "grid"))
             wrong = differs(rendered, prompt)
             if wrong is None:
                 call.add(position, rendered, params)
-        except refusals() as error:
+            return wrong
+
+        added = attempt(add)
+        if is_ok(added):
+            return added.unwrap()
+        error = added.failure()
+        if isinstance(error, CallFailed):
+            raise error
+        if isinstance(error, refusals()):
             return InvalidRequest(f"vLLM refuses the request: {type(error).__name__}: {error}")
-        except CallFailed:
-            raise
-        except Exception as error:  # noqa: BLE001 - vLLM is foreign code: whatever else it raises for one row fails that row
-            return engine_failed("vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error)
-        return wrong
+        return engine_failed("vllm", f"vLLM failed on the request: {short(error)}", scope="row", raised=error)
 
 
 def _score(inputs: Sequence[Continued], outputs: Sequence[tuple[int, Any]], slots: dict[int, Slot[TokenScores]]) -> None:
