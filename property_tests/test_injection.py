@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +21,13 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Prompt, ResolvedRequest
-from pipegen.stages.parts.foreign_text import OWN, Conversation, rewrite_foreign
+from pipegen.stages.parts.foreign_text import OWN, Conversation, foreign_strings, rewrite_foreign
 from pipegen.stages.rendering import render_row
 from pipegen.stages.tokenizing import tokenize_row
 
 ALWAYS = (
     *("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|endoftext|>", "</s>", "[INST]", "[/INST]", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["),
-    *("<|fim_prefix|>", "<|USER_0_TOKEN|>"),
+    *("<|fim_prefix|>", "<|USER_0_TOKEN|>", "[|tool|]", "[|user|]"),
 )
 WHERE_WRITTEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
@@ -39,7 +41,7 @@ def tokenizer() -> Any:
     fast: Any = transformers.PreTrainedTokenizerFast
     rust = Tokenizer.from_str(chatml_tokenizer().backend_tokenizer.to_str())
     rust.add_special_tokens(added_tokens(("</s>", "]<]minimax[>[", "[e~[", ">>TITLE<<", "]~!b["), special=True))
-    rust.add_tokens(added_tokens(("[INST]", "[/INST]", "<|USER_0_TOKEN|>", "\n\n", "<b>")))
+    rust.add_tokens(added_tokens(("[|tool|]", "[|user|]", "[INST]", "[/INST]", "<|USER_0_TOKEN|>", "\n\n", "<b>")))
     return fast(tokenizer_object=rust)
 
 
@@ -50,13 +52,16 @@ REWRITES = (
     *("w | replace('(', '<') | replace(')', '>')", "w | replace('&lt;', '<')", "w.split('|') | join('|')", "w.strip('x').lstrip('<')", "'<' ~ w ~ '>'"),
     *("w | striptags", "'<think>'[:1] ~ w"),
     *("'<|' + w + '|>'", "w | tojson(ensure_ascii=True)", "w if '[' not in w else w[:-1]"),
+    *("w | urlencode", "w.encode('ascii', 'ignore').decode()", "w | list | sort | join", "w ~ (w | length)", "w | wordwrap(5)", "w ~ (w | urlencode)"),
+    *("w ~ ('<think>' if '/no_think' in w)", "w ~ ('<|im_end|>' if w | trim == 'quiet')", "w ~ ('<think>' if w.isascii())"),
     *("'<%s>' % w", "'<|{}|>'.format(w | lower)", "'<' ~ w ~ ('>' if w == 'think' else '>')", "w | upper if w | upper == 'THINK' else ('<' ~ w ~ '>') | lower"),
 )
-OPENS = ("'<|im_start|>' + m.role + '\\n'", "'[INST]'", "'<|' + m.role + '|>'", "''", "m.role + ': '", "'>>TITLE<<' ~ '<'")
+OPENS = ("'<|im_start|>' + m.role + '\\n'", "'[INST]'", "'<|' + m.role + '|>'", "'[|' + m.role + '|]'", "''", "m.role + ': '", "'>>TITLE<<' ~ '<'")
 ENDS = ("'<|im_end|>\\n'", "'[e~['", "'<'", "'</s>'", "''", "'[/INST]'", "'>'")
 PIECES = (
     *ALWAYS,
     *WHERE_WRITTEN,
+    *("/no_think", "/no_", "quiet", "[|tool|]"),
     *("<|im_", "end|>", "im_end", "think", "/think", "<|IM_END|>", "<|im_/thinkend|>", "X", "<image>", "(", ")", "&lt;", "|", "<", ">", "[", "]", " ", "\n"),
     *("]<]minimax[>", ">>TITLE<", "[e~", "hello", "a < b", "é", "\uff1c", "\ue000", "\\ue000", "<b>", "\n\n", ">|dne_mi|<", "<thiXnk>", "|im_end|", "'", '"'),
 )
@@ -136,3 +141,14 @@ def test_what_rejecting_lets_through_has_them_too(template: str, said: Conversat
     slot = prompt_of(said, template, control_tokens="reject")
     if is_ok(slot):
         assert steering(slot.unwrap().token_ids, template) == steering(prompt_of(harmless(said), template).unwrap().token_ids, template)
+
+
+PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
+
+
+@given(template=templates(), said=conversations())
+def test_no_mark_is_in_a_prompt_in_any_spelling(template: str, said: Conversation) -> None:
+    slot = prompt_of(said, template)
+    text = urllib.parse.unquote(slot.unwrap().text or "") if is_ok(slot) else ""
+    given = template + "".join(words for _, words in foreign_strings(said, ()))
+    assert set(PRIVATE.findall(text)) <= set(PRIVATE.findall(given))

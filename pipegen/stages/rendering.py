@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from itertools import accumulate, groupby
 from typing import Any, cast
 
@@ -41,12 +40,25 @@ from pipegen.records.messages import plain_messages
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
+from pipegen.stages.parts.compared import compared_beyond
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
-from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
+from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, choose_marks, foreign_strings, trusted_part
+from pipegen.stages.parts.harmless import ALLOW, chosen_render, is_structure, marker
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
-from pipegen.stages.parts.template import call_template, composes, decoded_by, honours_thinking, known_words, probe_variables, shape_content, written_by
+from pipegen.stages.parts.template import (
+    call_template,
+    composes,
+    decoded_by,
+    honours_thinking,
+    is_inert,
+    known_words,
+    probe_variables,
+    shape_content,
+    unwritten_words,
+    written_by,
+)
 
-__all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
+__all__ = ["Rendered", "is_guarded", "render", "render_row"]
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "enable_thinking")
 _ADVICE = 'take it out, or set control_tokens="text" to keep it as plain text'
@@ -84,6 +96,8 @@ class Rendered:
     def check_all(self) -> None:
         if self.hidden is not None and self.marks.put_back(self.hidden) != self.text:
             raise InvalidField("Rendered.text and Rendered.hidden are one text: rendered.rewritten(f) changes both")
+        if self.hidden is not None and self.marks.left_in(self.text or ""):
+            raise InvalidField("Rendered.text spells a mark in other characters: the f of rendered.rewritten(f) may move characters, and not encode them")
 
     @property
     def to_tokenize(self) -> str:
@@ -203,6 +217,9 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     def write(one: Conversation) -> Slot[str]:
         return call_template(renderer, one.messages, tools=one.tools, template=chat.template, variables={**switches, **one.variables})
 
+    unwritten = unwritten_words(write, shaped, renderer, chat.template, probed)
+    if unwritten is not None:
+        return Failure(unwritten)
     if not is_guarded(job.request, chat):
         return write(shaped).map(lambda text: Rendered(request=job.request, options=job.options, text=text, thinking=thinking))
     # Both are remembered: what is found out about a template is the same string each time.
@@ -214,127 +231,48 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     decoded = decoded_by(source)
     whole = bool(decoded) or composes(source, control.ids) or _may_complete(own, words, control)
     guarded = control.letters | decoded if whole else control.edges
+    known = known_words(source)
+    compared = _compared(words, source, guarded, known)
+    sought = frozenset(text for text in compared if not is_inert(text, renderer, chat.template, control)) if compared else compared
     joined = "\0".join(text for _, text in words)
-    present = {character for character in guarded if character in joined}
+    present = {character for character in guarded.union(*({*text, *text.upper()} for text in sought)) if character in joined}
 
-    def rendered(hidden: str, marks: Marks) -> Rendered:
+    def rendered(hidden: str, marks: Marks) -> Slot[Rendered]:
         text = marks.put_back(hidden)
+        if marks.left_in(text):
+            return Failure(InvalidRequest("the chat template spells characters of the content in others, behind which they cannot be found", hint=ALLOW))
         about: dict[str, Any] = {"marks": marks, "control": control, "refuses": refuses, "thinking": thinking}
-        return Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about)
+        return Success(Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about))
 
     if not present:
-        return write(shaped).map(lambda text: rendered(text, Marks()))
+        return write(shaped).bind(lambda text: rendered(text, Marks()))
     found = _look_alike(foreign_strings(given, trust | {"assistant"}), control) if refuses else None
     if found:
         return Failure(_refused(*found))
     marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
-    mark = _marker(write, shaped, trust, marks, control, known_words(source).intersection(text.lower() for _, text in words) if whole else frozenset())
-    chosen = _chosen(write, shaped, trust, marks, control, mark)
+    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, sought, control))
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
-        return chosen.map(lambda pair: rendered(*pair))
+        return chosen.bind(lambda pair: rendered(*pair))
     found = _look_alike(foreign_strings(given, trust), control)
-    return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
+    if found or not sought:
+        return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
+    shown = ", ".join(map(repr, sorted(sought)))
+    return Failure(InvalidRequest(f"the chat template writes other control tokens where the content holds {shown}", hint=f'{_ADVICE}, or "allow" to let it count'))
+
+
+def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]) -> frozenset[str]:
+    """The text of the template's comparisons that the words hold, and that no guarded character is in."""
+    compared = compared_beyond(source, guarded)
+    return compared.found_in([text for place, text in words if not is_structure(text, place, known)]) if any(compared) else frozenset()
 
 
 def _may_complete(own: Collection[str], words: Collection[tuple[str, str]], control: ControlTokens) -> bool:
     """Whether foreign words may complete a control token that the trusted text begins: it holds a character of an edge, and they are a part of one."""
     if not any(not control.edges.isdisjoint(text) for text in own):
         return False
-    return any(stripped and control.has_part(stripped) and not _is_of_form(text, place) for place, text in words for stripped in (text.strip(),))
-
-
-_FORM = re.compile(
-    r"messages\[\d+\]\.tool_calls\[\d+\](\.function)?|tools\[\d+\](\.function(\.parameters(\.(properties\..+|items.*))?(?<!\.properties))?)?", re.DOTALL
-)
-"""The places whose entries have names that the form of tools and their calls gives them, and JSON Schema."""
-_FORM_KEYS = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
-
-
-def _is_of_form(text: str, place: str) -> bool:
-    return text in _FORM_KEYS and _FORM.fullmatch(place) is not None
-
-
-def _marker(
-    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, known: frozenset[str]
-) -> Rewrite:
-    """What marks the foreign text: all of it, but of words that the template looks for only what can begin or end a control token.
-
-    These too are marked where the template writes one of them between the two ends of a control token, as it may write the name of an argument: a name
-    `tool` in `<` and `>`. That is found out by a render for each word that is part of a control token which the prompt has.
-    """
-    if not known:
-        return lambda text, _: marks.mark(text)
-    edges = marks.only(control.edges)
-
-    def marker(looked_for: frozenset[str]) -> Rewrite:
-        def mark(text: str, place: str) -> str:
-            kept = text.lower() in looked_for or (text in known and _is_of_form(text, place))
-            return edges.mark(text) if kept else marks.mark(text)
-
-        return mark
-
-    def is_joined(word: str) -> bool:
-        text = write(rewrite_foreign(shaped, trust, marker(known - {word})))
-        if not is_ok(text):
-            return True
-        hidden = text.unwrap()
-        spellings = {text.strip() for _, text in foreign_strings(shaped, trust) if text.lower() == word}
-        shown = (hidden.replace(marks.mark(own), form) for own in spellings for form in (own, own.lower(), own.upper()))
-        return any(control.pieces(form)[1::2] != control.pieces(hidden)[1::2] for form in shown)
-
-    def within(tokens: Iterable[str]) -> frozenset[str]:
-        joined = "\0".join(tokens).lower()
-        return frozenset(word for word in known if word.strip() and word.strip() in joined)
-
-    if not within(control.ids):
-        return marker(known)
-    first = write(rewrite_foreign(shaped, trust, marker(known)))
-    doubtful = within(control.pieces(first.unwrap())[1::2]) if is_ok(first) else frozenset[str]()
-    return marker(known.difference(word for word in doubtful if is_joined(word)))
-
-
-def _chosen(
-    write: Callable[[Conversation], Slot[str]], shaped: Conversation, trust: frozenset[str], marks: Marks, control: ControlTokens, mark: Rewrite
-) -> Slot[tuple[str, Marks]]:
-    """The render whose control tokens count, with its marks: the first of three whose control tokens are those of the marked conversation."""
-
-    marked = rewrite_foreign(shaped, trust, mark)
-    full = write(marked)
-    if not is_ok(full):
-        words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
-        plain = write(shaped)
-        refused = InvalidRequest(words, hint='change the content, or set control_tokens="allow"')
-        return Failure(refused if is_ok(plain) else plain.failure())
-    chosen = full.unwrap()
-    clean = hides_nothing(chosen, marks, control)
-    answered = not clean and any(message["role"] == "assistant" for message in shaped.messages)
-    own_answers = rewrite_foreign(shaped, trust | {"assistant"}, mark) if answered else marked
-    if own_answers != marked:  # templates take the thoughts out of earlier answers
-        text = write(own_answers)
-        if is_ok(text) and control.pieces(text.unwrap())[1::2] == control.pieces(chosen)[1::2]:
-            chosen = text.unwrap()
-            clean = hides_nothing(chosen, marks, control)
-    if clean:
-        plain = write(shaped)
-        if is_ok(plain) and (plain.unwrap() == marks.put_back(chosen) or _agrees(plain.unwrap(), chosen, marks, control)):
-            return Success((plain.unwrap(), Marks()))
-    return Success((chosen, marks))
-
-
-def hides_nothing(hidden: str, marks: Marks, control: ControlTokens) -> bool:
-    """Whether the text has the same control tokens, in the same places, once its marks are replaced by what they stand for."""
-    if not marks.originals:
-        return True
-    shown, own = control.pieces(marks.put_back(hidden)), control.pieces(hidden)
-    return len(shown) == len(own) and shown == [marks.put_back(piece) for piece in own]
-
-
-def _agrees(plain: str, hidden: str, marks: Marks, control: ControlTokens) -> bool:
-    """Whether the render of the words themselves has the control tokens of the marked one, and differs from it in nothing but stretches with marks."""
-    own, other = control.pieces(plain), control.pieces(hidden)
-    return len(own) == len(other) and all(one == two or (row % 2 == 0 and marks.in_text(two)) for row, (one, two) in enumerate(zip(own, other, strict=True)))
+    return any(stripped and control.has_part(stripped) and not is_structure(text, place, frozenset()) for place, text in words for stripped in (text.strip(),))
 
 
 def _refusal(messages: list[dict[str, Any]], chat: ChatTemplateOptions, more: Mapping[str, Any], renderer: Renderer) -> InvalidRequest | TemplateFailed | None:

@@ -31,9 +31,10 @@ from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.results import Encoded, PreparedImage, Prompt
 from pipegen.stages.parts.control_tokens import ControlTokens
 from pipegen.stages.parts.foreign_text import Marks
+from pipegen.stages.parts.harmless import hides_nothing
 from pipegen.stages.parts.images import within
 from pipegen.stages.parts.length import check_length
-from pipegen.stages.rendering import Rendered, hides_nothing
+from pipegen.stages.rendering import Rendered
 
 __all__ = ["tokenize", "tokenize_row"]
 

@@ -48,13 +48,22 @@ def system(content: str) -> dict[str, Any]:
     [
         ("m.content | striptags", "&lt;|im_end|&gt;"),
         ("m.content | striptags", "&#60;&#124;&#105;&#109;&#95;&#101;&#110;&#100;&#124;&#62;"),
-        ("m.content.encode().decode('unicode_escape')", "\\x3c|im_end|\\x3e"),
     ],
 )
 def test_words_that_the_template_decodes_make_no_control_token(writes: str, words: str) -> None:
     template = EACH.replace("WORDS", "{{ " + writes + " }}")
     assert ends(prompt_of(template, user(words)).unwrap()) == 1
     assert isinstance(prompt_of(template, user(words), control_tokens="reject").failure(), InvalidRequest)
+
+
+@pytest.mark.parametrize("words", ["\\x3c|im_end|\\x3e", "caf\\xe9", "a < b \\n c"])
+def test_a_template_that_decodes_marks_to_other_characters_writes_the_words_or_none(words: str) -> None:
+    template = EACH.replace("WORDS", "{{ m.content.encode().decode('unicode_escape') }}")
+    slot = prompt_of(template, user(words))
+    if "im_end" in words:
+        assert isinstance(slot.failure(), InvalidRequest)
+    else:
+        assert slot.unwrap().text == words.encode().decode("unicode_escape") + "<|im_end|>"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_words_that_the_template_looks_for_cost_a_render_more_only_where_they_ar
 
 @pytest.mark.parametrize(
     ("words", "renders", "encodes"),
-    [("ordinary words", 1, 1), ("a < b [1]", 2, 1), ("<|im_end|>", 1, 2), ("<|im_end|> " * 5000, 1, 2), ("< " * 5000, 2, 1)],
+    [("ordinary words", 1, 1), ("a < b [1]", 2, 1), ("<|im_end|>", 2, 2), ("<|im_end|> " * 5000, 2, 2), ("< " * 5000, 2, 1)],
 )
 def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(words: str, renders: int, encodes: int) -> None:
     raw = chatml_tokenizer()
@@ -77,8 +77,8 @@ def test_ordinary_words_cost_one_render_and_one_call_and_others_a_fixed_number(w
     assert (renderer.renders, tokenizer.calls) == (renders, encodes)
 
 
-@pytest.mark.parametrize(("answer", "renders"), [("harmless words", 1), ("<|im_end|>", 2)])
-def test_each_turn_with_a_look_alike_costs_one_call_and_the_template_text_between_turns_is_encoded_once(answer: str, renders: int) -> None:
+@pytest.mark.parametrize("answer", ["harmless words", "<|im_end|>"])
+def test_each_turn_with_a_look_alike_costs_one_call_and_the_template_text_between_turns_is_encoded_once(answer: str) -> None:
     raw = chatml_tokenizer()
     tokenizer, renderer = CountingTokenizer(raw), Counting(raw, CHATML)
     turns = [user("say <|im_end|>"), {"role": "assistant", "content": answer}] * 40
@@ -86,7 +86,7 @@ def test_each_turn_with_a_look_alike_costs_one_call_and_the_template_text_betwee
         job = ResolvedRequest(request=TextGenerationRequest(messages=messages), options=resolve(GenerationOptions()))
         renderer.renders = tokenizer.calls = 0
         render_row(job, tokenizer, renderer).bind(lambda text: tokenize_row(text, (), tokenizer, None)).unwrap()
-    assert renderer.renders == renders
+    assert renderer.renders == 2
     assert tokenizer.calls <= 7  # the texts of equal turns are equal runs too
 
 
@@ -100,3 +100,23 @@ def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_a
         counts.append(renderer.renders)
         assert "document" in (render_row(job, tokenizer, renderer).unwrap().text or "")
     assert renderer.renders == counts[-1] + 1 == counts[1] + 4
+
+
+READS = (
+    "{% for m in messages %}{{ m.content }}{% if m.content.count('/silent') > 9 or '/no_think' in m.content or 'image' in m.content or m.content.endswith('.') %}!{% endif %}"
+    "{{ '<think>' if m.content == 'think' }}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "writes", "renders"),
+    [("ordinary words", "", 1), ("an image.", "!", 1), ("I think so", "", 1), ("be /silent", "", 2), ("/no_think", "!", 3), ("think", "", 3)],
+)
+def test_words_cost_more_renders_only_where_they_hold_what_the_template_compares_with(words: str, writes: str, renders: int) -> None:
+    raw = chatml_tokenizer()
+    tokenizer, renderer = HFTokenizer(raw), Counting(raw, READS)
+    for content in (words, words):  # what is found out about the template is remembered
+        renderer.renders = 0
+        job = ResolvedRequest(request=TextGenerationRequest(messages=[user(content)]), options=resolve(GenerationOptions()))
+        assert render_row(job, tokenizer, renderer).unwrap().text == f"{words}{writes}<|im_end|>"
+    assert renderer.renders == renders

@@ -1,7 +1,7 @@
 """Control tokens: the tokens of a tokenizer that steer a model, and the characters that they are made of.
 
 They are the tokenizer's special tokens, the other added tokens that the chat template writes (such as `<think>`), and added tokens of a form that steers
-some family of models: `<|...|>`, `<｜...｜>`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
+some family of models: `<|...|>`, `<｜...｜>`, `[|...|]`, `[INST]`, `</s>`. Other added tokens, such as Gemma's newlines and HTML tags, are ordinary text.
 
 >>> control = ControlTokens(ids={"<s>": 1, "[INST]": 2})
 >>> control.pieces("<s>[INST] hi")
@@ -26,10 +26,11 @@ from pipegen.records.fields import mapping, record
 
 __all__ = ["ControlTokens", "control_tokens"]
 
-_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
+_SHAPES = re.compile(r"<\|.*\|?>|<.*\|>|<｜.*｜>|\[\|.*\|\]|\[/?[@A-Za-z][^\s\[\]]*\]|</?(?:s|bos|eos|pad|unk|mask|cls|sep)>", re.DOTALL)
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _UNUSUAL = ("\U000f5a3c", "\U00013000", "\U0002a6d6", "\U0001fae8", "\u1400", "\ua000")
 """Characters that few vocabularies have: private use, rare scripts, an emoji."""
+_MARKS = re.compile(r"^[\W_]+|[\W_]+$")
 _BLANK = " \t\n\v\f\r▁"
 
 
@@ -78,6 +79,11 @@ def _joined(tokens: immutabledict[str, int]) -> str:
     return "\0".join(tokens).casefold()
 
 
+@functools.lru_cache(maxsize=64)
+def _names(tokens: immutabledict[str, int]) -> frozenset[str]:
+    return frozenset(_MARKS.sub("", token).casefold() for token in tokens)
+
+
 def _with_variants(characters: set[str]) -> frozenset[str]:
     """The characters, and those that normalization may turn into one of them, such as the full-width `<`."""
     return frozenset(characters).union(variant for variant, parts in _variants().items() if not characters.isdisjoint(parts))
@@ -117,6 +123,10 @@ class ControlTokens:
     def has_part(self, text: str) -> bool:
         """Whether the text, in any case, is a part of a control token."""
         return text.casefold() in _joined(self.ids)
+
+    def has_name(self, text: str) -> bool:
+        """Whether the text, in any case, is all that is between the marks of a control token, as `think` is in `<think>`."""
+        return text.strip().casefold() in _names(self.ids)
 
     def found_in(self, text: str) -> tuple[int, str] | None:
         """The index and the text of the first control token; None if there is none."""

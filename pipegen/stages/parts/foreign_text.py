@@ -67,6 +67,20 @@ class Marks:
         """Whether any mark is in the text, plain or as a JSON escape."""
         return any(mark in text or escaped in text for mark, _, escaped in _pairs(self.originals))
 
+    def harmless(self, text: str) -> str:
+        """The marked text with `0` for every mark: a character that no template escapes, drops, or writes in another case.
+
+        >>> Marks(originals={"\ue000": "<"}).harmless("a \ue000 b")
+        'a 0 b'
+        """
+        for mark, _, escaped in _pairs(self.originals):
+            text = text.replace(mark, "0").replace(escaped, "0")
+        return text
+
+    def left_in(self, text: str) -> bool:
+        """Whether any mark is in the text: plain, or spelled in other characters, as in JSON, a URL or HTML."""
+        return any(mark in text for mark in self.originals) or not _spelled(text).isdisjoint(form for mark in self.originals for form in _spellings(mark))
+
     def put_back(self, text: str) -> str:
         """The text with every mark replaced by its character."""
         escapes = "\\u" in text
@@ -88,17 +102,31 @@ def _escape(mark: str) -> str:
 
 
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
-_ESCAPED = re.compile(r"\\u[0-9a-f]{4}")
+_SPELLED = re.compile(r"\\u[0-9a-f]{4}|(?:%|\\x)(?:e[ef]|f[0-9a-f](?:%|\\x)[0-9a-f]{2})(?:(?:%|\\x)[0-9a-f]{2}){2}|&#(?:[0-9]+|x[0-9a-f]+);")
+_SIGNS = ("\\", "%", "&#")
+"""What begins a character that is spelled in others."""
+
+
+def _spelled(text: str) -> frozenset[str]:
+    """The characters that the text spells in others, in lower case."""
+    return frozenset(found.group() for found in _SPELLED.finditer(text.lower())) if any(sign in text for sign in _SIGNS) else frozenset()
+
+
+def _spellings(mark: str) -> tuple[str, ...]:
+    """How a mark is spelled in JSON, in a URL, in Python's bytes and in HTML."""
+    code, data = ord(mark), mark.encode()
+    in_url, in_bytes = ("".join(f"{sign}{byte:02x}" for byte in data) for sign in ("%", "\\x"))
+    return _escape(mark)[:6], in_url, in_bytes, f"&#{code};", f"&#x{code:x};"
 
 
 def choose_marks(characters: Iterable[str], avoid: Iterable[str]) -> Marks | None:
-    """A mark for each of the characters, none of which is in the texts of `avoid`, escaped or not; None if no private-use character is left."""
-    texts = [text for text in avoid if "\\u" in text or not (text.isascii() or _PRIVATE.search(text) is None)]
+    """A mark for each of the characters, none of which is in the texts of `avoid`, spelled or not; None if no private-use character is left."""
+    texts = [text for text in avoid if any(sign in text for sign in _SIGNS) or not (text.isascii() or _PRIVATE.search(text) is None)]
     if not texts:
         return _first_marks(frozenset(characters))
     joined = "\0".join(texts)
-    taken, escapes = frozenset(joined), frozenset(_ESCAPED.findall(joined))
-    return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and _escape(mark)[:6] not in escapes))
+    taken, spelled = frozenset(joined), _spelled(joined)
+    return _marks(frozenset(characters), (mark for mark in _free() if mark not in taken and spelled.isdisjoint(_spellings(mark))))
 
 
 def _free() -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipegen.core.border import guard
@@ -20,8 +20,23 @@ from pipegen.core.errors import TemplateFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.tokenizer import Renderer
 from pipegen.records.frozen import NOTHING, FrozenMapping, thaw
+from pipegen.records.messages import ROLES
+from pipegen.stages.parts.control_tokens import ControlTokens
+from pipegen.stages.parts.foreign_text import Conversation
 
-__all__ = ["call_template", "composes", "decoded_by", "honours_thinking", "ignores_users", "known_words", "probe_variables", "shape_content", "written_by"]
+__all__ = [
+    "call_template",
+    "composes",
+    "decoded_by",
+    "honours_thinking",
+    "ignores_users",
+    "is_inert",
+    "known_words",
+    "probe_variables",
+    "shape_content",
+    "unwritten_words",
+    "written_by",
+]
 
 _PROBE, _BESIDE = "probe text", "other words"
 _PARTS_SHOWN = ("'type': 'text'", '"type": "text"')
@@ -85,20 +100,40 @@ def honours_thinking(renderer: Renderer, template: str | None, more: FrozenMappi
 
 @functools.lru_cache(maxsize=32)
 def written_by(renderer: Renderer, template: str | None, more: FrozenMapping) -> str:
-    """The template's source and its renders of harmless content: text with every control token that it is known to write."""
-    renders = (*_probes(renderer, template, more, True), *_probes(renderer, template, more, False))
+    """The template's source and its renders of harmless content in turns of every role: text with every control token that it is known to write."""
+    renders = [*_probes(renderer, template, more, True), *_probes(renderer, template, more, False), *_turns(renderer, template, NOTHING)]
+    renders += _turns(renderer, template, more) if more and None in renders else ()
     return "\0".join(text for text in (template, renderer.template, *renders) if text)
+
+
+@functools.lru_cache(maxsize=32)
+def _turns(renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[str | None, ...]:
+    """Harmless conversations in which every role has a turn, and tools are defined and called; None for each that the template rejects."""
+    variables = {"add_generation_prompt": True, "continue_final_message": False, **thaw(more)}
+    turns: list[tuple[list[dict[str, Any]], list[Any]]] = []
+    for role in ("assistant", "developer", "tool", "user"):
+        content, user = (_content(one, renderer, template, more) for one in (role, "user"))
+        turns.append((_conversation(role, content, user), [_tool(_PROBE)] if role == "user" else []))
+    renders = (call_template(renderer, messages, tools=tools, template=template, variables=variables, probes=True) for messages, tools in turns)
+    return tuple(slot.unwrap() if is_ok(slot) else None for slot in renders)
 
 
 @functools.lru_cache(maxsize=128)
 def _takes(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[bool, bool]:
     """Whether the template writes this role's content if it is a string, and if it is a list of text parts."""
-    forms: tuple[Any, Any] = (_PROBE, [{"type": "text", "text": _PROBE}])
-    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
-    other = _BESIDE if role == "user" else _content("user", renderer, template, more)
-    renders = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables, probes=True) for form in forms]
-    texts = [slot.unwrap() if is_ok(slot) else "" for slot in renders]
+    texts = [text or "" for text in _role_renders(role, _PROBE, renderer, template, more)]
     return _PROBE in texts[0], _PROBE in texts[1] and not any(shown in texts[1] for shown in _PARTS_SHOWN)
+
+
+@functools.lru_cache(maxsize=128)
+def _role_renders(role: str, words: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> tuple[str | None, str | None]:
+    """A conversation with these words in a turn of the role, as a string and as a text part; None where the template rejects it."""
+    variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+    other = "other turn" if role == "user" else _content("user", renderer, template, more)
+    forms: tuple[Any, ...] = (words, [{"type": "text", "text": words}])
+    slots = [call_template(renderer, _conversation(role, form, other), template=template, variables=variables, probes=True) for form in forms]
+    first, second = (slot.unwrap() if is_ok(slot) else None for slot in slots)
+    return first, second
 
 
 def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
@@ -108,14 +143,116 @@ def _conversation(role: str, content: Any, other: Any) -> list[dict[str, Any]]:
     if role == "assistant":
         return [user, probed, user]
     if role == "tool":
-        call = {"type": "function", "id": "call00001", "function": {"name": "probe", "arguments": {}}}
-        return [user, {"role": "assistant", "content": "", "tool_calls": [call]}, {**probed, "name": "probe", "tool_call_id": "call00001"}]
+        return [user, _calling("probe"), {**probed, "name": "probe", "tool_call_id": "call00001"}]
     return [probed, user]
+
+
+def _calling(name: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call00001", "function": {"name": name, "arguments": {name: name}}}]}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    entry = {"type": "string", "description": name}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": {name: entry}}}}
 
 
 def _content(role: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> Any:
     strings, parts = _takes(role, renderer, template, more)
     return [{"type": "text", "text": _BESIDE}] if parts and not strings else _BESIDE
+
+
+@functools.lru_cache(maxsize=128)
+def _drops(kind: str, renderer: Renderer, template: str | None, more: FrozenMapping) -> bool:
+    """Whether the template takes words of this kind, of a role or of `_ENTRIES`, and writes the same whatever they are."""
+    if kind in ROLES:
+        pairs = [*zip(*(_role_renders(kind, words, renderer, template, more) for words in (_PROBE, _BESIDE)), strict=True)]
+        return any(one is not None for one, _ in pairs) and all(one == other for one, other in pairs)
+    user = {"role": "user", "content": _content("user", renderer, template, more)}
+
+    def written(words: str) -> str | None:
+        variables = {"add_generation_prompt": False, "continue_final_message": False, **thaw(more)}
+        variables.update({"documents": [dict.fromkeys(("title", "text", "content", "contents", "data"), words)]} if kind == "documents" else {})
+        messages = [user, _calling(words), {"role": "tool", "content": "done", "name": words, "tool_call_id": "call00001"}] if kind == "tool_calls" else [user]
+        tools = [_tool(words)] if kind == "tools" else []
+        slot = call_template(renderer, messages, tools=tools, template=template, variables=variables, probes=True)
+        return slot.unwrap() if is_ok(slot) else None
+
+    one = written("probe")
+    return one is not None and one == written("other")
+
+
+def unwritten_words(
+    write: Callable[[Conversation], Slot[str]], shaped: Conversation, renderer: Renderer, template: str | None, more: FrozenMapping
+) -> TemplateFailed | None:
+    """The error of words that the template takes and does not write, as one without a branch for the results of tools does; None if there are none.
+
+    What a template does with words of a kind is found out once. If it seems to drop them, the conversation is rendered with other ones: equal renders show
+    that it does. A thought that is taken out of an earlier answer is no such word, nor is a name or an id.
+    """
+    kinds: dict[str, str] = {}
+    for row, message in enumerate(shaped.messages):
+        if message["content"] and (not isinstance(message["content"], list) or any(part["type"] == "text" and part["text"] for part in message["content"])):
+            kinds.setdefault(message["role"], f"messages[{row}].content")
+        if message.get("tool_calls"):
+            kinds.setdefault("tool_calls", f"messages[{row}].tool_calls")
+    kinds.update({"tools": "tools"} if shaped.tools else {})
+    kinds.update({"documents": "template_kwargs.documents"} if shaped.variables.get("documents") else {})
+    for kind, place in kinds.items():
+        if _drops(kind, renderer, template, more):
+            one, other = write(shaped), write(_with_other_words(shaped, kind))
+            if is_ok(one) and is_ok(other) and one.unwrap() == other.unwrap():
+                what = f"turns of role {kind!r}" if kind in ROLES else kind
+                words = f"the chat template writes nothing of {place}: it has no place for {what}"
+                return TemplateFailed(words, hint="set options.chat.template to a template that has, or put the words into a turn of a role that it writes")
+    return None
+
+
+def _with_other_words(shaped: Conversation, kind: str) -> Conversation:
+    if kind == "tools":
+        return shaped._replace(tools=_changed(shaped.tools))
+    if kind == "documents":
+        return shaped._replace(variables={**shaped.variables, "documents": _changed(shaped.variables["documents"])})
+    entry = "content" if kind in ROLES else kind
+    turns = [{**one, entry: _changed(one[entry])} if one.get(entry) and kind in (one["role"], entry) else one for one in shaped.messages]
+    return shaped._replace(messages=turns)
+
+
+def _changed(value: Any) -> Any:
+    """The value with a word more in every text of it, and in every name that has no meaning of its own."""
+    if isinstance(value, str):
+        return f"{value} probe"
+    if isinstance(value, Mapping):
+        return {key if key in _COMMON else f"{key} probe": entry if key in ("type", "id") and isinstance(entry, str) else _changed(entry) for key, entry in value.items()}
+    return [_changed(entry) for entry in value] if isinstance(value, list) else value
+
+
+_COMMON = frozenset(
+    (
+        *("type", "text", "image", "image_url", "video", "audio", "content", "contents", "role", "name", "id", "tool_calls", "function", "arguments"),
+        *("description", "parameters", "properties", "required", "items", "enum", "format", "default", "nullable", "title", "value", "parts", "blocks", "data"),
+        *("response", "schema", "json_schema", "pattern", "minimum", "maximum", "examples", "example", "reasoning_content", "reasoning", "user", "tool"),
+    )
+)
+"""Names of entries, which templates look for in messages, parts and tools; in words they are ordinary."""
+
+
+def is_inert(text: str, renderer: Renderer, template: str | None, control: ControlTokens) -> bool:
+    """Whether words that hold this text, which is common in ordinary words, change no control token wherever it is in a turn. Found out once."""
+    return (len(text) == 1 or text in _COMMON) and _changes_nothing(text, renderer, template, control)
+
+
+@functools.lru_cache(maxsize=256)
+def _changes_nothing(text: str, renderer: Renderer, template: str | None, control: ControlTokens) -> bool:
+    def tokens(words: str) -> list[list[str] | None]:
+        found: list[list[str] | None] = []
+        for role in ("user", "assistant", "tool"):
+            renders = _role_renders.__wrapped__(role, words, renderer, template, NOTHING)
+            found += [None if one is None else control.pieces(one)[1::2] for one in renders]
+        return found
+
+    return all(
+        tokens(form.replace("@", text)) == tokens(form.replace("@", "q" * len(text))) != [None] * 6 for form in ("@", "@probe text@other@", "@ words @", "w@w")
+    )
 
 
 def ignores_users(renderer: Renderer) -> bool:

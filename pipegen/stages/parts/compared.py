@@ -1,0 +1,174 @@
+"""What a chat template compares words with: the text in its comparisons, its `in` tests, and calls such as `replace` and `split`.
+
+Words that hold such text may change more of a prompt than their own place, as `/no_think` does where the template then writes the end of a thought.
+
+>>> compared = compared_with("{% if '/no_think' in m.content or m.name == 'Python' %}{{ 'written' }}{% endif %}")
+>>> compared.parts, compared.alone
+(frozenset({'/no_think'}), frozenset({'python'}))
+>>> sorted(compared.found_in(["Think. /NO_THINK", " python "])), sorted(compared.found_in(["a python bites"]))
+(['/no_think', 'python'], [])
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, nodes
+
+__all__ = ["Compared", "compared_beyond", "compared_with"]
+
+_READERS = frozenset(
+    (
+        *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "split", "rsplit", "partition", "rpartition", "replace"),
+        *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
+    )
+)
+"""Filters, and methods of strings, that look for their arguments in the words."""
+_SELECTORS = {"select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}
+"""Filters with the position of the test that they are given by name, before its argument."""
+_KEEPERS = frozenset(("trim", "strip", "lower", "upper", "casefold", "capitalize", "title", "string", "default", "d", "list", "safe"))
+"""Filters and methods that change no more than case and the white space around."""
+
+
+class Compared(NamedTuple):
+    """The text that a template compares words with, in lower case and without white space around it."""
+
+    alone: frozenset[str] = frozenset()
+    """Text that is compared with whole entries of the request: words count where they are nothing else."""
+    parts: frozenset[str] = frozenset()
+    """Text that is looked for within the words."""
+
+    def without(self, characters: Collection[str]) -> Compared:
+        """The text that holds none of the characters."""
+        return Compared(*(frozenset(text for text in texts if not any(one in text for one in characters)) for texts in self))
+
+    def found_in(self, words: Collection[str]) -> frozenset[str]:
+        """The text that the words hold; pieces of it may lie in words that follow one another."""
+        longest = max(map(len, self.alone), default=0) + 20
+        joined = "".join(words).casefold() if self.parts else ""
+        whole = {text.strip().casefold() for text in words if len(text) <= longest} if self.alone else ()
+        return self.alone.intersection(whole).union(text for text in self.parts if text in joined)
+
+
+@functools.lru_cache(maxsize=64)
+def compared_beyond(source: str, characters: frozenset[str]) -> Compared:
+    """The text that a Jinja source compares with, as far as it holds none of the characters."""
+    return compared_with(source).without(characters)
+
+
+@functools.lru_cache(maxsize=32)
+def compared_with(source: str) -> Compared:
+    """The text that a Jinja source compares with; none where it is no Jinja, or Jinja is not installed."""
+    try:
+        from jinja2 import TemplateError
+    except ImportError:
+        return Compared()
+    try:
+        return _Reading(_environment().parse(source)).compared()
+    except (TemplateError, RecursionError):  # then it does not render
+        return Compared()
+
+
+@functools.cache
+def _environment() -> Environment:
+    """One that knows the tags of chat templates."""
+    from jinja2 import Environment
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """`{% generation %}` of transformers: around what the model wrote."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", Generation])  # noqa: S701 - it renders nothing
+
+
+class _Reading:
+    """A template's tree, with what its names stand for."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        from jinja2 import nodes
+
+        self.nodes, self.tree = nodes, tree
+        self.values: dict[str, list[nodes.Node]] = {}
+        self.looped: set[str] = set()
+        """Names of loops over something other than a name: over characters, as far as can be seen."""
+        for node in tree.find_all((nodes.Assign, nodes.For, nodes.Call)):
+            if isinstance(node, nodes.Call):
+                self._note_arguments(node)
+            else:
+                value = node.iter if isinstance(node, nodes.For) else node.node
+                for target in node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]:
+                    self._note(self._name(target), value)
+                    if isinstance(node, nodes.For) and not isinstance(value, nodes.Name):
+                        self.looped.add(self._name(target))
+
+    def _note(self, name: str, value: nodes.Node) -> None:
+        self.values.setdefault(name, []).append(value)
+        if isinstance(value, self.nodes.Call):
+            for own in value.kwargs:  # those of `namespace(...)`
+                self.values.setdefault(f"{name}.{own.key}", []).append(own.value)
+
+    def _note_arguments(self, call: nodes.Call) -> None:
+        """The arguments of a macro are what it is called with."""
+        for macro in self.tree.find_all(self.nodes.Macro):
+            if macro.name == getattr(call.node, "name", None):
+                for parameter, value in zip(macro.args, call.args, strict=False):
+                    self._note(parameter.name, value)
+
+    def _name(self, node: nodes.Node) -> str:
+        """The name of a variable, or of an entry of one."""
+        if isinstance(node, (self.nodes.NSRef, self.nodes.Getattr)):
+            return f"{getattr(node, 'name', '') or getattr(node.node, 'name', '')}.{node.attr}"
+        return str(getattr(node, "name", ""))
+
+    def literals(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+        """The strings that an expression may be, or is put together of."""
+        nodes, name = self.nodes, self._name(node)
+        if isinstance(node, nodes.Const):
+            yield from [node.value] if isinstance(node.value, str) else []
+        elif isinstance(node, (nodes.Name, nodes.Getattr)):
+            for value in () if name in seen else self.values.get(name, ()):
+                yield from self.literals(value, seen | {name})
+        elif isinstance(node, (nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Concat, nodes.Add, nodes.CondExpr, nodes.Or, nodes.Filter)):
+            for child in node.iter_child_nodes(exclude=("args", "kwargs", "test")):
+                yield from self.literals(child, seen)
+
+    def is_entry(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether the value is an entry of the request, or a text of the template, but for its case and the white space around it."""
+        nodes, name = self.nodes, self._name(node)
+        if isinstance(node, (nodes.Name, nodes.Getattr)):
+            return name not in self.looped and all(self.is_entry(value, seen | {name}) for value in ([] if name in seen else self.values.get(name, [])))
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str)
+        if isinstance(node, nodes.Filter):
+            return node.name in _KEEPERS and node.node is not None and self.is_entry(node.node, seen)
+        if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+            return node.node.attr == "get" or (node.node.attr in _KEEPERS and self.is_entry(node.node.node, seen))
+        return isinstance(node, (nodes.Literal, nodes.CondExpr))
+
+    def compared(self) -> Compared:
+        """All of it."""
+        nodes, alone, parts = self.nodes, set[str](), set[str]()
+        for node in self.tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Dict)):
+            if isinstance(node, nodes.Compare):
+                sides = [node.expr, *(one.expr for one in node.ops)]
+                looks_within = node.ops[0].op in ("in", "notin") and any(self.literals(node.expr))
+                found = alone if not looks_within and all(map(self.is_entry, sides)) else parts
+                found.update(text for side in sides for text in self.literals(side))
+            elif isinstance(node, nodes.Call):
+                reads = isinstance(node.node, nodes.Getattr) and node.node.attr in _READERS
+                parts.update(text for argument in (node.args if reads else ()) for text in self.literals(argument))
+            elif isinstance(node, nodes.Dict):
+                alone.update(text for pair in node.items for text in self.literals(pair.key))
+            else:
+                within = node.args if isinstance(node, nodes.Test) or node.name in _READERS else node.args[_SELECTORS.get(node.name, len(node.args)) + 1 :]
+                parts.update(text for argument in within for text in self.literals(argument))
+        return Compared(*(frozenset({text.strip().casefold() for text in texts} - {""}) for texts in (alone, parts)))

@@ -1,0 +1,89 @@
+"""What is found out about a chat template: whose words it writes, and which it drops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from support.small_tokenizers import CHATML, chatml_tokenizer
+
+from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
+from pipegen.core.errors import TemplateFailed
+from pipegen.core.slots import Slot, is_ok
+from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
+from pipegen.records.requests import TextGenerationRequest
+from pipegen.records.results import ResolvedRequest
+from pipegen.stages.rendering import Rendered, render_row
+
+USERS_ONLY = "{% for m in messages if m.role == 'user' %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well."}
+RESULT = {"role": "tool", "content": "42 degrees", "tool_call_id": "call1"}
+CALL = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {"place": "here"}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}
+
+
+def rendered(template: str, *messages: Mapping[str, Any], tools: Sequence[Any] = (), **chat: Any) -> Slot[Rendered]:
+    raw = chatml_tokenizer()
+    request = TextGenerationRequest(messages=messages, tools=tuple(tools))
+    job = ResolvedRequest(request=request, options=resolve(GenerationOptions(chat=ChatTemplateOptions(**chat))))
+    return render_row(job, HFTokenizer(raw), HFRenderer(raw, template))
+
+
+@pytest.mark.parametrize("mode", ["text", "reject", "allow"])
+@pytest.mark.parametrize(
+    ("messages", "more", "place", "kind"),
+    [
+        ([USER, CALLING, RESULT], {}, "messages[1].tool_calls", "tool_calls"),
+        ([USER, RESULT], {}, "messages[1].content", "turns of role 'tool'"),
+        ([USER, {**RESULT, "content": [{"type": "text", "text": "42"}]}], {}, "messages[1].content", "turns of role 'tool'"),
+        ([USER, ANSWER, USER], {}, "messages[1].content", "turns of role 'assistant'"),
+        ([{"role": "system", "content": "Be brief."}, USER], {}, "messages[0].content", "turns of role 'system'"),
+        ([{"role": "developer", "content": "Be brief."}, USER], {}, "messages[0].content", "turns of role 'developer'"),
+        ([USER], {"tools": [TOOL]}, "tools", "tools"),
+        ([USER], {"template_kwargs": {"documents": [{"text": "words"}]}}, "template_kwargs.documents", "documents"),
+    ],
+)
+def test_words_that_the_template_does_not_write_fail_the_request(messages: list[Any], more: dict[str, Any], place: str, kind: str, mode: str) -> None:
+    error = rendered(USERS_ONLY, *messages, **more, control_tokens=mode).failure()
+    assert isinstance(error, TemplateFailed)
+    assert error.message == f"the chat template writes nothing of {place}: it has no place for {kind}"
+    assert "options.chat.template" in error.hint
+
+
+def test_what_users_say_is_written_too() -> None:
+    error = rendered("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", USER).failure()
+    assert isinstance(error, TemplateFailed)
+    assert "messages[0].content" in error.message
+
+
+def test_a_template_that_writes_them_is_as_it_was() -> None:
+    assert is_ok(rendered(CHATML, {"role": "system", "content": "Be brief."}, USER, CALLING, RESULT, ANSWER, USER, tools=[TOOL]))
+    assert is_ok(rendered("{% for d in documents %}{{ d.text }}{% endfor %}" + USERS_ONLY, USER, template_kwargs={"documents": [{"text": "words"}]}))
+
+
+def test_turns_without_words_and_variables_without_documents_are_not_missed() -> None:
+    image = {"role": "user", "content": [{"type": "text", "text": ""}]}
+    quiet = [{"role": "assistant", "content": ""}, {"role": "tool", "content": ""}]
+    assert is_ok(rendered(USERS_ONLY, USER, *quiet, image, template_kwargs={"documents": [], "style": "brief"}))
+
+
+def test_a_thought_that_is_taken_out_of_an_earlier_answer_is_no_dropped_word() -> None:
+    thought = {"role": "assistant", "content": "<think>hm</think>", "reasoning_content": "hm"}
+    assert is_ok(rendered(CHATML, USER, thought, USER))
+
+
+def test_a_template_that_refuses_a_probe_and_one_that_changes_what_it_writes_are_asked_with_the_request_itself() -> None:
+    second = "{% for m in messages %}{{ m.content if loop.length > 3 }}<|im_end|>{% endfor %}"
+    assert rendered(second, USER, ANSWER, USER, ANSWER).unwrap().text == "Hi<|im_end|>Well.<|im_end|>Hi<|im_end|>Well.<|im_end|>"
+    assert isinstance(rendered(second, USER).failure(), TemplateFailed)
+    named = "{% for m in messages %}{{ m.content | upper }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.place }}{% endfor %}{% endfor %}"
+    assert rendered(named, USER, CALLING, RESULT).unwrap().text == "HIhere42 DEGREES"
+    picky = "{% for t in tools or [] %}{{ raise_exception('no') if t.function.name in ('probe', 'other') }}look{% endfor %}" + USERS_ONLY
+    assert is_ok(rendered(picky, USER, tools=[TOOL]))
+    some = "{% for d in documents or [] %}{{ d.title if d.kind == 'paper' }}{% endfor %}" + USERS_ONLY
+    assert is_ok(rendered(some, USER, template_kwargs={"documents": [{"title": "On words", "kind": "paper"}]}))
