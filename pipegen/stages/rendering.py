@@ -258,8 +258,8 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     found = _look_alike(foreign_strings(given, trust), control)
     if found or not sought:
         return Failure(_refused(*found) if found else InvalidRequest("the chat template makes a control token of the content's words", hint=_ADVICE))
-    shown = ", ".join(map(repr, sorted(sought)))
-    return Failure(InvalidRequest(f"the chat template writes other control tokens where the content holds {shown}", hint=f'{_ADVICE}, or "allow" to let it count'))
+    message = f"the chat template writes other control tokens where the content holds {', '.join(map(repr, sorted(sought)))}"
+    return Failure(InvalidRequest(message, hint=f'{_ADVICE}, or "allow" to let it count'))
 
 
 def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]) -> frozenset[str]:

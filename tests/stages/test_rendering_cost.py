@@ -103,7 +103,8 @@ def test_requests_that_differ_in_their_documents_alone_share_what_is_found_out_a
 
 
 READS = (
-    "{% for m in messages %}{{ m.content }}{% if m.content.count('/silent') > 9 or '/no_think' in m.content or 'image' in m.content or m.content.endswith('.') %}!{% endif %}"
+    "{% for m in messages %}{{ m.content }}"
+    "{% if m.content.count('/silent') > 9 or '/no_think' in m.content or 'image' in m.content or m.content.endswith('.') %}!{% endif %}"
     "{{ '<think>' if m.content == 'think' }}<|im_end|>{% endfor %}"
 )
 

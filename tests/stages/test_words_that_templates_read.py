@@ -157,7 +157,7 @@ def test_the_error_names_the_words() -> None:
     "named",
     [
         "{% set flag = '/no_think' %}{% macro off(words) %}{{ 'y' if flag in words }}{% endmacro %}",
-        "{% set ns2 = namespace(flags=['x', '/no_think']) %}{% macro off(words) %}{% for flag in ns2.flags %}{{ 'y' if flag in words }}{% endfor %}{% endmacro %}",
+        "{% set its = namespace(flags=['x', '/no_think']) %}{% macro off(words) %}{% for f in its.flags %}{{ 'y' if f in words }}{% endfor %}{% endmacro %}",
         "{% macro off(words) %}{% for last in [words.split()[-1]] %}{{ 'y' if last == '/no_think' }}{% endfor %}{% endmacro %}",
     ],
 )

@@ -100,15 +100,19 @@ class _Reading:
         self.values: dict[str, list[nodes.Node]] = {}
         self.looped: set[str] = set()
         """Names of loops over something other than a name: over characters, as far as can be seen."""
-        for node in tree.find_all((nodes.Assign, nodes.For, nodes.Call)):
-            if isinstance(node, nodes.Call):
-                self._note_arguments(node)
-            else:
-                value = node.iter if isinstance(node, nodes.For) else node.node
-                for target in node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]:
-                    self._note(self._name(target), value)
-                    if isinstance(node, nodes.For) and not isinstance(value, nodes.Name):
-                        self.looped.add(self._name(target))
+        for call in tree.find_all(nodes.Call):
+            self._note_arguments(call)
+        for one in tree.find_all(nodes.Assign):
+            self._note_all(one.target, one.node)
+        for loop in tree.find_all(nodes.For):
+            names = self._note_all(loop.target, loop.iter)
+            self.looped.update(() if isinstance(loop.iter, nodes.Name) else names)
+
+    def _note_all(self, target: nodes.Node, value: nodes.Node) -> list[str]:
+        names = [self._name(one) for one in (target.items if isinstance(target, self.nodes.Tuple) else [target])]
+        for name in names:
+            self._note(name, value)
+        return names
 
     def _note(self, name: str, value: nodes.Node) -> None:
         self.values.setdefault(name, []).append(value)
@@ -125,8 +129,10 @@ class _Reading:
 
     def _name(self, node: nodes.Node) -> str:
         """The name of a variable, or of an entry of one."""
-        if isinstance(node, (self.nodes.NSRef, self.nodes.Getattr)):
-            return f"{getattr(node, 'name', '') or getattr(node.node, 'name', '')}.{node.attr}"
+        if isinstance(node, self.nodes.NSRef):
+            return f"{node.name}.{node.attr}"
+        if isinstance(node, self.nodes.Getattr):
+            return f"{getattr(node.node, 'name', '')}.{node.attr}"
         return str(getattr(node, "name", ""))
 
     def literals(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> Iterator[str]:

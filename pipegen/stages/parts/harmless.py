@@ -31,6 +31,8 @@ _ENTRIES = re.compile(
 _NAMES = frozenset({"id", "type", "function", "name", "description", "parameters", "arguments", "properties", "required", "items", "enum"})
 _TYPED = re.compile(r"(?:messages\[\d+\]\.tool_calls\[\d+\]|tools\[\d+\].*)\.(?!(?:name|description|title)$)\w+(\[\d+\])?", re.DOTALL)
 _TYPES = frozenset({"function", "object", "array", "string", "number", "integer", "boolean", "null"})
+_OUTER = re.compile(r"messages\[\d+\](\.tool_calls\[\d+\])?|template_kwargs\.documents\[\d+\]")
+"""The places whose names are the caller's choice, not that of who wrote the words."""
 _SETTING = re.compile(r"template_kwargs\.(?!documents\b).*", re.DOTALL)
 
 
@@ -40,7 +42,7 @@ def is_structure(text: str, place: str, known: frozenset[str]) -> bool:
         return True
     if text.lower() in _TYPES and _TYPED.fullmatch(place) is not None:
         return True
-    return text.lower() in known and _SETTING.fullmatch(place) is not None
+    return text.lower() in known and (_SETTING.fullmatch(place) or _OUTER.fullmatch(place)) is not None
 
 
 def marker(marks: Marks, known: frozenset[str], sought: frozenset[str], control: ControlTokens) -> Rewrite:

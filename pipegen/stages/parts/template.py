@@ -222,7 +222,8 @@ def _changed(value: Any) -> Any:
     if isinstance(value, str):
         return f"{value} probe"
     if isinstance(value, Mapping):
-        return {key if key in _COMMON else f"{key} probe": entry if key in ("type", "id") and isinstance(entry, str) else _changed(entry) for key, entry in value.items()}
+        kept = {key for key in ("type", "id") if isinstance(value.get(key), str)}
+        return {key if key in _COMMON else f"{key} probe": entry if key in kept else _changed(entry) for key, entry in value.items()}
     return [_changed(entry) for entry in value] if isinstance(value, list) else value
 
 

@@ -24,7 +24,8 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 RESULT = {"role": "tool", "content": "42 degrees", "tool_call_id": "call1"}
 CALL = {"type": "function", "id": "call1", "function": {"name": "look", "arguments": {"place": "here"}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
 
 
 def rendered(template: str, *messages: Mapping[str, Any], tools: Sequence[Any] = (), **chat: Any) -> Slot[Rendered]:
