@@ -148,5 +148,5 @@ def test_a_template_that_takes_too_much_fails_its_own_row() -> None:
 
 def test_one_of_the_checkpoints_own_templates_may_be_named() -> None:
     made = engine()
-    made.renderer = HFRenderer(chatml_tokenizer(), {"default": "d", "rag": "r"})  # type: ignore[assignment]
-    assert pg.run(pg.route(made), [asked("rag")])[0].unwrap().prompt_text == "r"
+    made.renderer = HFRenderer(chatml_tokenizer(), {"default": "d", "rag": "r: {{ messages[0].content }}"})  # type: ignore[assignment]
+    assert pg.run(pg.route(made), [asked("rag")])[0].unwrap().prompt_text == "r: Hi"
