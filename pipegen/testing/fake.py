@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,15 +45,16 @@ class ToyRenderer:
         self.template: str | None = "<think> toy" if thinking else "toy"
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], template: str | None, variables: Mapping[str, Any]) -> str:
-        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; an image is `<|image_pad|>`."""
+        """One `<|im_start|>role\\ncontent<|im_end|>\\n` for each message; an image is `<|image_pad|>`. Tools and their calls are written as JSON."""
         self.renders += 1
         if self.raises is not None:
             raise self.raises
-        turns = []
+        turns = [f"<|im_start|>system\n{json.dumps(list(tools))}<|im_end|>\n"] if tools else []
         for message in messages:
             content = message["content"] or ""
             text = content if isinstance(content, str) else "".join(part.get("text", "<|image_pad|>") for part in content)
-            turns.append(f"<|im_start|>{message['role']}\n{text}<|im_end|>\n")
+            calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+            turns.append(f"<|im_start|>{message['role']}\n{text}{calls}<|im_end|>\n")
         if variables.get("continue_final_message"):
             return "".join(turns).removesuffix("<|im_end|>\n")
         if variables.get("add_generation_prompt"):

@@ -96,7 +96,7 @@ class _Reading:
     def __init__(self, tree: nodes.Template) -> None:
         from jinja2 import nodes
 
-        self.nodes, self.tree = nodes, tree
+        self.tree = tree
         self.values: dict[str, list[nodes.Node]] = {}
         self.looped: set[str] = set()
         """Names of loops over something other than a name: over characters, as far as can be seen."""
@@ -109,35 +109,45 @@ class _Reading:
             self.looped.update(() if isinstance(loop.iter, nodes.Name) else names)
 
     def _note_all(self, target: nodes.Node, value: nodes.Node) -> list[str]:
-        names = [self._name(one) for one in (target.items if isinstance(target, self.nodes.Tuple) else [target])]
+        from jinja2 import nodes
+
+        names = [self._name(one) for one in (target.items if isinstance(target, nodes.Tuple) else [target])]
         for name in names:
             self._note(name, value)
         return names
 
     def _note(self, name: str, value: nodes.Node) -> None:
+        from jinja2 import nodes
+
         self.values.setdefault(name, []).append(value)
-        if isinstance(value, self.nodes.Call):
+        if isinstance(value, nodes.Call):
             for own in value.kwargs:  # those of `namespace(...)`
                 self.values.setdefault(f"{name}.{own.key}", []).append(own.value)
 
     def _note_arguments(self, call: nodes.Call) -> None:
         """The arguments of a macro are what it is called with."""
-        for macro in self.tree.find_all(self.nodes.Macro):
+        from jinja2 import nodes
+
+        for macro in self.tree.find_all(nodes.Macro):
             if macro.name == getattr(call.node, "name", None):
                 for parameter, value in zip(macro.args, call.args, strict=False):
                     self._note(parameter.name, value)
 
     def _name(self, node: nodes.Node) -> str:
         """The name of a variable, or of an entry of one."""
-        if isinstance(node, self.nodes.NSRef):
+        from jinja2 import nodes
+
+        if isinstance(node, nodes.NSRef):
             return f"{node.name}.{node.attr}"
-        if isinstance(node, self.nodes.Getattr):
+        if isinstance(node, nodes.Getattr):
             return f"{getattr(node.node, 'name', '')}.{node.attr}"
         return str(getattr(node, "name", ""))
 
     def literals(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> Iterator[str]:
         """The strings that an expression may be, or is put together of."""
-        nodes, name = self.nodes, self._name(node)
+        from jinja2 import nodes
+
+        name = self._name(node)
         if isinstance(node, nodes.Const):
             yield from [node.value] if isinstance(node.value, str) else []
         elif isinstance(node, (nodes.Name, nodes.Getattr)):
@@ -149,7 +159,9 @@ class _Reading:
 
     def is_entry(self, node: nodes.Node, seen: frozenset[str] = frozenset()) -> bool:
         """Whether the value is an entry of the request, or a text of the template, but for its case and the white space around it."""
-        nodes, name = self.nodes, self._name(node)
+        from jinja2 import nodes
+
+        name = self._name(node)
         if isinstance(node, (nodes.Name, nodes.Getattr)):
             return name not in self.looped and all(self.is_entry(value, seen | {name}) for value in ([] if name in seen else self.values.get(name, [])))
         if isinstance(node, nodes.Getitem):
@@ -162,19 +174,21 @@ class _Reading:
 
     def compared(self) -> Compared:
         """All of it."""
-        nodes, alone, parts = self.nodes, set[str](), set[str]()
-        for node in self.tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Dict)):
-            if isinstance(node, nodes.Compare):
-                sides = [node.expr, *(one.expr for one in node.ops)]
-                looks_within = node.ops[0].op in ("in", "notin") and any(self.literals(node.expr))
-                found = alone if not looks_within and all(map(self.is_entry, sides)) else parts
-                found.update(text for side in sides for text in self.literals(side))
-            elif isinstance(node, nodes.Call):
-                reads = isinstance(node.node, nodes.Getattr) and node.node.attr in _READERS
-                parts.update(text for argument in (node.args if reads else ()) for text in self.literals(argument))
-            elif isinstance(node, nodes.Dict):
-                alone.update(text for pair in node.items for text in self.literals(pair.key))
-            else:
-                within = node.args if isinstance(node, nodes.Test) or node.name in _READERS else node.args[_SELECTORS.get(node.name, len(node.args)) + 1 :]
-                parts.update(text for argument in within for text in self.literals(argument))
+        from jinja2 import nodes
+
+        alone, parts = set[str](), set[str]()
+        for node in self.tree.find_all(nodes.Compare):
+            sides = [node.expr, *(one.expr for one in node.ops)]
+            looks_within = node.ops[0].op in ("in", "notin") and any(self.literals(node.expr))
+            found = alone if not looks_within and all(map(self.is_entry, sides)) else parts
+            found.update(text for side in sides for text in self.literals(side))
+        for table in self.tree.find_all(nodes.Dict):
+            alone.update(text for pair in table.items for text in self.literals(pair.key))
+        within = [argument for test in self.tree.find_all(nodes.Test) for argument in test.args]
+        for filtered in self.tree.find_all(nodes.Filter):
+            skipped = 0 if filtered.name in _READERS else _SELECTORS.get(filtered.name, len(filtered.args)) + 1
+            within += filtered.args[skipped:]
+        for call in self.tree.find_all(nodes.Call):
+            within += call.args if isinstance(call.node, nodes.Getattr) and call.node.attr in _READERS else ()
+        parts.update(text for argument in within for text in self.literals(argument))
         return Compared(*(frozenset({text.strip().casefold() for text in texts} - {""}) for texts in (alone, parts)))
