@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
@@ -190,10 +191,24 @@ def prompt_logprobs_from(values: Any) -> tuple[TokenLogprob | None, ...]:
     return tuple([None if one is None else logprobs_from([one])[0] for one in values])
 
 
+def _options_from(values: Any) -> GenerationOptions:
+    """The options of plain data; those of a job's rows are few, and are read once."""
+    try:
+        text = json.dumps(values)
+    except (TypeError, ValueError):
+        return options_from(values)
+    return _options_of(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _options_of(text: str) -> GenerationOptions:
+    return options_from(json.loads(text))
+
+
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id": str,
     "finish": Finish,
-    "options": options_from,
+    "options": _options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "previous": lambda result: _read(result, GenerationResult),
     "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
