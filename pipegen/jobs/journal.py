@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from pipegen.core.border import attempt
-from pipegen.core.functional import dissoc
 from pipegen.core.slots import is_ok
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
@@ -190,7 +189,9 @@ def _values(line: bytes) -> dict[str, Any]:
     if not _agrees(line, head):
         raise ValueError("it does not agree with its checksum")
     values: dict[str, Any] = json.loads(line)
-    return dissoc(values, "key", "crc")
+    del values["key"]
+    values.pop("crc", None)
+    return values
 
 
 class Journal(Finished):
