@@ -102,6 +102,7 @@ def generate(context: typer.Context, options: dict[str, Any], settings: dict[str
 def export(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder: OUT.job of `pipegen generate ... -o OUT`.")],
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet or .csv file, or - for stdout (the default).")] = None,
+    moved: Annotated[str | None, typer.Option("--input", metavar="IN", help="Where the job's input file or folder is now, if it was moved.")] = None,
 ) -> None:
     """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
 
@@ -109,7 +110,7 @@ def export(
     """
     from pipegen.cli.export import run_export
 
-    raise typer.Exit(run_export(job, out))
+    raise typer.Exit(run_export(job, out, moved))
 
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")

@@ -228,8 +228,13 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 """How fields are read whose type JSON does not have."""
 
 
+_REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
+    kind: tuple(f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING) for kind in (GenerationResult, Scored)
+}
+
+
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:
-    missing = [name for name in _required(kind) if name not in values]
+    missing = [name for name in _REQUIRED[kind] if name not in values]
     if missing:
         raise InvalidField(f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too")
     fields = dict(values)
@@ -242,11 +247,6 @@ def _read(values: Mapping[str, Any], kind: type[T]) -> T:
             except (KeyError, TypeError, ValueError) as refusal:
                 raise InvalidField(f"{name} does not have the form of a result's: {refusal}") from None
     return kind(**fields)
-
-
-@functools.cache
-def _required(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING)
 
 
 class Line(NamedTuple):

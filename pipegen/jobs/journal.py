@@ -40,7 +40,7 @@ from pipegen.core.slots import is_ok
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "write_settings"]
+__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "writers_of", "write_settings"]
 
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
@@ -325,6 +325,19 @@ def locked(fd: int) -> bool:
             return False
         raise
     return True
+
+
+def writers_of(folder: Path) -> int:
+    """How many processes write to a job's folder now. Raises `JournalError` where that cannot be told."""
+    count = 0
+    with refused(folder, "read"):
+        for path in folder.glob(f"{ROWS}-*.jsonl"):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                count += not locked(fd)
+            finally:
+                os.close(fd)
+    return count
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -71,6 +71,8 @@ class Run:
         self.stopped = False
         self.grace = GRACE
         self.wake: Callable[[], None] = lambda: None
+        self.rest: Callable[[], Iterator[tuple[Any, Slot[Any]]]] = lambda: iter(())
+        """The names and slots of rows that are kept, and were not given out."""
 
     def close(self) -> None:
         """Sync and close the journals. Nothing is in flight from now on."""
@@ -137,6 +139,10 @@ class Job(Iterator[T], Generic[T]):
     def stopped(self) -> bool:
         """Whether it ended before its last row, because of `stop`."""
         return self._run.stopped
+
+    def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
+        """The names and slots of rows that ended in this run and are kept, but were not given out, because the job ended before. `pg.job` has no names."""
+        return self._run.rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
         """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
@@ -244,6 +250,7 @@ def job_keyed(
     }
     flow: Flow[Turn[K]] = flow_of(route, turns.take, chosen, in_flight=in_flight, **how)
     run.wake = turns.wake = flow.wake
+    run.rest = turns.rest
 
     def ended() -> Iterator[tuple[K, Slot[Answer]]]:
         for name, slot, reused in turns.ended():

@@ -104,6 +104,10 @@ class Turns(Generic[K]):
                 self._bytes -= _bytes_of(turn.row)
                 yield turn.row.name, slot, kept is not None
 
+    def rest(self) -> Iterator[tuple[K, Slot[Any]]]:
+        """The names and slots of the rows that have ended in this run, are kept, and were not given out."""
+        return ((turn.row.name, turn.slot) for turn in self._turns if turn.slot is not None and turn.row.key is not None)
+
     @property
     def _is_ready(self) -> bool:
         """Whether the first row can be given out."""
