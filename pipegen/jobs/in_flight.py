@@ -181,8 +181,7 @@ class Waiting(Generic[T]):
 def remove_left(folder: Path) -> None:
     """Remove what dead processes have left in the folder. Raises `JournalError` where that cannot be done."""
     with refused(f"the files running-* in {folder}", "removed"):
-        for _ in _left(folder, None, lambda key: True):
-            pass
+        list(_left(folder, None, lambda key: True))
 
 
 def _name(text: str) -> str:

@@ -27,7 +27,6 @@ from pipegen.records.fields import InvalidField, altered, nearest
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request, request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
-from pipegen.records.results import GenerationResult
 from pipegen.records.scores import Scored
 
 __all__ = ["Again", "Kept", "Row", "kept_slot", "record_of", "retry_of", "rows_of"]
@@ -111,7 +110,8 @@ def _finished(finished: Finished, key: str, id: str | None) -> Slot[Any] | None:
     values = finished.get(key)
     if values is None:
         return None
-    read = attempt(lambda: from_plain({**values, "id": id}, Scored if "token_logprobs" in values else GenerationResult))
+    named = {**values, "id": id}
+    read: Result[Slot[Any], Exception] = attempt(lambda: from_plain(named, Scored) if "token_logprobs" in named else from_plain(named))
     if not is_ok(read):  # another version of pipegen wrote it
         finished.forget(key, str(read.failure()))
         return None

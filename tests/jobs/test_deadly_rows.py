@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,65 @@ def test_a_run_that_is_stopped_or_begun_anew_leaves_no_suspects(tmp_path: Path) 
     with job(pg.route(FakeEngine(slow)), requests, tmp_path / "job", restart=True) as running:
         assert len(list(running)) == 9
     assert list(tmp_path.glob("job/running-*")) == []
+
+
+def test_a_job_asks_suspects_first_and_gives_out_all_in_order(tmp_path: Path) -> None:
+    requests = [{"id": f"row {number}", "prompt": f"prompt {number}"} for number in range(40)]
+    with job(pg.route(FakeEngine("yes<|im_end|>")), requests, tmp_path / "other") as running:
+        list(running)
+    keys = [line[8:40] for line in (tmp_path / "other" / "results-0001.jsonl").read_text().splitlines()]
+    (tmp_path / "job").mkdir()
+    noted = InFlight(tmp_path / "job")
+    noted._remove.detach()
+    for number in range(20, 29):
+        noted.begin(keys[number])
+    os.close(noted._fd)
+    engine = FakeEngine(lambda encoded: f"re: {encoded.request.id}<|im_end|>")
+    with job(pg.route(engine), requests, tmp_path / "job") as running:
+        assert [slot.unwrap().text for slot in running] == [f"re: row {number}" for number in range(40)]
+    assert [[int(str(asked.request.id)[4:]) for asked in call] for call in engine.calls] == [
+        [20, 21, 22],
+        [23, 24, 25],
+        [26, 27, 28],
+        [*range(20), *range(29, 40)],
+    ]
+
+
+def test_what_the_input_raises_comes_after_all_rows_before_it(tmp_path: Path) -> None:
+    def requests(number: int) -> Iterator[dict[str, str]]:
+        yield from ({"prompt": f"prompt {one}"} for one in range(number))
+        raise OSError("the input is gone")
+
+    for number in (40, 70):
+        slots: list[object] = []
+        with job(pg.route(FakeEngine("yes<|im_end|>")), requests(number), tmp_path / "job") as running, pytest.raises(OSError, match="is gone"):
+            slots.extend(running)
+        assert len(slots) == number // 32 * 32  # the rows of a block are made together
+
+
+def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, times = fcntl.flock, [1]
+
+    def late(fd: int, how: int) -> None:
+        if times and times.pop():
+            next(tmp_path.glob("running-*")).unlink()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    noted = InFlight(tmp_path)
+    noted.begin(key_of(1))
+    assert [key_of(1) in path.read_text() for path in tmp_path.glob("running-*")] == [True]
+    noted.close()
+
+
+def test_the_file_of_a_process_is_not_removed_by_one_that_was_forked_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = InFlight(tmp_path)
+    noted.begin(key_of(1))
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    noted.close()
+    assert len(list(tmp_path.glob("running-*"))) == 1
+    (tmp_path / "running-000000000000-000000000000-000001").symlink_to(tmp_path / "nowhere")
+    assert InFlight(tmp_path).deaths == {}  # it runs, and the link leads to no file
+    os.close(noted._fd)
+    assert InFlight(tmp_path).deaths == {key_of(1): 1}

@@ -16,7 +16,7 @@ from returns.result import Failure
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, _values, read_settings, write_settings
 from pipegen.jobs.new_file import new_file
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -144,6 +144,10 @@ def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(tmp_path
                 path.write_bytes(data)
                 journal.append(B, {"id": "b"})
         assert journal.get(A) == {"id": "a"}
+        journal.forget(C, "it is no row")
+        assert len(caplog.messages) == 1
+    with pytest.raises(ValueError, match="no line of a job's journal"):
+        _values(data.replace(b"key", b"kex"))
 
 
 def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> None:
