@@ -91,7 +91,11 @@ class InFlight:
         self._remove = weakref.finalize(self, _remove, self._path, self._fd, os.getpid())  # also where a program ends without closing its job
         self._places: dict[str, int] = {}
         self._free: list[int] = []
-        self._write(0, _FREE)
+        try:
+            self._write(0, _FREE)
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self, key: str) -> None:
         """Note a row that the engine is about to get. Raises `JournalError` where it cannot be written."""

@@ -30,7 +30,7 @@ __all__ = ["WAITING", "Turns"]
 K = TypeVar("K")
 WAITING, WAITING_BYTES = 4096, 256 * 2**20
 """Rows that may be taken and wait for their turn, and the bytes of their images."""
-_LOOK = 0.05
+_LOOK = 0.5
 """Seconds in which rows are taken that are not to be asked now, while there are some to be given out."""
 
 

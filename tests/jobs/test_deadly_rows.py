@@ -18,6 +18,7 @@ from support import deadly
 
 import pipegen as pg
 from pipegen.jobs.in_flight import DEATHS, TRIES, InFlight, Waiting
+from pipegen.jobs.journal import JournalError
 from pipegen.jobs.runner import job
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
@@ -247,3 +248,14 @@ def test_the_file_of_a_process_is_not_removed_by_one_that_was_forked_off(tmp_pat
     assert InFlight(tmp_path).deaths == {}  # it runs, and the link leads to no file
     os.close(noted._fd)
     assert InFlight(tmp_path).deaths == {key_of(1): 1}
+
+
+def test_a_file_that_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(JournalError, match="No space left on device"):
+            InFlight(tmp_path)
+    assert list(tmp_path.iterdir()) == []
