@@ -49,6 +49,7 @@ CORE = (
     "drivers/streaming",
     "engines/capabilities",
     "jobs/history",
+    "jobs/in_flight",
     "jobs/journal",
     "jobs/keys",
     "jobs/new_file",
@@ -56,6 +57,7 @@ CORE = (
     "jobs/runner",
     "jobs/shards",
     "jobs/steps",
+    "jobs/turns",
     "media/files",
     "media/image",
     "media/sizes",
@@ -238,7 +240,7 @@ def faults(session: nox.Session) -> None:
 def kills(session: nox.Session) -> None:
     """Let every system call of a job fail, and kill jobs again and again, on a server and on the embedded model: some minutes."""
     install(session, groups=("tests", "tables"))
-    run(session, "pytest", "tests/jobs/test_faults.py", PIPEGEN_EVERY_FAULT="1")
+    run(session, "pytest", "tests/jobs/test_faults.py", "tests/jobs/test_damage.py", PIPEGEN_EVERY_FAULT="1")
     run(session, "python", "tests/jobs/kills.py", *session.posargs)
 
 

@@ -104,6 +104,7 @@ def export(
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="OUT", help="A .jsonl, .parquet, .arrow, .csv or .tsv file, or - for stdout (the default).")
     ] = None,
+    moved: Annotated[str | None, typer.Option("--input", metavar="IN", help="Where the job's input file or folder is now, if it was moved.")] = None,
 ) -> None:
     """Write what a job of `pipegen generate` has finished, in the order of its input, and say how many rows are missing.
 
@@ -111,7 +112,7 @@ def export(
     """
     from pipegen.cli.export import run_export
 
-    raise typer.Exit(run_export(job, out))
+    raise typer.Exit(run_export(job, out, moved))
 
 
 @app.command(short_help="See it work, in the terminal and as an HTML page.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,7 +15,7 @@ from pipegen.cli.sources import Question, open_source, within
 from pipegen.cli.usage import refuse
 from pipegen.io.tables import Columns, TableError
 from pipegen.jobs.export import finished_rows
-from pipegen.jobs.new_file import JournalError, new_file
+from pipegen.jobs.new_file import JournalError, new_file, remove_stale
 from pipegen.records import strict_json
 from pipegen.records.requests import ImagePolicy, RequestPolicy
 
@@ -60,9 +61,16 @@ def command_in(folder: Path) -> Command:
         refuse(f"{folder} is no job's folder: that of -o OUT is OUT.job", "JOB")
 
 
-def run_export(folder: Path, out: str | None) -> int:
-    """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1."""
+def run_export(folder: Path, out: str | None, moved: str | None = None) -> int:
+    """Write the finished rows, and say how many are missing. Exit code: 0 where none is, else 1.
+
+    moved: where the input is now, if it is not where the job read it.
+    """
     command = command_in(folder)
+    if moved is not None:
+        if command.source is None:
+            refuse(f"{folder} is a job of one question, which has no input", "--input")
+        command = command._replace(source=os.path.abspath(moved))
     form = form_of(out)
     images = ImagePolicy(root=command.image_root, allow_http=command.allow_http, allowed_hosts=tuple(command.allowed_hosts))
     images = within(images, command.source, command.prompt)
@@ -73,7 +81,9 @@ def run_export(folder: Path, out: str | None) -> int:
         with contextlib.ExitStack() as stack:
             asked = Question(command.prompt, command.system, tuple(command.images), overwrite=True)
             columns = Columns(dict(command.columns), frozenset(command.kept))
-            source = open_source(command.source, asked, images, columns, stack, "JOB")
+            source = open_source(command.source, asked, images, columns, stack, "JOB" if moved is None else "--input")
+            if out not in (None, "-"):
+                remove_stale(Path(out or "").absolute().parent)
             stream: BinaryIO = sys.stdout.buffer if out in (None, "-") else stack.enter_context(new_file(Path(out or "")))
             make = stack.enter_context(results_to(stream, form, source, command.model, brief=command.brief))
             for origin, slot in finished_rows(folder, source.items, image_policy=images, policy=policy):

@@ -19,7 +19,7 @@ from returns.result import Failure
 from pipegen.cli.export import Command, note_command
 from pipegen.cli.inputs import Origin, sidecar_exists
 from pipegen.cli.on_ray import OnRay, Stops, ray_slots
-from pipegen.cli.outputs import Make, Tally, check_columns, form_of, results_to, say, words_of, write_sidecar, write_summary
+from pipegen.cli.outputs import Make, Tally, check_columns, form_of, results_to, say, say_shared, words_of, write_sidecar, write_summary
 from pipegen.cli.plugins import attached
 from pipegen.cli.progress import Meter, is_shown, progress, tells
 from pipegen.cli.replicas import Child, check_parts, child_of_environment, replica_slots
@@ -173,12 +173,14 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                 stream = _open_out(files, stack)
                 slots = ((origin, slot, False) for origin, slot in imap_keyed(route, asked, given.options, **settings, isolate_bugs=True))
             else:
+                if files.part is None and not (files.restart or files.overwrite):  # which is refused then
+                    say_shared(files.job or Path())
                 if route is None:
                     rows = replica_slots(asked, files, meter, moved, ending.stops)
                 elif files.on_ray is not None:
                     rows = ray_slots(files, files.on_ray, route, again, meter, moved, ending.stops, _begun)
                 else:
-                    rows = _job_slots(route, asked, files, settings, ending)
+                    rows = _job_slots(route, asked, files, settings, ending, tally)
                 slots = stack.enter_context(contextlib.closing(rows))
                 remove_stale(Path(files.out or "").absolute().parent)
                 stream = stack.enter_context(new_file(Path(files.out or ""))) if files.part is None else None
@@ -187,7 +189,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
             gc.freeze()  # what has been loaded stays to the end: the collector need not go through it again and again
             for origin, slot, reused in slots:
                 kept, write = _finished(slot, origin, make, files, reused=reused)
-                tally.count(kept, origin.id, reused=reused)
+                if files.job is not None:  # which keeps the row, whatever becomes of its line
+                    tally.count(kept, origin.id, reused=reused)
                 if write is not None and stream is not None:
                     try:
                         write()
@@ -195,6 +198,8 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
                         if files.job is not None:
                             raise JournalError(f"{files.out} cannot be written: {refusal.strerror}; what is finished is kept in {files.job}") from refusal
                         return _unwritable(stream, refusal, files)
+                if files.job is None:
+                    tally.count(kept, origin.id, reused=reused)
                 moved(origin.read, meter.words())
         except MissingExtra as missing:
             refuse(str(missing), "--model")
@@ -202,13 +207,21 @@ def _generate(files: Files, meter: Meter, ending: _Ending) -> int:
 
 
 def _job_slots(
-    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], files: Files, settings: dict[str, Any], ending: _Ending
+    route: Any, asked: Iterator[tuple[Origin, Slot[GenerationRequest]]], files: Files, settings: dict[str, Any], ending: _Ending, tally: Tally
 ) -> Generator[tuple[Origin, Slot[GenerationResult], bool], None, None]:
-    """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it."""
+    """The places and slots of the job, each with whether it was finished before. Raises `KeyboardInterrupt` where a signal has stopped it.
+
+    Rows that are kept and not given out, since the job ends before, are counted.
+    """
     settings = {**settings, "retry": files.retry, "restart": files.restart or files.overwrite, "grace": files.grace}
     if not files.overwrite:  # those of finished rows are the job's own
         settings["refuse"] = lambda origin: sidecar_exists(origin.sidecar)
-    with job_keyed(route, asked, files.job or Path(), files.asked.options, **settings) as running, contextlib.ExitStack() as stack:
+    with (
+        contextlib.ExitStack() as after,
+        job_keyed(route, asked, files.job or Path(), files.asked.options, **settings) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        after.callback(lambda: tally.count_all(running.rest()))
         stack.callback(ending.stops, None)
         ending.stops(running)
         if files.child is not None:

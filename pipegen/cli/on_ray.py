@@ -114,11 +114,12 @@ def ray_slots(
         _answer(files, on, rows(before, again), counted, stops)
         with Finished(files.job or Path()) as finished:
             for row in rows(finished, retry_of("none")):
-                if is_ok(row.request) and row.kept is None:
+                slot = None if row.kept is None else row.kept()
+                if is_ok(row.request) and slot is None:
                     raise JournalError(f"{row.name.id} was not answered: it, or an image of it, was changed while the job ran; run the same command again")
                 reused = row.key is not None and kept_slot(before, row.key, None, again) is not None
                 meter.tally = written
-                yield row.name, Failure(row.request.failure()) if row.kept is None else row.kept, reused
+                yield row.name, Failure(row.request.failure()) if slot is None else slot, reused
 
 
 def _answer(files: Files, on: OnRay, rows: Iterator[Row[Origin]], counted: Callable[[Tally], object], stops: Callable[[Stops | None], object]) -> None:
@@ -132,7 +133,11 @@ def _answer(files: Files, on: OnRay, rows: Iterator[Row[Origin]], counted: Calla
             if not is_ok(row.request):
                 tally.count(Failure(row.request.failure()), row.name.id)
             elif row.kept is not None:
-                tally.count(row.kept, row.name.id, reused=True)
+                slot = row.kept()
+                if slot is None:  # its line cannot be read
+                    yield row._replace(kept=None)
+                    continue
+                tally.count(slot, row.name.id, reused=True)
             yield row
 
     blocks = blocks_of(counted_rows(), min(BLOCK_ROWS, files.in_flight or BLOCK_ROWS))

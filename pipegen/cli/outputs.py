@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ from pipegen.io.forms import ARROW, PARQUET, TableError
 from pipegen.io.jsonl import LineId, readable, to_plain
 from pipegen.io.openai_batch import batch_line
 from pipegen.io.table_out import AnswerTable, arrow_out, csv_out, parquet_out
+from pipegen.jobs.journal import writers_of
 from pipegen.jobs.new_file import JournalError, new_file
 from pipegen.records import strict_json
 from pipegen.records.frozen import thaw
@@ -30,12 +31,20 @@ from pipegen.records.plain import carried
 from pipegen.records.results import GenerationResult
 from pipegen.report.gallery import printable
 
-__all__ = ["Make", "Tally", "check_columns", "form_of", "results_to", "say", "words_of", "write_sidecar", "write_summary"]
+__all__ = ["Make", "Tally", "check_columns", "form_of", "results_to", "say", "say_shared", "words_of", "write_sidecar", "write_summary"]
 
 
 def say(text: str) -> None:
     """Print a line on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def say_shared(folder: Path) -> None:
+    """Say so where other processes run the job already: they do not share what they are asking for."""
+    others = writers_of(folder)
+    if others:
+        who = "another process runs" if others == 1 else f"{others} other processes run"
+        say(f"{folder}: {who} this job now, and rows are asked twice; wait for its end, or give each command a part of the rows (--shard I/N)")
 
 
 def words_of(refusal: Exception) -> str:
@@ -203,6 +212,11 @@ class Tally:
         kind = type(error).__name__
         self.errors[kind] += 1
         self.first.setdefault(kind, f"{name}: {error.message}"[:300])
+
+    def count_all(self, rows: Iterable[tuple[Origin, Slot[GenerationResult]]]) -> None:
+        """Count requests of this run."""
+        for origin, slot in rows:
+            self.count(slot, origin.id)
 
     def add(self, other: Tally) -> None:
         """Add the counts of another part of the run."""

@@ -3,8 +3,9 @@
 The first process, here the parent, loads no engine. It starts the same command N times; each child runs one shard of the job, on its own part of the visible
 GPUs, and writes its rows to the job's folder. A child tells how far it is over a pipe, in lines of JSON. What it prints is shown with its number.
 
-A child that dies is started again and goes on, since what it finished is in the job. One that dies three times in a row without an answer is given up; the
-others go on. When all have ended, the parent writes OUT from the job, in the order of the input; a missing row is an error, and OUT is not written.
+A child that dies is started again and goes on, since what it finished is in the job. A row that kills it is found, as in any job, and fails. A child that
+dies more often in a row, without an answer, is given up; the others go on. When all have ended, the parent writes OUT from the job, in the order of the
+input; a missing row is an error, and OUT is not written.
 
 The first Ctrl-C or SIGTERM is handed to the children, whose rows in flight have their grace; the second too, and ends them at once. A child is in a group of
 processes of its own, so a terminal's Ctrl-C reaches the parent alone. A child whose parent is gone ends as at Ctrl-C.
@@ -34,6 +35,7 @@ from pipegen.cli.usage import refuse, runs_here
 from pipegen.core.slots import Slot
 from pipegen.drivers.progress import Progress
 from pipegen.jobs.export import finished_rows
+from pipegen.jobs.in_flight import DEATHS
 from pipegen.jobs.journal import JournalError
 from pipegen.jobs.runner import Job, begin_anew
 from pipegen.records.requests import GenerationRequest
@@ -47,8 +49,8 @@ VARIABLE = "PIPEGEN_REPLICA"
 """What tells a child its shard and its pipe: 2/4:7 is shard 2 of 4, and file descriptor 7."""
 SELF = (sys.executable, "-P", "-m", "pipegen")
 """This program, in a process of its own."""
-TRIES = 3
-"""Deaths in a row, without an answer, after which a child is given up."""
+TRIES = DEATHS + 1
+"""Deaths in a row, without an answer, after which a child is given up: they are more than one row costs that kills its process."""
 _LOOK = 0.2
 """Seconds between two looks at whether a child has ended, where none of them says anything."""
 _LAST = 10.0

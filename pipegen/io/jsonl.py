@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import marshal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, TypeVar, overload
 
@@ -102,7 +103,7 @@ def from_plain(values: Mapping[str, Any], kind: Any = GenerationResult) -> Slot[
     if not isinstance(values, Mapping):
         raise InvalidField(f"a line's values are a mapping, not {type(values).__name__}")
     if values.get("ok") is True:
-        return Success(_read(dissoc(dict(values), "ok", "metadata"), kind))
+        return Success(_read({name: value for name, value in values.items() if name not in ("ok", "metadata")}, kind))
     if values.get("ok") is False:
         return Failure(error_from(values.get("error")))
     raise InvalidField(f"ok takes true or false, not {values.get('ok')!r:.200}")
@@ -190,10 +191,24 @@ def prompt_logprobs_from(values: Any) -> tuple[TokenLogprob | None, ...]:
     return tuple([None if one is None else logprobs_from([one])[0] for one in values])
 
 
+def _options_from(values: Any) -> GenerationOptions:
+    """The options of plain data; those of a job's rows are few, and are read once."""
+    try:
+        written = marshal.dumps(values, 2)  # much faster than JSON, and different for 1 and true
+    except ValueError:  # no plain data
+        return options_from(values)
+    return _options_of(written)
+
+
+@functools.lru_cache(maxsize=1024)
+def _options_of(written: bytes) -> GenerationOptions:
+    return options_from(marshal.loads(written))  # noqa: S302 - which this process wrote
+
+
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id": str,
     "finish": Finish,
-    "options": options_from,
+    "options": _options_from,
     "tried": lambda errors: tuple(error_from(error) for error in errors),
     "previous": lambda result: _read(result, GenerationResult),
     "samples": lambda samples: tuple(_read(sample, GenerationResult) for sample in samples),
@@ -213,15 +228,20 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 """How fields are read whose type JSON does not have."""
 
 
+_REQUIRED: Mapping[type[Any], tuple[str, ...]] = {
+    kind: tuple(f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING) for kind in (GenerationResult, Scored)
+}
+
+
 def _read(values: Mapping[str, Any], kind: type[T]) -> T:
-    missing = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING and f.name not in values]
+    missing = [name for name in _REQUIRED[kind] if name not in values]
     if missing:
         raise InvalidField(f"a {'result' if kind is GenerationResult else 'score'} takes {', '.join(missing)} too")
     fields = dict(values)
-    for name, read in _READ.items():
-        if fields.get(name) is not None:
+    for name, value in values.items():
+        if value is not None and name in _READ:
             try:
-                fields[name] = read(fields[name])
+                fields[name] = _READ[name](value)
             except InvalidField:
                 raise
             except (KeyError, TypeError, ValueError) as refusal:

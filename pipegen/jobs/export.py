@@ -40,4 +40,4 @@ def finished_rows(
         raise JournalError(f"{folder} has no {SETTINGS}: it is no job's folder")
     with Finished(folder) as finished:
         for row in rows_of(requests, finished, Keys(settings), options_from(settings["options"]), image_policy, policy, again=retry_of("none")):
-            yield row.name, row.kept if is_ok(row.request) else Failure(row.request.failure())
+            yield row.name, (row.kept and row.kept()) if is_ok(row.request) else Failure(row.request.failure())

@@ -1,10 +1,12 @@
 """The journal of a job: finished rows on disk, as they come.
 
 A folder holds `job.json` and one file of JSON Lines for each writer, `results-0001.jsonl` and so on; where rows take several calls, as many
-`steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is one finished row. It begins with the row's key, at a fixed place, so that opening a journal parses
-no JSON:
+`steps-0001.jsonl` (see `pipegen.jobs.steps`). A line is one finished row. It begins with the row's key and a checksum, at fixed places, so that opening a
+journal parses no JSON:
 
-    {"key":"<32 hexadecimal digits>", ...the slot as plain data...}
+    {"key":"<32 hexadecimal digits>","crc":"<8 hexadecimal digits>", ...the slot as plain data...}
+
+The checksum is the CRC-32 of the key and of what follows the checksum. Lines of older versions have none.
 
 **Writing.** One `write` for each row, which has returned before the row is given out: what a killed process had acknowledged is kept. A thread syncs what
 was written, at most once a second; only a power loss can take what is not synced. A write that fails is taken back, so no half line stays.
@@ -14,26 +16,32 @@ holds, and cuts its torn last line, if a kill left one, before it appends. The f
 failure, whichever file it is in: a row that failed may have been asked again by another writer. Else the later in its file, or the one in the later file,
 counts.
 
-**Reading.** A torn last line of another writer's file is left out: it is being written. Anything else that is not such a line is an error that names the
-file and the line: it was not written by a job.
+**Reading.** A line that does not agree with its checksum, or is no line of a journal, is damaged: it is left out, and a warning names the file and the line,
+so its row is asked again. A torn last line of another writer's file is left out without a word: it is being written. A file without anything like a line
+of a journal was not written by a job: it is refused, and nothing is written to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import re
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from pipegen.core.border import attempt
+from pipegen.core.slots import is_ok
 from pipegen.jobs.keys import MARK
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "write_settings"]
+__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "writers_of", "write_settings"]
 
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
@@ -42,14 +50,25 @@ FORM = 1
 """The version of the folder's files."""
 SYNC_EVERY = 1.0
 """Seconds between two syncs, at least."""
-_HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",')
-_KEY = slice(8, 40)
-"""Where the key is in a line."""
-_FAILED = re.compile(rb'.{42}"id": null, "ok": false,', re.DOTALL)
-"""How the line of a row begins that failed; those of answers differ."""
+_log = logging.getLogger("pipegen")
+_HEAD = re.compile(rb'\{"key":"([0-9a-f]{32})",(?:"crc":"([0-9a-f]{8})",|(?="(?:id|answer)": ))')
+"""How a line begins: with a checksum, or, where an older version wrote it, with the first field of a row or of a step."""
+_BEGINS, _GOES_ON = b'{"key":"', b'","crc":"'
+_KEY, _CRC = slice(8, 40), slice(49, 57)
+"""Where the key and the checksum are in a line."""
+_SUMMED = 57
+"""Where that begins which is summed with the key."""
+_FAILED = b'"id": null, "ok": false,'
+"""How the slot of a row begins that failed; those of answers differ."""
+_ALIKE = 6
+"""How many of the 8 or 9 bytes at a fixed place have to be right in a line that is a damaged one of a journal."""
+_NAMED = 5
+"""Damaged lines of a file that a warning names."""
 _DIGITS = 15
 """Hexadecimal digits of a key that the index holds: an int of 60 bits takes little memory. The whole key is compared when a line is read."""
 _OFFSET_BITS = 44
+_FAILED_BIT = 1 << 62
+"""Set in the place of a row that failed."""
 
 
 class Finished:
@@ -80,54 +99,108 @@ class Finished:
         """How many rows are finished."""
         return len(self._index)
 
+    def has(self, key: str) -> bool:
+        """Whether the row is finished, as far as that can be told without its line."""
+        return int(key[:_DIGITS], 16) in self._index
+
+    def failed(self, key: str) -> bool:
+        """Whether the row is finished and failed, as far as that can be told without its line."""
+        return bool(self._index.get(int(key[:_DIGITS], 16), 0) & _FAILED_BIT)
+
     def get(self, key: str) -> dict[str, Any] | None:
-        """What was written for the key last; None where nothing was."""
+        """What was written for the key last; None where nothing was, or where it cannot be read: then it is no longer a finished row, and a warning says so."""
         place = self._index.get(int(key[:_DIGITS], 16))
         if place is None:
             return None
-        number, offset = place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
-        with self._lock, refused(self.folder, "read"):
-            stream = self._files[number]
-            stream.seek(offset)
-            line = stream.readline()
+        with refused(self.folder, "read"):
+            line = self._line(place)
         if line[_KEY] != key.encode():
             return None  # another key with the same first digits: the row is asked again
-        values: dict[str, Any] = strict_json.load(line.decode())
-        del values["key"]
-        return values
+        values = attempt(lambda: _values(line))
+        if is_ok(values):
+            return values.unwrap()
+        self.forget(key, str(values.failure()))
+        return None
+
+    def forget(self, key: str, why: str) -> None:
+        """Take a row whose line cannot be read for one that is not finished, with a warning: it is of another version, or damaged."""
+        place = self._index.pop(int(key[:_DIGITS], 16), None)
+        if place is not None:
+            number, offset = _file_and_offset(place)
+            with self._lock, refused(self.folder, "read"):
+                stream = self._files[number]
+                stream.seek(0)
+                line = 1 + sum(stream.read(min(2**20, offset - start)).count(b"\n") for start in range(0, offset, 2**20))
+            _log.warning("%s, line %d cannot be read (%s): its row is asked again", stream.name, line, why)
 
     def marks(self) -> Iterator[bytes]:
         """The end of each key, which tells with what settings the row was made (see `pipegen.jobs.history`)."""
-        files, mask, start, pread = [stream.fileno() for stream in self._files], (1 << _OFFSET_BITS) - 1, _KEY.stop - MARK, os.pread
+        files, start, pread = [stream.fileno() for stream in self._files], _KEY.stop - MARK, os.pread
         with refused(self.folder, "read"):
             for place in self._index.values():
-                yield pread(files[place >> _OFFSET_BITS], MARK, (place & mask) + start)
+                number, offset = _file_and_offset(place)
+                yield pread(files[number], MARK, offset + start)
 
     def close(self) -> None:
         """Let go of the files."""
         for stream in self._files:
             stream.close()
 
+    def _line(self, place: int) -> bytes:
+        number, offset = _file_and_offset(place)
+        with self._lock:
+            stream = self._files[number]
+            stream.seek(offset)
+            return stream.readline()
+
     def _read(self, path: Path) -> None:
         stream = path.open("rb")
         number, offset, index = len(self._files) << _OFFSET_BITS, 0, self._index
         self._files.append(stream)
-        matches = _HEAD.match
+        matches, damaged = _HEAD.match, list[int]()
         for count, line in enumerate(stream, 1):
-            found = matches(line)
             if not line.endswith(b"\n"):
-                return  # the last line is torn: it is being written, or its writer was killed
-            if found is None or not line.endswith(b"}\n"):
-                raise JournalError(f"{path}, line {count}: this is no line of a job's journal; move the file away, or give another folder")
-            short = int(found[1][:_DIGITS], 16)
-            if not (short in index and _FAILED.match(line) and self._answered(index[short])):
-                index[short] = number | offset
+                break  # the last line is torn: it is being written, or its writer was killed
+            head = matches(line)
+            if head is not None and _agrees(line, head):
+                short = int(head[1][:_DIGITS], 16)
+                if line.startswith(_FAILED, head.end()):
+                    before = index.get(short)
+                    if before is None or before & _FAILED_BIT:
+                        index[short] = number | offset | _FAILED_BIT
+                else:
+                    index[short] = number | offset
+            else:
+                damaged.append(count)
             offset += len(line)
+        if damaged:
+            _check_journal(path)
+            more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+            names = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged[:_NAMED]))}{more}"
+            _log.warning("%s, %s: damaged, and left out; rows that are missing are asked again", path, names)
 
-    def _answered(self, place: int) -> bool:
-        """Whether the line at a place of the index is an answer. A file that is being read goes on where it was."""
-        fd = self._files[place >> _OFFSET_BITS].fileno()
-        return not _FAILED.match(os.pread(fd, 64, place & ((1 << _OFFSET_BITS) - 1)))
+
+def _file_and_offset(place: int) -> tuple[int, int]:
+    place &= ~_FAILED_BIT
+    return place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1)
+
+
+def _agrees(line: bytes, head: re.Match[bytes]) -> bool:
+    """Whether a line agrees with its checksum; one without a checksum, whether it is whole."""
+    return line.endswith(b"}\n") if head[2] is None else zlib.crc32(line[_SUMMED:], zlib.crc32(head[1])) == int(head[2], 16)
+
+
+def _values(line: bytes) -> dict[str, Any]:
+    """The values of a line. Raises `ValueError` and the like where it has none."""
+    head = _HEAD.match(line)
+    if head is None:
+        raise ValueError("it is no line of a job's journal")
+    if not _agrees(line, head):
+        raise ValueError("it does not agree with its checksum")
+    values: dict[str, Any] = json.loads(line)
+    del values["key"]
+    values.pop("crc", None)
+    return values
 
 
 class Journal(Finished):
@@ -162,7 +235,8 @@ class Journal(Finished):
 
     def append(self, key: str, values: Mapping[str, Any]) -> None:
         """Write a finished row. It is kept when this returns. Raises `JournalError` where it could not be written; nothing of it stays then."""
-        line = f'{{"key":"{key}",{strict_json.dump(dict(values))[1:]}\n'.encode()
+        row = f'",{strict_json.dump(dict(values))[1:]}\n'.encode()
+        line = f'{{"key":"{key}","crc":"{zlib.crc32(row, zlib.crc32(key.encode())):08x}'.encode() + row
         with self._lock:
             if self._failed is not None:
                 raise JournalError(f"{self.folder} cannot be written: {self._failed.strerror}; start the job again, it goes on") from self._failed
@@ -174,7 +248,8 @@ class Journal(Finished):
                 except OSError:  # half a line stays: the next writer cuts it, and this one must not write behind it
                     self._failed = refusal
                 raise JournalError(f"{self.folder} cannot be written: {refusal.strerror}; what was finished before is kept") from refusal
-            self._index[int(key[:_DIGITS], 16)] = self._own << _OFFSET_BITS | self._end
+            failed = _FAILED_BIT if row.startswith(_FAILED, 2) else 0
+            self._index[int(key[:_DIGITS], 16)] = self._own << _OFFSET_BITS | self._end | failed
             self._end += len(line)
         self._written.set()
 
@@ -235,7 +310,7 @@ def _own_file(folder: Path, kind: str) -> tuple[int, Path]:
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 if locked(fd):
-                    _cut_torn_line(fd, path)
+                    _end_torn_line(fd, path)
                     sync_folder(folder)
                     return fd, path
             except BaseException:
@@ -261,6 +336,19 @@ def locked(fd: int) -> bool:
     return True
 
 
+def writers_of(folder: Path) -> int:
+    """How many processes write to a job's folder now. Raises `JournalError` where that cannot be told."""
+    count = 0
+    with refused(folder, "read"):
+        for path in folder.glob(f"{ROWS}-*.jsonl"):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                count += not locked(fd)
+            finally:
+                os.close(fd)
+    return count
+
+
 def files_of(folder: Path) -> list[Path]:
     """The files of a folder that journals write."""
     return sorted(path for kind in (ROWS, STEPS) for path in folder.glob(f"{kind}-*.jsonl"))
@@ -283,10 +371,13 @@ def remove_rows(folder: Path) -> None:
             os.ftruncate(fd, 0)
 
 
-def _cut_torn_line(fd: int, path: Path) -> None:
-    """Cut what follows the last line end. Raises `JournalError` where that is more than a line may have been."""
-    end = os.fstat(fd).st_size
-    start = end
+def _end_torn_line(fd: int, path: Path) -> None:
+    """Cut what follows the last line end: a part of a line. What never was one is ended by a line end, and so is a damaged line.
+
+    Raises `JournalError` where the file is no journal.
+    """
+    _check_journal(path)
+    start = end = os.fstat(fd).st_size
     while start > 0:
         step = min(start, 2**16)
         block = os.pread(fd, step, start - step)
@@ -298,10 +389,35 @@ def _cut_torn_line(fd: int, path: Path) -> None:
             break
         start -= step
     if start < end:
-        head = os.pread(fd, 40, start)
-        if not b'{"key":"'.startswith(head[:8].rstrip(b"\0")):  # after a power loss, zeros may stand for what was not synced
-            raise JournalError(f"{path}: its last line is no line of a job's journal; move the file away, or give another folder")
-        os.ftruncate(fd, start)
+        head = os.pread(fd, len(_BEGINS), start)
+        if _BEGINS.startswith(head.rstrip(b"\0")):  # after a power loss, zeros may stand for what was not synced
+            os.ftruncate(fd, start)
+        else:
+            _write(fd, b"\n")
+
+
+def _check_journal(path: Path) -> None:
+    """Raise `JournalError` for a file in which there is nothing like a line of a journal, not even a damaged one."""
+    with path.open("rb") as stream:
+        heads = _heads(stream)
+        if not any(map(_resembles, heads)) and stream.tell():
+            raise JournalError(f"{path} is no job's journal: from the first to the last line, none is one of a journal; move it away, or give another folder")
+
+
+def _heads(stream: BinaryIO) -> Iterator[bytes]:
+    """The beginnings of a file's lines."""
+    begins = True
+    while part := stream.readline(2**16):
+        if begins:
+            yield part[: _CRC.start]
+        begins = part.endswith(b"\n")
+
+
+def _resembles(head: bytes) -> bool:
+    """Whether this is the beginning of a journal's line, or was: some bytes may be others, and any may be zeros or missing."""
+    places = (head[: len(_BEGINS)], _BEGINS), (head[_KEY.stop : _CRC.start], _GOES_ON)
+    torn = head[: len(_BEGINS)] == _BEGINS[: len(head)]
+    return torn or any(sum(seen in (byte, 0) for seen, byte in zip(part, wanted, strict=False)) >= _ALIKE for part, wanted in places)
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:

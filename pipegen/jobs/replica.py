@@ -5,16 +5,12 @@ thread drives: the engine does not wait for a batch to end before it gets the ne
 
 With a job, a row that is in the journal is not asked again, and one that ends is written before its future is done. Each process writes a file of its own.
 
-**Rows that kill.** `pipegen.jobs.in_flight` tells which rows were in flight when an earlier process of this run died. They go first, and with no others
-beside them: after one death some together, after two deaths each alone. A row whose process died three times fails, and is not tried again. So a row that
-kills its process costs three deaths, and rows that were beside it are answered.
+A row that kills its process is found as in any job (see `pipegen.jobs.in_flight`).
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,16 +28,14 @@ from pipegen.drivers.flow import IN_FLIGHT, Flow
 from pipegen.drivers.mapping import flow_of
 from pipegen.drivers.units import NoRequest
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.in_flight import InFlight
+from pipegen.jobs.in_flight import InFlight, Waiting
 from pipegen.jobs.journal import Journal
 from pipegen.jobs.rows import kept_slot, retry_of
 from pipegen.jobs.runner import GRACE
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 
-__all__ = ["TRIES", "Replica"]
+__all__ = ["Replica"]
 
-TRIES = 3
-"""How many processes may die while a row is in flight, before it fails."""
 FRUITLESS = 20
 """How many processes of one name may die in a row without a row that succeeded: it is the engine then that does not work."""
 
@@ -99,16 +93,12 @@ class Replica:
         """The rows that have not ended."""
         self._keys: dict[str, _Row] = {}
         """Those of them that have a key: equal ones are one."""
-        self._waiting, self._small, self._alone = deque[_Row](), deque[_Row](), deque[_Row]()
-        self._running, self._worked, self._closing = 0, False, False
-        self._group: deque[_Row] | None = None
-        """Where the rows in flight come from, when no others may join them."""
-        self._may_join = 0
+        self._worked, self._closing = False, False
         self._raised: Exception | None = None
         self._grace = GRACE
         self._journal = None if folder is None else Journal(folder)
-        self._noted = None if folder is None else InFlight(folder, run, owner)
-        self._deaths = Counter[str]() if self._noted is None else self._noted.deaths
+        self._noted = None if folder is None or self._journal is None else InFlight(folder, run, owner, self._journal.has)
+        self._waiting = Waiting[_Row](self._noted)
         self._thread = threading.Thread(target=self._work, name="pipegen-replica", daemon=True)
         if self._noted is not None and self._noted.fruitless >= FRUITLESS:
             self._flow.close()
@@ -125,15 +115,14 @@ class Replica:
                 return row.slot
             if key is not None and key in self._keys:
                 return self._keys[key].slot
-            slot = None if key is None or self._journal is None else self._known(self._journal, key)
+            slot = None if key is None or self._journal is None else self._known(self._journal, key, request)
             if slot is not None:
                 row.slot.set_result(slot)
                 return row.slot
             self._rows.add(row)
             if key is not None:
                 self._keys[key] = row
-            deaths = self._deaths[key] if key is not None else 0
-            (self._alone if deaths > 1 else self._small if deaths else self._waiting).append(row)
+            self._waiting.add(key, row)
         self._flow.wake()
         return row.slot
 
@@ -152,17 +141,14 @@ class Replica:
             if self._journal is not None:
                 self._journal.close()
 
-    def _known(self, journal: Journal, key: str) -> Slot[Any] | None:
+    def _known(self, journal: Journal, key: str, request: Slot[GenerationRequest]) -> Slot[Any] | None:
         """The slot of a row that is not to be asked: it is in the journal, or has killed its process too often."""
         kept = kept_slot(journal, key, None, self._again)
-        if kept is not None or self._deaths[key] < TRIES:
+        died = None if kept is not None or self._noted is None else self._noted.given_up(key, request.unwrap().id, self._route.name)
+        if died is None:
             return kept
-        words = f"its process died {self._deaths[key]} times while this row was in flight, the last time with no other row beside it"
-        hint = "look for what the row asks too much of: memory, a broken image; the next run tries it again"
-        failed = Failure(BackendFailed(words, backend=self._route.name, scope="row", hint=hint))
-        if kept_slot(journal, key, None, retry_of("none")) != failed:
-            journal.append(key, to_plain(failed))
-        return failed
+        journal.append(key, to_plain(Failure(died)))
+        return Failure(died)
 
     def _work(self) -> None:
         """The thread: drive the flow until the end, and tell all who wait when it raises."""
@@ -189,32 +175,20 @@ class Replica:
 
     def _take(self) -> tuple[_Row, Slot[GenerationRequest]] | NoRequest:
         with self._lock:
-            row = self._next()
-            if row is None:
-                return NoRequest.NOW
-            self._running += 1
+            row = self._waiting.next()
+        if row is None:
+            return NoRequest.NOW
         if self._noted is not None and row.key is not None:
             self._noted.begin(row.key)
         return row, row.request
-
-    def _next(self) -> _Row | None:
-        """The row whose turn it is; none where those in flight have to end first."""
-        if not self._running:
-            self._group = self._alone or self._small or None
-            self._may_join = 1 if self._alone else max(1, math.isqrt(len(self._deaths)))
-        if self._group is None:
-            return self._waiting.popleft() if self._waiting and not (self._alone or self._small) else None
-        if not self._group or not self._may_join:
-            return None
-        self._may_join -= 1
-        return self._group.popleft()
 
     def _finished(self, row: _Row, slot: Slot[Any]) -> None:
         """Keep the slot of a row that has ended, and hand it to who waits. Raises `CallFailed` where the engine has died."""
         failed = None if is_ok(slot) else slot.failure()
         if isinstance(failed, BackendFailed) and failed.scope == "batch":
             failure = CallFailed(failed)
-            if self._worked or self._deaths or any(engine.loaded for engine in self._route.owns if isinstance(engine, Loads)):
+            loaded = any(engine.loaded for engine in self._route.owns if isinstance(engine, Loads))
+            if loaded or self._worked or (self._noted is not None and self._noted.deaths):
                 self._died(failure)
             raise failure
         if failed is None and not self._worked:
@@ -225,7 +199,7 @@ class Replica:
             self._journal.append(row.key, to_plain(slot))
             self._noted.end(row.key)
         with self._lock:
-            self._running -= 1
+            self._waiting.ended()
             self._rows.discard(row)
             if row.key is not None:
                 self._keys.pop(row.key, None)

@@ -1,20 +1,26 @@
-"""The requests of a job, each with its key, and with its slot where it is finished."""
+"""The requests of a job, each with its key, and with its slot where it is finished.
+
+Whether a row is finished is told by the journal's index. Its line is read when its slot is wanted: a job with many finished rows comes to the missing ones
+at once. The lines of failed rows are read before, since their errors say whether they are asked again.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from returns.result import Failure, Success
+from returns.result import Result
 
 from pipegen.core import errors
+from pipegen.core.border import attempt
 from pipegen.core.errors import BackendFailed, GenerationError, InternalError, StageFailed
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import pair
 from pipegen.drivers.batch import prepare_batch, record_of
 from pipegen.io.jsonl import from_plain
+from pipegen.jobs.in_flight import killed
 from pipegen.jobs.journal import Finished
 from pipegen.jobs.keys import Keys
 from pipegen.records.fields import InvalidField, altered, nearest
@@ -23,25 +29,29 @@ from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
 from pipegen.records.scores import Scored
 
-__all__ = ["Again", "Row", "kept_slot", "retry_of", "rows_of"]
+__all__ = ["Again", "Kept", "Row", "kept_slot", "retry_of", "rows_of"]
 
 K = TypeVar("K")
 Again: TypeAlias = Callable[[GenerationError], bool]
 """Whether a row that failed with this error is asked again."""
+Kept: TypeAlias = Callable[[], Slot[Any] | None]
+"""Reads the slot of a finished row, with the id of the request that asks; None where its line cannot be read: then the row is not finished."""
 _TOGETHER = 32
 """Requests whose images are read side by side."""
 
 
 class Row(NamedTuple, Generic[K]):
-    """One request of the job: the caller's name for it, itself (admitted: see `pipegen.drivers.batch`), its key, and its slot where it is finished."""
+    """One request of the job: the caller's name for it, itself (admitted: see `pipegen.drivers.batch`), its key, and what reads the slot of a finished one."""
 
     name: K
     request: Slot[GenerationRequest]
     key: str | None
     """None where it failed before it had one: nothing is kept of it."""
-    kept: Slot[Any] | None
+    kept: Kept | None
     anew: bool = False
     """Whether it failed with an error that is not `retryable`, and is asked again: what was answered before it failed does not count."""
+    alone: bool = False
+    """Whether it killed its process before, and is asked again: no other row is beside it."""
     options: GenerationOptions | None = None
     """Its own options, without those of the run."""
 
@@ -70,10 +80,16 @@ def rows_of(
                 yield Row(name, ready, None, None)
                 continue
             key = keys.of(ready.unwrap())
-            kept = _finished(finished, key, ready.unwrap().id)
-            asked_again = kept is not None and not is_ok(kept) and again(kept.failure())
-            anew = kept is not None and asked_again and not (kept.failure().retryable or _not_its_own(kept.failure()))
-            yield Row(name, ready, key, None if asked_again else kept, anew, given.unwrap().options)
+            kept: Kept | None = partial(_finished, finished, key, ready.unwrap().id) if finished.has(key) else None
+            anew = alone = False
+            if kept is not None and finished.failed(key):
+                slot = kept()
+                error = None if slot is None or is_ok(slot) else slot.failure()
+                asked_again = error is not None and again(error)
+                anew = error is not None and asked_again and not (error.retryable or _not_its_own(error))
+                alone = error is not None and killed(error)
+                kept = None if slot is None or asked_again else partial(_given, slot)
+            yield Row(name, ready, key, kept, anew, alone, given.unwrap().options)
 
 
 def kept_slot(finished: Finished, key: str, id: str | None, again: Again) -> Slot[Any] | None:
@@ -87,14 +103,22 @@ def _finished(finished: Finished, key: str, id: str | None) -> Slot[Any] | None:
     values = finished.get(key)
     if values is None:
         return None
-    slot: Slot[Any] = from_plain(values, Scored) if "token_logprobs" in values else from_plain(values)
-    if is_ok(slot):
-        return Success(dataclasses.replace(slot.unwrap(), id=id))
-    return Failure(slot.failure())
+    named = {**values, "id": id}
+    read: Result[Slot[Any], Exception] = attempt(lambda: from_plain(named, Scored) if "token_logprobs" in named else from_plain(named))
+    if not is_ok(read):  # another version of pipegen wrote it
+        finished.forget(key, str(read.failure()))
+        return None
+    return read.unwrap()
+
+
+def _given(slot: Slot[Any]) -> Slot[Any]:
+    return slot
 
 
 def retry_of(retry: str) -> Again:
-    """Which errors are asked again: "retryable" ones, those of bugs among them, "all", "none", or one type by its name. Raises `InvalidField`.
+    """Which errors are asked again: "retryable" ones, "all", "none", or one type by its name. Raises `InvalidField`.
+
+    Errors of bugs are among the retryable ones. Those of rows that killed their processes are not.
 
     >>> from pipegen.core.errors import Timeout
     >>> [retry_of(retry)(Timeout("slow")) for retry in ("retryable", "all", "none", "Timeout", "BadImage")]
@@ -104,7 +128,7 @@ def retry_of(retry: str) -> Again:
     if retry in ("all", "none"):
         return lambda error: retry == "all"
     if retry == "retryable":
-        return lambda error: error.retryable or _not_its_own(error)
+        return lambda error: not killed(error) and (error.retryable or _not_its_own(error))
     if retry not in kinds:
         raise InvalidField(f"retry takes retryable, all, none or a type of error, not {retry!r:.200}{nearest(retry, ['retryable', 'all', 'none', *kinds])}")
     return lambda error: isinstance(error, kinds[retry])

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
-
-from returns.result import Failure
 
 from pipegen.core.errors import GenerationError
 from pipegen.core.pipe import Pipe
@@ -22,14 +19,14 @@ from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import Options, check_run, pairs, require_iterable
 from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
-from pipegen.drivers.units import NoRequest
-from pipegen.io.jsonl import to_plain
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
+from pipegen.jobs.in_flight import InFlight, remove_left
 from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import retry_of, rows_of
 from pipegen.jobs.steps import Steps, Turn
+from pipegen.jobs.turns import Turns
 from pipegen.records.options import GenerationOptions
 from pipegen.records.plain import Request
 from pipegen.records.requests import GenerationRequest, ImagePolicy, RequestPolicy
@@ -43,8 +40,6 @@ T = TypeVar("T")
 Answer = TypeVar("Answer", GenerationResult, Scored)
 GRACE = 5.0
 """Seconds that rows in flight have to end, where a job ends early."""
-_WAITING = 4096
-"""Finished rows that may wait behind one that is asked for."""
 
 
 class Run:
@@ -64,6 +59,7 @@ class Run:
             self.changed = () if before is None else tuple(changes(before, settings))
             self.made_before = made_before(self.journal, before, settings)
             self.steps = Steps(folder)
+            self.noted = InFlight(folder, finished=self.journal.has)
         except BaseException:
             self.journal.close()
             raise
@@ -75,10 +71,13 @@ class Run:
         self.stopped = False
         self.grace = GRACE
         self.wake: Callable[[], None] = lambda: None
+        self.rest: Callable[[], Iterator[tuple[Any, Slot[Any]]]] = lambda: iter(())
+        """The names and slots of rows that are kept, and were not given out."""
 
     def close(self) -> None:
-        """Sync and close the journals."""
+        """Sync and close the journals. Nothing is in flight from now on."""
         try:
+            self.noted.close()
             self.steps.close()
         finally:
             self.journal.close()
@@ -145,6 +144,10 @@ class Job(Iterator[T], Generic[T]):
     def stopped(self) -> bool:
         """Whether it ended before its last row, because of `stop`."""
         return self._run.stopped
+
+    def rest(self) -> Iterator[tuple[Any, Slot[Any]]]:
+        """The names and slots of rows that ended in this run and are kept, but were not given out, because the job ended before. `pg.job` has no names."""
+        return self._run.rest()
 
     def stop(self, grace: float | None = None, begun: Callable[[], object] = lambda: None) -> None:
         """Ask for no more rows; those in flight have the job's `grace` to end, or as many seconds as are given here. Then the iterator ends.
@@ -235,30 +238,11 @@ def job_keyed(
     run = Run(route, Path(folder), chosen, retry, version, restart=restart)
     rows = rows_of(requests, run.journal, run.keys, chosen, image_policy, policy, again=run.again)
 
-    turns: deque[Turn[K]] = deque()
-    """The rows that were taken and not given out, in order."""
-
-    def take() -> tuple[Turn[K], Slot[GenerationRequest]] | NoRequest:
-        """The next row that is to be asked for; none now where finished ones are to be given out first."""
-        while len(turns) < (_WAITING if flow.busy else 1):
-            row = next(rows, None)
-            if row is None:
-                return NoRequest.MORE
-            why = None if row.kept is not None else refuse(row.name)
-            turn = Turn(row if why is None else row._replace(key=None, request=Failure(why)))
-            turns.append(turn)
-            if turn.slot is None:
-                return turn, turn.row.request
-        if turns[0].slot is not None:
-            flow.wake()
-        return NoRequest.NOW
+    turns = Turns(rows, run.journal, run.noted, refuse=refuse, backend=route.name)
 
     def keep(turn: Turn[K], slot: Slot[Any]) -> None:
-        """Write a row that has ended to the journal at once, though rows before it may still run."""
-        if turn.row.key is not None:
-            run.journal.append(turn.row.key, to_plain(slot))
-            run.answered += is_ok(slot)
-        turn.slot = slot
+        turns.keep(turn, slot)
+        run.answered += turn.row.key is not None and is_ok(slot)
 
     run.grace = grace
     how: dict[str, Any] = {
@@ -270,14 +254,13 @@ def job_keyed(
         "kept": run.steps,
         "admits": False,
     }
-    flow: Flow[Turn[K]] = flow_of(route, take, chosen, in_flight=in_flight, **how)
-    run.wake = flow.wake
+    flow: Flow[Turn[K]] = flow_of(route, turns.take, chosen, in_flight=in_flight, **how)
+    run.wake = turns.wake = flow.wake
+    run.rest = turns.rest
 
     def ended() -> Iterator[tuple[K, Slot[Answer]]]:
-        """The rows whose turn has come."""
-        while turns and (slot := turns[0].slot) is not None:
-            row = turns.popleft().row
-            yield row.name, run.counted(slot, reused=row.kept is not None)
+        for name, slot, reused in turns.ended():
+            yield name, run.counted(slot, reused=reused)
 
     def slots() -> Generator[tuple[K, Slot[Answer]], None, None]:
         try:
@@ -316,3 +299,4 @@ def begin_anew(folder: Path) -> None:
     if read_settings(folder) is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
     remove_rows(folder)
+    remove_left(folder)

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from returns.result import Success
 
+from pipegen.core.border import attempt
 from pipegen.core.calls import Call
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.protocol import answers_depend_on
@@ -31,10 +32,12 @@ K = TypeVar("K")
 
 
 class Turn(Generic[K]):
-    """A row that was taken, and its slot once there is one."""
+    """A row that was taken and not given out, and its slot once there is one."""
 
     def __init__(self, row: Row[K]) -> None:
-        self.row, self.slot = row, row.kept
+        self.row = row
+        self.slot: Slot[Any] | None = None
+        """Set once the row has ended in this run."""
         self.keys: dict[int, list[str]] = {}
         """Of each call whose answers were looked for or kept, the keys of its inputs."""
 
@@ -71,10 +74,13 @@ class Steps:
     @staticmethod
     def _kept(journal: Journal, key: str, asked: Any) -> Slot[Any] | None:
         values = journal.get(key)
-        try:
-            return None if values is None else Success(answer_from(values, asked))
-        except (KeyError, TypeError, ValueError):  # of another version: it is asked again
+        if values is None:
             return None
+        answer = attempt(lambda: answer_from(values, asked))
+        if is_ok(answer):
+            return Success(answer.unwrap())
+        journal.forget(key, str(answer.failure()))  # another version of pipegen wrote it
+        return None
 
     def _keys(self, turn: Turn[Any], row: str, number: int, call: Call) -> list[str]:
         if number not in turn.keys:

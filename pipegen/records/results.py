@@ -246,6 +246,8 @@ class Decoded:
     """How the generation ended."""
     stop: str | int | None = None
     """The stop string, token id or plugin that ended it."""
+    written: str | None = None
+    """The text as the stages `decode` and `stop` wrote it, from what the engine generated. Another `text` is one that a stage of your own has changed."""
     followed: tuple[str, str, tuple[int, ...], tuple[int, ...]] | None = None
     """The texts that `raw.ending` is about, and the lengths after each token, where the row was followed: other texts are searched again."""
 

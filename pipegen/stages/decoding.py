@@ -101,7 +101,9 @@ def decode_row(raw: Raw, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()
         text, text_ends = spell(tokenizer, shown, hidden)
     text_ends += text_ends[-1:] or (0,) if ended is not None else ()
     followed = (text, raw_text, text_ends, raw_ends) if raw.ending is not None and raw.ending.is_about(raw) else None
-    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, followed=followed))
+    return Success(
+        Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=text_ends, raw_ends=raw_ends, finish=finish, stop=stop, written=text, followed=followed)
+    )
 
 
 def _spelled(one: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:

@@ -16,7 +16,7 @@ import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from immutabledict import immutabledict
 from returns.result import Failure, Success
@@ -202,7 +202,8 @@ def stop_row(decoded: Decoded, tokenizer: Tokenizer, plugins: Sequence[Plugin] =
         raw_text, _ = spell(tokenizer, raw.token_ids)
     shown = tuple(min(end, ending.length) for end in decoded.text_ends[:kept])
     text = decoded.text[: ending.length]
-    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, text_ends=shown, raw_ends=decoded.raw_ends[:kept], finish=ending.finish, stop=ending.stop))
+    ends: dict[str, Any] = {"text_ends": shown, "raw_ends": decoded.raw_ends[:kept], "finish": ending.finish, "stop": ending.stop}
+    return Success(Decoded(raw=raw, text=text, raw_text=raw_text, written=text if decoded.text == decoded.written else None, **ends))
 
 
 def _known(decoded: Decoded, known: Ending) -> _Ending | None:

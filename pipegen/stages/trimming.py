@@ -108,7 +108,7 @@ def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) 
     """The finished result. Fails as `trimmed` does, and with `MalformedResponse` where the answer has not the form that was asked."""
     raw, encoded = decoded.raw, decoded.raw.encoded
     prompt, options = encoded.prompt, encoded.options
-    wrong = _wrong_form(decoded, route_name) if options.structured is not None else None
+    wrong = _wrong_form(decoded, route_name) if options.structured is not None and decoded.text == decoded.written else None
     if wrong is not None:
         return Failure(wrong)
     text = trimmed(decoded.text, options, plugins)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import pipegen as pg
-from pipegen.jobs.journal import Journal
+from pipegen.jobs.journal import Journal, JournalError
+from pipegen.jobs.new_file import TEMPORARY
 from pipegen.testing.fake import FakeEngine
 
 Command = Callable[..., Any]
@@ -218,7 +219,8 @@ FAKED = """
 import pipegen.cli
 import pipegen as pg
 import pipegen.cli.generate as generate
-from pipegen.jobs.journal import Journal
+from pipegen.jobs.journal import Journal, JournalError
+from pipegen.jobs.new_file import TEMPORARY
 from pipegen.testing.fake import FakeEngine
 generate.open_routes = lambda load: pg.route(FakeEngine("Hello"))
 pipegen.cli.main()
@@ -284,6 +286,83 @@ def test_a_job_is_not_begun_anew_while_another_process_runs_it(flag: str, comman
     assert "Traceback" not in ran.err
     assert command(*again, flag).code == 0
     assert len(engine.calls) == 2
+
+
+def test_a_command_says_when_another_one_runs_the_job(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    again = ("generate", jsonl({"id": "a", **HI}), "-o", tmp_path / "out.jsonl", "--model", "fake", "--quiet")
+    folder = tmp_path / "out.jsonl.job"
+    assert command(*again).err == ""
+    advice = "rows are asked twice; wait for its end, or give each command a part of the rows (--shard I/N)"
+    with Journal(folder):
+        assert command(*again).err == f"{folder}: another process runs this job now, and {advice}\n"
+        with Journal(folder):
+            assert command(*again).err == f"{folder}: 2 other processes run this job now, and {advice}\n"
+        assert command(*again, "--shard", "1/2").err == ""
+    assert command(*again).err == ""
+
+
+def test_an_export_takes_the_place_where_the_input_is_now(command: Command, engine: FakeEngine, jsonl: Any, tmp_path: Path) -> None:
+    out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(name.encode())
+    file = jsonl(*({"id": name, **HI} for name in "ab"))
+    for source, moved, flags in ((file, tmp_path / "moved.jsonl", ()), (tmp_path / "images", tmp_path / "moved", ("--prompt", "What?"))):
+        assert command("generate", source, "-o", out, "--model", "fake", "--overwrite", *flags).code == 0
+        source.rename(moved)
+        ran = command("export", f"{out}.job", "-o", again)
+        assert (ran.code, "cannot be read" in ran.err or "holds no images" in ran.err) == (2, True), ran.err
+        ran = command("export", f"{out}.job", "-o", again, "--input", moved)
+        assert (ran.code, again.read_bytes()) == (0, out.read_bytes()), ran.err
+    assert "--input" in command("export", f"{out}.job", "--input", tmp_path / "nowhere.jsonl").err
+    assert command("generate", "--prompt", "Hi", "-o", tmp_path / "one.jsonl", "--model", "fake").code == 0
+    ran = command("export", f"{tmp_path}/one.jsonl.job", "--input", file)
+    assert (ran.code, "is a job of one question, which has no input" in ran.err) == (2, True)
+
+
+def test_an_export_removes_what_a_killed_one_was_writing(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert command("generate", jsonl(HI), "-o", out, "--model", "fake").code == 0
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = tmp_path / f"{TEMPORARY}{os.uname().nodename}-{ended.pid}-abc"
+    stale.write_bytes(b"half")
+    assert command("export", f"{out}.job", "-o", tmp_path / "again.jsonl").code == 0
+    assert not stale.exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_line_that_is_lost_on_a_full_disk_is_not_counted(command: Command, jsonl: Any, tmp_path: Path) -> None:
+    ran = command("generate", jsonl(HI, HI), "-o", "/dev/full", "--model", "fake", "--summary", tmp_path / "summary.json")
+    assert ran.code == 1
+    assert "0 requests" in ran.err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["succeeded"], summary["not_answered"]) == (0, 2)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_rows_that_are_kept_before_the_disk_is_full_are_counted(
+    kept: int, command: Command, jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end together: none of them was given out when one could not be written."""
+    out, append, left = tmp_path / "out.jsonl", Journal.append, [kept]
+
+    def full(journal: Journal, key: str, values: Any) -> None:
+        if not left[0]:
+            raise JournalError(f"{journal.folder} cannot be written: No space left on device")
+        left[0] -= 1
+        append(journal, key, values)
+
+    again = ("generate", jsonl(*({"id": name, **HI} for name in "abcde")), "-o", out, "--model", "fake")
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        ran = command(*again, "--summary", tmp_path / "summary.json")
+    assert (ran.code, f"{kept} succeeded, 0 failed" in ran.err) == (1, True)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["succeeded"], summary["not_answered"]) == (kept, 5 - kept)
+    assert f"{kept} of 5 rows are finished" in command("export", f"{out}.job", "-o", tmp_path / "some.jsonl").err
+    ran = command(*again)
+    assert (ran.code, f"{kept} finished before" in ran.err) == (0, kept > 0)
 
 
 def test_a_folder_that_is_no_jobs_is_not_exported(command: Command, tmp_path: Path) -> None:

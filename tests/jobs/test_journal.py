@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from returns.result import Failure
 
 from pipegen.core.errors import Timeout
 from pipegen.io.jsonl import to_plain
-from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, read_settings, write_settings
+from pipegen.jobs.journal import SYNC_EVERY, Finished, Journal, JournalError, _values, read_settings, write_settings
 from pipegen.jobs.new_file import new_file
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -60,22 +62,92 @@ def test_a_long_torn_line_is_cut_too(tmp_path: Path) -> None:
         assert (journal.get(A), journal.get(B)) == ({"id": "a"}, None)
 
 
-@pytest.mark.parametrize("text", [b'{"id":"a"}\n', b"\n", b'{"key":"zz"}\n', b'{"key":"' + b"a" * 32 + b'","id"\n'])
-def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize("text", [b'{"id":"a"}\n', b"\n", b'{"key":"zz"}\n', b'{"key":"' + b"a" * 32 + b'","id"\n', bytes(100) + b"\n", b"\xff" * 9 + b"\n"])
+def test_a_line_that_is_none_of_a_journal_is_left_out_with_a_warning(tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        journal.append(B, {"id": "b"})
+    path = tmp_path / "results-0001.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + text + second)
+    with Journal(tmp_path) as journal:
+        assert (journal.get(A), journal.get(B)) == ({"id": "a"}, {"id": "b"})
+    assert caplog.messages == [f"{path}, line 2: damaged, and left out; rows that are missing are asked again"]
+
+
+def test_a_warning_names_the_first_of_many_damaged_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Journal(tmp_path) as journal:
         journal.append(A, {"id": "a"})
     path = tmp_path / "results-0001.jsonl"
-    path.write_bytes(path.read_bytes() + text + path.read_bytes())
-    with pytest.raises(JournalError, match=r"results-0001\.jsonl, line 2"):
-        Journal(tmp_path)
+    path.write_bytes(path.read_bytes() + b"{}\n" * 8)
+    with Finished(tmp_path) as finished:
+        assert len(finished) == 1
+    assert [message.partition(": ")[0] for message in caplog.messages] == [f"{path}, lines 2, 3, 4, 5, 6 and 3 more"]
 
 
-def test_a_foreign_last_line_is_not_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [b"my own notes", b"my own notes\nand more\n", b'{"id": "a", "ok": true}\n', b"\n", b"x" * 200_000])
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "results-0001.jsonl"
-    path.write_bytes(b"my own notes")
-    with pytest.raises(JournalError, match="last line"):
+    path.write_bytes(text)
+    with pytest.raises(JournalError, match=r"results-0001\.jsonl is no job's journal"):
         Journal(tmp_path)
-    assert path.read_bytes() == b"my own notes"
+    assert path.read_bytes() == text
+
+
+def test_a_last_line_that_is_none_of_a_journal_is_ended_and_not_cut(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+    path = tmp_path / "results-0001.jsonl"
+    before = path.read_bytes() + b"my own notes"
+    path.write_bytes(before)
+    with Journal(tmp_path) as journal:
+        assert journal.get(A) == {"id": "a"}
+        journal.append(B, {"id": "b"})
+    assert path.read_bytes().startswith(before + b'\n{"key":"')
+    with Journal(tmp_path) as journal:
+        assert (journal.get(A), journal.get(B)) == ({"id": "a"}, {"id": "b"})
+
+
+def test_lines_of_older_versions_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+    old = f'{{"key":"{A}","id": "a", "ok": true}}\n{{"key":"{B}","id": null, "ok": false, "error": {{}}}}\n{{"key":"{C}","answer": "tokens"}}\n'
+    for kind in ("results", "steps"):
+        (tmp_path / f"{kind}-0001.jsonl").write_text(old)
+        with Journal(tmp_path, kind) as journal:
+            assert [journal.failed(key) for key in (A, B, C)] == [False, True, False]
+            assert (journal.get(A), journal.get(C)) == ({"id": "a", "ok": True}, {"answer": "tokens"})
+            journal.append(B, {"id": "b"})
+        with Journal(tmp_path, kind) as journal:
+            assert (len(journal), journal.get(B), journal.failed(B)) == (3, {"id": "b"}, False)
+
+
+def test_a_line_is_one_json_object_with_its_key_and_the_checksum_of_its_bytes(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "é", "ok": True})
+    (line,) = lines(tmp_path)
+    values = json.loads(line)
+    assert list(values) == ["key", "crc", "id", "ok"]
+    assert values["crc"] == f"{zlib.crc32(A.encode() + line[57:]):08x}"
+
+
+def test_a_line_that_changes_while_the_journal_is_open_is_not_given_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(A, {"id": "a"})
+        journal.append(B, {"id": "b"})
+        path = tmp_path / "results-0001.jsonl"
+        data = path.read_bytes()
+        for damaged, why in ((data.replace(b'"b"', b'"c"'), "checksum"), (data[: data.index(b"\n") + 9] + b"!" * 80 + b"\n", "")):
+            path.write_bytes(damaged)
+            assert journal.get(B) is None
+            assert journal.has(B) is (why == "")
+            if why:
+                assert caplog.messages == [f"{path}, line 2 cannot be read (it does not agree with its checksum): its row is asked again"]
+                path.write_bytes(data)
+                journal.append(B, {"id": "b"})
+        assert journal.get(A) == {"id": "a"}
+        journal.forget(C, "it is no row")
+        assert len(caplog.messages) == 1
+    with pytest.raises(ValueError, match="no line of a job's journal"):
+        _values(data.replace(b"key", b"kex"))
 
 
 def test_two_writers_have_a_file_each_and_are_read_together(tmp_path: Path) -> None:

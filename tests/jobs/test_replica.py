@@ -50,6 +50,7 @@ def dead(folder: Path, *numbers: int, owner: str = "a") -> None:
     """A process of the run that died while these rows were in flight."""
     folder.mkdir(exist_ok=True)
     left = InFlight(folder, "run", owner)
+    left._remove.detach()
     for number in numbers:
         left.begin(key_of(number))
 
@@ -115,6 +116,7 @@ def test_a_row_whose_process_died_three_times_fails_and_is_kept(tmp_path: Path) 
             failure = one.ask(key_of(7), request(7)).result(WAIT).failure()
             assert pg.is_ok(one.ask(key_of(8), request(8)).result(WAIT))
     assert (type(failure), failure.scope) == (BackendFailed, "row")
+    assert "request 'row 7' and on no other" in failure.message
     assert "died 3 times" in failure.message
     assert prompts(engine) == [[8]]
     lines = [line for path in tmp_path.glob("results-*") for line in path.read_text().splitlines()]
@@ -139,7 +141,8 @@ def test_a_row_has_a_place_of_its_own_as_long_as_it_is_in_flight(tmp_path: Path)
         way.begin(key_of(number))
     way.end(key_of(1))
     way.begin(key_of(3))
-    assert InFlight(tmp_path, "run", "a").deaths == {key_of(number): 1 for number in (0, 2, 3)}
+    second = InFlight(tmp_path, "run", "a")
+    assert (second.deaths, second.alone) == ({key_of(number): 1 for number in (0, 2, 3)}, {})
     assert sum(path.stat().st_size for path in tmp_path.glob("running-*")) == (1 + 3) * 33 + 33  # the second file is that of who looked
 
 
@@ -209,6 +212,7 @@ def test_an_engine_that_kills_every_process_ends_the_replica(tmp_path: Path) -> 
 def test_a_process_that_answered_a_row_ends_the_count(tmp_path: Path) -> None:
     for worked in (False, True, False, False):
         way = InFlight(tmp_path, "run", "a")
+        way._remove.detach()
         if worked:
             way.worked()
     fruitful_last = sorted(tmp_path.glob("running-*"), key=lambda path: b"+" in path.read_bytes())

@@ -271,7 +271,7 @@ def test_finished_rows_are_given_out_while_nothing_is_in_flight(tmp_path: Path) 
 
     with job(pg.route(engine), requests(), tmp_path) as running:
         next(running)
-        assert len(taken) <= 64
+        assert len(taken) <= 96  # the ten, and as many as are in flight, in blocks of 32
 
 
 def test_samples_logprobs_and_tries_come_back_as_they_were(tmp_path: Path) -> None:
@@ -331,11 +331,11 @@ def test_a_model_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None
 def test_many_finished_rows_behind_one_that_is_asked_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(echo)
     run(engine, tmp_path, PROMPTS)
-    monkeypatch.setattr("pipegen.jobs.runner._WAITING", 4)
+    monkeypatch.setattr("pipegen.jobs.turns.WAITING", 4)
     texts, running = run(engine, tmp_path, ["new one", *PROMPTS, "new two", *PROMPTS[:2]])
     assert texts[:4] == ["re: new one", "re: prompt 0", "re: prompt 1", "re: prompt 2"]
     assert (len(texts), running.reused) == (14, 10)  # the last two are equal to earlier ones: two answers of their own
-    assert [len(call) for call in engine.calls[1:]] == [1, 3]
+    assert sum(len(call) for call in engine.calls[1:]) == 4
 
 
 def test_equal_requests_are_counted_however_many_there_are() -> None:

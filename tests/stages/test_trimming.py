@@ -107,3 +107,14 @@ def test_an_answer_without_its_form_fails_before_a_plugin_could_hide_it() -> Non
     assert error.message == "the answer of x does not obey its request: 'Perhaps' is none of the 2 choices"
     assert trim_row(decoded("ye", structured=form), "x").unwrap().text == "ye"  # a stop ended it
     assert trim_row(dataclasses.replace(whole, text="yes"), "x").unwrap().text == "yes"
+
+
+def test_only_what_the_engine_wrote_has_to_have_the_form() -> None:
+    """A stage of one's own may make of an answer what it wants."""
+    options = {"structured": {"choice": ["yes", "no"]}}
+    route = pg.route(FakeEngine("yes<|im_end|>"))
+    for place in ("decode", "stop"):
+        shouted = route.insert(pg.pure("shout", lambda decoded: dataclasses.replace(decoded, text=decoded.text.upper())), after=place)
+        assert pg.run(shouted, [{"prompt": "Hi"}], options)[0].unwrap().text == "YES"
+    (wrong,) = pg.run(pg.route(FakeEngine("YES<|im_end|>")), [{"prompt": "Hi"}], options)
+    assert isinstance(wrong.failure(), pg.MalformedResponse)

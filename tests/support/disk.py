@@ -29,7 +29,7 @@ __all__ = ["FAULTS", "Disk", "Killed"]
 
 FAULTS = ("kill", "kill after", "kill half", "short", "ENOSPC", "EIO", "EINTR")
 BY_PATH = ("open", "mkdir", "replace", "unlink", "stat", "scandir")
-BY_HANDLE = ("write", "ftruncate", "fchmod", "fstat", "pread", "close")
+BY_HANDLE = ("write", "pwrite", "ftruncate", "fchmod", "fstat", "pread", "close")
 UNDOING = ("close", "unlink")
 """Calls that fail only after they were done, as far as anybody can tell."""
 
