@@ -58,6 +58,9 @@ def test_a_continuation_begins_where_lm_eval_says(make: Callable[[], Any], conte
         assert not is_ok(made)
     else:
         assert made.map(lambda pair: (list(pair.encoded.prompt.token_ids), list(pair.continuation))) == Success((before, own))
+        kept = context.rstrip()
+        whole = raw(kept + context[len(kept) :] + continuation)["input_ids"]
+        assert made.unwrap().joined is (raw.decode(before + own) != raw.decode(whole))
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 12))

@@ -28,9 +28,45 @@ from pipegen.engines.extras import MissingExtra, need
 from pipegen.engines.tokenizer import Tokenizer
 from pipegen.records.engine_list import shown
 from pipegen.records.options import GenerationOptions, StructuredOptions
+from pipegen.stages.parts.regex_check import ascii_regex, edge_in
 from pipegen.stages.stopping import ending_ids
 
-__all__ = ["cannot_compile", "form_of", "grammar_of", "has_form", "text_of", "unsupported_with_form"]
+__all__ = ["cannot_compile", "form_of", "grammar_of", "has_form", "text_of", "unsupported_with_form", "written_out"]
+
+
+@functools.lru_cache(maxsize=1024)
+def written_out(form: StructuredOptions) -> StructuredOptions:
+    r"""The form with the same meaning for every engine: in regular expressions, and in those of a schema, classes of characters are those of ASCII.
+
+    >>> written_out(StructuredOptions(regex=r"\d{4}")).regex, written_out(StructuredOptions(json_schema={"pattern": r"^\w+$"})).json_schema
+    ('[0-9]{4}', '{"pattern": "^[0-9A-Za-z_]+$"}')
+    """
+    if form.regex is not None:
+        return StructuredOptions(regex=ascii_regex(form.regex))
+    if form.json_schema is None:
+        return form
+    schema = json.loads(str(form.json_schema))
+    plain = _with_ascii(schema)
+    return form if plain == schema else StructuredOptions(json_schema=plain)
+
+
+def _with_ascii(schema: Any) -> Any:
+    """The schema with its patterns written out, in the same order."""
+    if isinstance(schema, list):
+        return [_with_ascii(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out: dict[str, Any] = {}
+    for key, inner in schema.items():
+        if key == "pattern" and isinstance(inner, str):
+            out[key] = ascii_regex(inner)
+        elif key in _SCHEMAS:
+            out[key] = _with_ascii(inner)
+        elif key in _MAPS and isinstance(inner, dict):
+            out[key] = {ascii_regex(name) if key == "patternProperties" else name: _with_ascii(part) for name, part in inner.items()}
+        else:
+            out[key] = inner
+    return out
 
 
 def form_of(options: GenerationOptions) -> dict[str, Any]:
@@ -39,9 +75,9 @@ def form_of(options: GenerationOptions) -> dict[str, Any]:
     >>> form_of(GenerationOptions(structured={"choice": ("a", "b")}))
     {'choice': ['a', 'b']}
     """
-    asked = options.structured
-    if asked is None:
+    if options.structured is None:
         return {}
+    asked = written_out(options.structured)
     choice = None if asked.choice is None else list(asked.choice)
     given = {"json_schema": asked.json_schema, "regex": asked.regex, "choice": choice}
     return {name: value for name, value in given.items() if value is not None}
@@ -85,9 +121,14 @@ _SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propert
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
+_NO_EDGES = r"no engine knows where words begin and end while it generates: write the regular expression without \b and \B"
+
+
 @functools.lru_cache(maxsize=1024)
 def _wrong_with(form: StructuredOptions) -> str:
-    """What is wrong with a schema by JSON Schema itself, whichever engine reads it: a type that there is not. Empty where nothing is, or was found."""
+    """What is wrong with a form whichever engine reads it: a type that JSON Schema does not have, the edge of a word. Empty where nothing is, or was found."""
+    if form.regex is not None and edge_in(form.regex):
+        return _NO_EDGES
     parts: list[Any] = [json.loads(form.json_schema)] if isinstance(form.json_schema, str) else []
     while parts:
         schema = parts.pop()
@@ -97,6 +138,9 @@ def _wrong_with(form: StructuredOptions) -> str:
         for kind in kinds if isinstance(kinds, (list, tuple)) else (kinds,):
             if not isinstance(kind, str) or kind not in TYPES:
                 return f"Invalid type: {kind if isinstance(kind, str) else json.dumps(kind)}"
+        patterns = schema.get("patternProperties")
+        if any(isinstance(one, str) and edge_in(one) for one in (schema.get("pattern"), *(patterns if isinstance(patterns, dict) else ()))):
+            return _NO_EDGES
         for key in _SCHEMAS:
             inner = schema.get(key)
             parts += inner if isinstance(inner, list) else [inner]
@@ -159,6 +203,7 @@ def has_form(form: StructuredOptions, text: str) -> bool:
 
 def text_of(form: StructuredOptions, ends: Sequence[int]) -> str:
     """The grammar of a form, ended by one of these tokens where there are some. Of a regular expression, llguidance says how it is written in a grammar."""
+    form = written_out(form)
     if form.choice is not None:
         body = "TEXT\nTEXT: " + " | ".join(map(json.dumps, form.choice))  # a name in capitals is one lexeme, however many texts there are
     elif form.regex is not None:

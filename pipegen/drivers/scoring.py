@@ -98,6 +98,7 @@ def _sum_up(engine: Any, name: str) -> Pipe[TokenScores, Scored]:
                 logprob=math.fsum(scores.logprobs),
                 token_logprobs=scores.logprobs,
                 token_ids=ids,
+                joined=continued.joined,
                 greedy=all(scores.greedy),
                 likeliest=scores.likeliest,
                 tokens=len(ids),

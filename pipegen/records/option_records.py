@@ -67,7 +67,7 @@ class StopOptions:
         "Token ids that end generation; their text stays in `raw_text` only.",
         OptionRow((), SERVED, fields="stop_token_ids", near="eos_token_id", trial=(5,)),
     ] = None
-    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, SERVED, fields="ignore_eos", trial=True)] = None
+    ignore_eos: Annotated[bool | None, boolean, "Do not stop at the model's own end tokens.", OptionRow(False, fields="ignore_eos", trial=True)] = None
 
 
 @record
@@ -285,7 +285,7 @@ class GenerationOptions:
         float | None,
         number(above=0),
         "Divide the positive logits of tokens in the prompt or the answer, and multiply the negative ones; 1 changes nothing.",
-        OptionRow(1.0, SERVED - {"sglang_server"}, wires="repetition_penalty", trial=1.5),
+        OptionRow(1.0, SERVED - {"sglang_server", "sglang_chat"}, wires="repetition_penalty", trial=1.5),
     ] = None
     presence_penalty: Annotated[
         float | None,

@@ -28,6 +28,8 @@ class Continued:
     """The ids whose log probabilities are asked, each after the context and those before it."""
     text: str | None = None
     """The continuation as text, where the request gave one."""
+    joined: bool = False
+    """Whether the ids of both spell another text than the request gave; see `Scored.joined`."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -74,6 +76,9 @@ class Scored:
     """The log probability (natural) of each token, given the context and the tokens before it."""
     token_ids: tuple[int, ...]
     """The ids of the continuation. White space at the end of a context is a part of it (see `pipegen.stages.joining`)."""
+    joined: bool = False
+    """Whether the tokenizer joins the end of the context with the start of the continuation, so that letters of the text are missing in what was scored, or
+    there twice: the context and `token_ids` spell another text. Begin the continuation where a word begins, or give it as ids."""
     greedy: bool
     """Whether greedy decoding would write the continuation; a token that ties with another for the highest counts."""
     likeliest: tuple[tuple[int, float], ...] = ()

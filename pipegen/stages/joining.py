@@ -2,7 +2,8 @@
 
 A text continuation after a text context (a rendered conversation or a plain prompt) is encoded together with it, by the rule of lm-eval: white space at the
 end of the context is a part of the continuation; the context's ids are those of the context alone, and the continuation's ids are those of both together
-that come after as many ids as the context has. After a context of ids, a text continuation is encoded by itself. Ids are taken as they are.
+that come after as many ids as the context has. Where a tokenizer joins letters over the edge, these may spell another text than was given; the result
+says so (`joined`). After a context of ids, a text continuation is encoded by itself. Ids are taken as they are.
 
 Control tokens in a continuation count if they count in the context. If they do not count there (in messages, by default), those of the continuation stay
 text: it is then encoded by itself.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from returns.result import Failure, Success
 
@@ -126,10 +127,19 @@ def join_row(
         return Failure(refusal)
     if not isinstance(asked, str) or rendered.text is None:
         own = asked if not isinstance(asked, str) else of_tokenizer(engine.tokenizer.encode_plain, asked, first=False)
-        pair = _context(rendered, engine, kept).map(lambda prompt: (prompt, tuple(own)))
+        pair = _context(rendered, engine, kept).map(lambda prompt: _Pair(prompt, tuple(own)))
     else:
         pair = _text_pair(rendered, asked, engine, kept)
-    return pair.bind(lambda made: _begun(made[0], made[1], engine, empty_context)).bind(lambda made: _checked(rendered, made[0], made[1], engine, limit))
+    return pair.bind(lambda made: _begun(made, engine, empty_context)).bind(lambda made: _checked(rendered, made, engine, limit))
+
+
+class _Pair(NamedTuple):
+    """A context and the ids of its continuation."""
+
+    prompt: Prompt
+    continuation: tuple[int, ...]
+    joined: bool = False
+    """Whether the two spell another text together than was given."""
 
 
 def _context(rendered: Rendered, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]) -> Slot[Prompt]:
@@ -140,7 +150,7 @@ def _context(rendered: Rendered, engine: TokenEngine, kept: dict[Hashable, Slot[
     return kept[key]
 
 
-def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]) -> Slot[tuple[Prompt, tuple[int, ...]]]:
+def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept: dict[Hashable, Slot[Prompt]]) -> Slot[_Pair]:
     """Context and continuation of texts, by the rule of this module."""
     spaces = len(rendered.to_tokenize) - len(rendered.to_tokenize.rstrip())
     bare = rendered.rewritten(str.rstrip) if spaces else rendered
@@ -151,9 +161,16 @@ def _text_pair(rendered: Rendered, continuation: str, engine: TokenEngine, kept:
     if _looks_like_control(bare, moved):
         if rendered.refuses:
             return Failure(InvalidRequest("the continuation holds a control token", hint='take it out, or set control_tokens="allow"'))
-        return Success((context.unwrap(), tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False))))
+        return Success(_Pair(context.unwrap(), tuple(of_tokenizer(engine.tokenizer.encode_plain, moved, first=False))))
     whole = tokenize_row(bare.rewritten(lambda text: text + moved), bare.images, engine.tokenizer, engine.image_placeholder)
-    return whole.map(lambda both: (context.unwrap(), both.token_ids[len(context.unwrap().token_ids) :]))
+    return whole.map(lambda both: _split(context.unwrap(), both.token_ids, engine))
+
+
+def _split(prompt: Prompt, whole: tuple[int, ...], engine: TokenEngine) -> _Pair:
+    """The continuation: what comes behind as many ids as the context has by itself."""
+    before, continuation = prompt.token_ids, whole[len(prompt.token_ids) :]
+    other = whole[: len(before)] != before and engine.tokenizer.decode(before + continuation) != engine.tokenizer.decode(whole)
+    return _Pair(prompt, continuation, other)
 
 
 def _looks_like_control(bare: Rendered, moved: str) -> bool:
@@ -164,10 +181,11 @@ def _looks_like_control(bare: Rendered, moved: str) -> bool:
     return len(before) != len(after) or bare.marks.in_text(moved)
 
 
-def _begun(prompt: Prompt, continuation: tuple[int, ...], engine: TokenEngine, empty_context: EmptyContext) -> Slot[tuple[Prompt, tuple[int, ...]]]:
+def _begun(pair: _Pair, engine: TokenEngine, empty_context: EmptyContext) -> Slot[_Pair]:
     """The pair with a context that is not empty."""
+    prompt, continuation, _ = pair
     if prompt.token_ids:
-        return Success((prompt, continuation))
+        return Success(pair)
     if empty_context == "refuse":
         words = "the context is empty, and the first token of a sequence has no log probability"
         return Failure(InvalidRequest(words, hint='set empty_context="bos" to score it after the model\'s BOS (its end token where it has none)'))
@@ -175,7 +193,7 @@ def _begun(prompt: Prompt, continuation: tuple[int, ...], engine: TokenEngine, e
     if first is None:
         return Failure(InvalidRequest("the context is empty, and the model has neither a BOS nor an end token", hint="set empty_context to a token id"))
     begun = dataclasses.replace(prompt, token_ids=(first,), compact_token_ids=(first,))
-    return Success((begun, continuation[1:] if continuation[:1] == (first,) else continuation))
+    return Success(_Pair(begun, continuation[1:] if continuation[:1] == (first,) else continuation))
 
 
 def first_token(engine: TokenEngine) -> int | None:
@@ -184,7 +202,8 @@ def first_token(engine: TokenEngine) -> int | None:
     return bos[0] if bos else next(iter(engine.eos_token_ids), None)
 
 
-def _checked(rendered: Rendered, prompt: Prompt, continuation: tuple[int, ...], engine: TokenEngine, limit: int | None) -> Slot[Continued]:
+def _checked(rendered: Rendered, pair: _Pair, engine: TokenEngine, limit: int | None) -> Slot[Continued]:
+    prompt, continuation, joined = pair
     if not continuation:
         words = "the continuation has no token of its own: the tokenizer joins it with the end of the context"
         return Failure(InvalidRequest(words, hint="give the continuation as ids, or begin it where a token begins"))
@@ -204,4 +223,4 @@ def _checked(rendered: Rendered, prompt: Prompt, continuation: tuple[int, ...], 
         message = f"context and continuation have {tokens} and {len(continuation)} tokens; the limit for both is {limit}"
         return Failure(PromptTooLong(tokens, limit, message=message, hint="shorten the context"))
     text = rendered.request.continuation if isinstance(rendered.request, ScoringRequest) else None
-    return Success(Continued(encoded=encoded, continuation=continuation, text=text if isinstance(text, str) else None))
+    return Success(Continued(encoded=encoded, continuation=continuation, text=text if isinstance(text, str) else None, joined=joined))

@@ -44,6 +44,7 @@ from pipegen.records.results import PreparedImage, ResolvedRequest, Thinking
 from pipegen.stages.parts.control_tokens import ControlTokens, control_tokens
 from pipegen.stages.parts.foreign_text import OWN, Conversation, Marks, Rewrite, choose_marks, foreign_strings, rewrite_foreign, trusted_part
 from pipegen.stages.parts.images import Prepared, image_tokens, images_of, prepare_images, within
+from pipegen.stages.parts.reasoning import thinking_beside_form
 from pipegen.stages.parts.template import call_template, composes, decoded_by, honours_thinking, known_words, probe_variables, shape_content, written_by
 
 __all__ = ["Rendered", "hides_nothing", "is_guarded", "render", "render_row"]
@@ -194,6 +195,9 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     shaped = given._replace(messages=[shape_content(message, renderer, chat.template, probed) for message in given.messages])
     honoured = honours_thinking(renderer, chat.template, probed)
     thinking: Thinking = "honoured" if honoured else "unsupported"
+    unthought = thinking_beside_form(job.options) if honoured and chat.enable_thinking else None
+    if unthought is not None:
+        return Failure(unthought)
     switches = {
         "add_generation_prompt": bool(chat.add_generation_prompt),
         "continue_final_message": bool(chat.continue_final_message),

@@ -14,13 +14,14 @@ from typing import Any, overload
 from returns.result import Failure, Result, Success
 
 from pipegen.core.backend import require_backend
-from pipegen.core.errors import PluginFailed
+from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.core.pipe import Pipe, each
 from pipegen.core.slots import Slot, is_ok
 from pipegen.engines.plugin import Plugin
 from pipegen.engines.protocol import Engine, TextEngine, TokenEngine, takes_tokens
 from pipegen.records.options import GenerationOptions
-from pipegen.records.results import Decoded, GenerationResult, closest_choice
+from pipegen.records.results import Decoded, Finish, GenerationResult, closest_choice
+from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
 from pipegen.stages.parts.reasoning import thinking_unfinished
 from pipegen.stages.parts.samples import SAMPLING
 from pipegen.stages.parts.watching import ask_plugin
@@ -104,9 +105,12 @@ def trim(engine: Engine, route: str | None = None) -> Pipe[Any, GenerationResult
 
 
 def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) -> Slot[GenerationResult]:
-    """The finished result. Fails as `trimmed` does."""
+    """The finished result. Fails as `trimmed` does, and with `MalformedResponse` where the answer has not the form that was asked."""
     raw, encoded = decoded.raw, decoded.raw.encoded
     prompt, options = encoded.prompt, encoded.options
+    wrong = _wrong_form(decoded, route_name) if options.structured is not None else None
+    if wrong is not None:
+        return Failure(wrong)
     text = trimmed(decoded.text, options, plugins)
     if not is_ok(text):
         return Failure(text.failure())
@@ -134,3 +138,9 @@ def trim_row(decoded: Decoded, route_name: str, plugins: Sequence[Plugin] = ()) 
             clipped_from=encoded.clipped_from,
         )
     )
+
+
+def _wrong_form(decoded: Decoded, route_name: str) -> MalformedResponse | None:
+    """What is wrong with the form of an answer; one that something else than an end token ended need not be complete."""
+    answer = Answer(text=decoded.text, finish=WORDS[decoded.finish], stops=decoded.finish is not Finish.EOS)
+    return disobeyed(answer, decoded.raw.encoded.options, route_name)

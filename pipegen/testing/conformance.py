@@ -229,7 +229,7 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
     choices = ("yes", "no way")
     forms: tuple[tuple[str, Any, Callable[[str], bool]], ...] = (
         ("choice", choices, lambda text: text in choices),
-        ("regex", r"[ab]{3}-[0-9]{2}", lambda text: re.fullmatch(r"[ab]{3}-[0-9]{2}", text) is not None),
+        ("regex", r"[ab]{3}-\d{2}\S\w", lambda text: re.fullmatch(r"[ab]{3}-\d{2}\S\w", text, re.ASCII) is not None),
         ("json_schema", {"enum": choices}, lambda text: _json_of(text) in choices),
     )
     free = answers(run(route, [chat(text) for text in PROMPTS], greedy()))
@@ -240,11 +240,25 @@ def answers_have_the_form_that_was_asked(route: Route) -> None:
             refuses(route, options, name)
             continue
         formed, beside = [chat(text, options) for text in PROMPTS], [chat(text) for text in PROMPTS]
-        results = answers(run(route, [*formed, *beside], greedy()))
+        slots = run(route, [*formed, *beside], greedy())
+        for slot in slots[: len(PROMPTS)]:
+            expect(is_ok(slot), f"{name}={form!r} is not honoured: {error_of(slot)}")
+        results = answers(slots)
         for result in results[: len(PROMPTS)]:
             expect(result.finish is Finish.EOS and holds(result.text), f"{result.text!r} ({result.finish}) has not the form {name}={form!r}")
         unchanged = not honours(route, "repeatable") or all(map(same, results[len(PROMPTS) :], free))
         expect(unchanged, f"rows that are free are not changed by rows beside them with {name}")
+
+
+def thoughts_before_a_form_are_thought_or_refused(route: Route) -> None:
+    """An engine that holds a form from the first token refuses `enable_thinking` beside it, instead of calling it honoured."""
+    if not (honours(route, "choice") and honours(route, "enable_thinking")):
+        return
+    options = greedy(structured=StructuredOptions(choice=("yes", "no way")), chat=ChatTemplateOptions(enable_thinking=True))
+    for slot in run(route, [chat(text) for text in PROMPTS], options):
+        if not refused(slot, "enable_thinking"):
+            (result,) = answers([slot])
+            expect(bool(result.reasoning) or result.thinking == "unsupported", f"enable_thinking with choice: nothing was thought before {result.text!r}")
 
 
 def logprobs_beside_a_form_are_the_models_own(route: Route) -> None:
@@ -280,6 +294,7 @@ CHECKS: tuple[Check, ...] = (
     control_tokens_of_users_stay_text,
     images_are_taken_or_refused,
     answers_have_the_form_that_was_asked,
+    thoughts_before_a_form_are_thought_or_refused,
     logprobs_beside_a_form_are_the_models_own,
     what_is_not_honoured_is_refused,
     *conformance_ends.CHECKS,

@@ -184,11 +184,11 @@ class FaultyServer:
         if fault in HOSTILE:
             last = None if fault == "flood" else finish
             events = [_event(path, ids[:count], last if count == len(ids) else None) for count in range(1, len(ids) + 1)]
-            await respond(fault, events, _answer(path, ids, finish, wrong=False), writer, stream=bool(body.get("stream")))
+            await respond(fault, events, _answer(path, ids, finish, prompt, wrong=False), writer, stream=bool(body.get("stream")))
             return False
         if body.get("stream"):
             return await self._stream(fault, path, ids, finish, prompt, writer)
-        whole = json.dumps(_answer(path, ids, finish, wrong=fault == "choices")).encode()
+        whole = json.dumps(_answer(path, ids, finish, prompt, wrong=fault == "choices")).encode()
         if fault == "garbage":
             whole = b"<html>" + bytes(range(128, 200))
         if fault in ("cut", "short"):
@@ -241,14 +241,14 @@ def _text(ids: Sequence[int]) -> str:
     return "".join(chr(number) for number in ids if number != EOS)
 
 
-def _answer(path: str, ids: Sequence[int], finish: str, *, wrong: bool) -> Any:
+def _answer(path: str, ids: Sequence[int], finish: str, prompt: Sequence[int], *, wrong: bool) -> Any:
     """A whole answer; a wrong one has one completion too many."""
     if path == "/generate":
         one = _event(path, ids, finish)
         return [one, one] if wrong else one
     message = {"message": {"content": _text(ids)}} if path.endswith("chat/completions") else {"token_ids": ids}
     choices = [{"index": index, "finish_reason": finish, **message} for index in range(2 if wrong else 1)]
-    return {"choices": choices, "usage": {"prompt_tokens": len(ids), "completion_tokens": len(ids)}}
+    return {"choices": choices, "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}}
 
 
 def _event(path: str, ids: Sequence[int], finish: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -100,3 +101,56 @@ def test_a_choice_that_spells_a_control_token_is_refused() -> None:
         assert (type(error), error.option) == (pg.UnsupportedOption, "choice")
         assert "'<|im_end|>'" in error.message
     assert pg.is_ok(grammar_of(resolve(pg.GenerationOptions(structured={"choice": ("a", "<|im_end")})), tokenizer, ends, None, "hf"))
+
+
+# What a pattern means
+
+ARABIC = "٢٠٢٤"
+
+
+@pytest.mark.parametrize("wire", ["vllm_server", "sglang_server", "vllm_chat", "sglang_chat"])
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ({"regex": r"\d{4}"}, "[0-9]{4}"),
+        ({"regex": r"[\w.]+\s"}, r"[0-9A-Za-z_.]+[ \t\n\r\f\v]"),
+        ({"json_schema": {"properties": {"pattern": {"pattern": r"^\d+$"}, r"\d": {}}, "patternProperties": {r"^\w$": {}}}}, None),
+    ],
+)
+def test_classes_of_characters_are_sent_as_ascii_has_them(wire: str, form: dict[str, Any], wanted: str | None) -> None:
+    body = json.dumps(WIRES[wire](ask(structured=form), Facts()).unwrap().body, ensure_ascii=False).replace("\\\\", "\\").replace("\\\\", "\\")
+    if wanted is not None:
+        assert wanted in body
+    else:  # patterns are written out, names are not
+        body = body.replace('\\"', '"')
+        assert '"pattern": {"pattern": "^[0-9]+$"}' in body
+        assert '"^[0-9A-Za-z_]$": {}' in body
+        assert r'"\d": {}' in body
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ({"regex": r"\d{4}"}, "2024", ARABIC),
+        ({"regex": r"\w+"}, "ab_1", "né"),
+        ({"regex": r"a\sb"}, "a\tb", "a\u2003b"),
+        ({"regex": r"\D\W\S"}, "é.é", "1.é"),
+        ({"regex": r"[\D]"}, ARABIC[0], "1"),
+        ({"regex": "a.b"}, "a\rb", "a\nb"),
+        ({"json_schema": {"type": "string", "pattern": r"^\d{4}$"}}, '"2024"', f'"{ARABIC}"'),
+    ],
+)
+def test_classes_of_characters_mean_ascii_in_a_grammar(form: dict[str, Any], right: str, wrong: str) -> None:
+    pytest.importorskip("llguidance")
+    asked = pg.StructuredOptions(**form)
+    assert (has_form(asked, right), has_form(asked, wrong)) == (True, False)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("form", [{"regex": r"a\b"}, {"json_schema": {"items": {"pattern": r"\Ba"}}}, {"json_schema": {"patternProperties": {r"\b": {}}}}])
+def test_the_edge_of_a_word_is_refused_by_every_engine_in_the_same_words(wire: str, form: dict[str, Any]) -> None:
+    (name,) = form
+    error = WIRES[wire](ask(structured=form), Facts()).failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, "without \\b and \\B" in error.message) == (name, True)
+    assert unsupported_with_form(resolve(pg.GenerationOptions(structured=form)), "hf", masked_here=True) == error

@@ -47,7 +47,7 @@ class Model(FakeEngine):
     def _made(self, encoded: Encoded) -> Any:
         options, form = encoded.options, encoded.options.structured
         if form is not None and form != StructuredOptions():
-            text = "no way" if form.choice else "aba-09" if form.regex else '"yes"'
+            text = "no way" if form.choice else "aba-09xy" if form.regex else '"yes"'
             ids = (*self.tokenizer.encode(text), self.eos_token_ids[0])
             entries = tuple(TokenLogprob(token_id=token_id, logprob=-0.25) for token_id in ids)
             return Success(Raw(encoded=encoded, token_ids=ids, logprobs=entries if options.logprobs else None))

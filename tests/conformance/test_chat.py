@@ -20,10 +20,10 @@ IGNORED = (
     conformance_sampling.penalties_count_what_was_written,
     conformance_prompts.answers_depend_on_the_images,
 )
-# and beyond the plain form it knows no token ids, no least length, no end tokens to ignore and no turn to continue.
+# and beyond the plain form it knows no token ids, no least length and no turn to continue.
 IGNORED_BEYOND = (
     *(conformance.logprobs_are_the_models_own, conformance_ends.min_new_tokens_holds),
-    *(conformance_ends.end_tokens_are_ignored_where_asked, conformance_prompts.a_final_message_is_continued),
+    conformance_prompts.a_final_message_is_continued,
 )
 DIALECTS: dict[str, tuple[conformance.Check, ...]] = {"plain": IGNORED, "vllm": (*IGNORED, *IGNORED_BEYOND), "sglang": (*IGNORED, *IGNORED_BEYOND)}
 CASES = [(dialect, check) for dialect, ignored in DIALECTS.items() for check in conformance.CHECKS if check not in ignored]
@@ -68,6 +68,7 @@ def test_a_server_that_says_something_else_each_time_is_found_out(server: Faulty
 
 
 def test_a_server_that_counts_no_tokens_is_found_out(server: FaultyServer) -> None:
-    server.reply = lambda ids: []
+    answer = {"choices": [{"finish_reason": "stop", "message": {"content": "a"}}], "usage": {"prompt_tokens": 0}}
+    server.answers["/v1/chat/completions"] = (200, answer)
     with pg.backends.openai_server("toy", base_url=server.url) as route, pytest.raises(AssertionError):
         conformance.results_report_what_was_done(route)

@@ -65,7 +65,7 @@ class Formal(TalkingEngine):
         form = encoded.options.structured
         if form is None or form == pg.StructuredOptions():
             return super()._made(encoded)
-        text = "no way" if form.choice else "aba-09" if form.regex else '"yes"'
+        text = "no way" if form.choice else "aba-09xy" if form.regex else '"yes"'
         return Success(Raw(encoded=encoded, token_ids=(*self.tokenizer.encode(text), self.eos_token_ids[0])))
 
 

@@ -47,7 +47,17 @@ def test_what_the_tokenizer_joins_over_the_edge_is_cut_where_the_context_alone_e
 
 
 def test_a_continuation_that_is_joined_only_in_part_keeps_the_rest() -> None:
-    assert pair(joined(prompt="xa", continuation="bcd")) == (tuple(b"xa"), tuple(b"cd"))
+    made = joined(prompt="xa", continuation="bcd")
+    assert pair(made) == (tuple(b"xa"), tuple(b"cd"))
+    assert made.unwrap().joined  # the b is not scored
+
+
+def test_letters_that_vanish_are_said_and_an_edge_that_is_kept_is_not() -> None:
+    assert joined(prompt="to be", continuation=" END!!").unwrap().joined
+    for request in ({"prompt": "to ", "continuation": "END"}, {"prompt": "xa", "continuation": "cd"}, {"prompt": "xa", "continuation": [98, 99]}):
+        assert not joined(**request).unwrap().joined
+    resplit = FakeEngine("", tokenizer=ToyTokenizer(merges=("ba",)))
+    assert not joined(resplit, prompt="xb", continuation="cb").unwrap().joined
 
 
 def test_ids_are_taken_as_they_are() -> None:

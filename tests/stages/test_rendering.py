@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from support.small_tokenizers import CHATML, INSTRUCT, PARTS_ONLY, chatml_tokenizer, instruct_tokenizer
 
 from pipegen.backends.checkpoint.tokenizers import HFRenderer, HFTokenizer
-from pipegen.core.errors import InvalidRequest, TemplateFailed
+from pipegen.core.errors import InvalidRequest, TemplateFailed, UnsupportedOption
 from pipegen.core.slots import Slot
 from pipegen.records.fields import InvalidField
 from pipegen.records.options import ChatTemplateOptions, GenerationOptions, resolve
@@ -62,6 +62,23 @@ def test_thinking_is_off_unless_asked_for_and_the_result_says_that_it_was_honour
     assert (off.thinking, on.thinking) == ("honoured", "honoured")
     assert (off.text or "").endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert (on.text or "").endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("form", [{"json_schema": {}}, {"regex": "a"}, {"choice": ("yes", "no")}])
+def test_thinking_beside_a_form_is_refused_where_the_template_would_think(form: dict[str, Any]) -> None:
+    """The form holds from the first token: nothing would be thought, and the result would call the switch honoured."""
+    tokenizer = chatml_tokenizer()
+
+    def rendered(template: str, thinks: bool) -> Slot[Rendered]:
+        options = resolve(GenerationOptions(structured=form, chat=ChatTemplateOptions(enable_thinking=thinks, template=template)))
+        made = ResolvedRequest(request=TextGenerationRequest(messages=[USER]), options=options)
+        return render_row(made, HFTokenizer(tokenizer), HFRenderer(tokenizer, CHATML))
+
+    error = rendered(CHATML, True).failure()
+    assert isinstance(error, UnsupportedOption)
+    assert (error.option, next(iter(form)) in error.message) == ("enable_thinking", True)
+    assert rendered(CHATML, False).unwrap().thinking == "honoured"
+    assert rendered("{% for m in messages %}{{ m.content }}{% endfor %}", True).unwrap().thinking == "unsupported"
 
 
 def test_a_template_that_knows_no_thinking_switch_renders_and_is_not_given_one() -> None:  # T1

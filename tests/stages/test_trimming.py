@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 
-from pipegen.core.errors import PluginFailed
+from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.engines.plugin import Plugin
-from pipegen.records.options import DecodeOptions, GenerationOptions, resolve
+from pipegen.records.options import DecodeOptions, GenerationOptions, StructuredOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, PreparedImage, Prompt, Raw, TokenLogprob
 from pipegen.stages.trimming import Stripper, trim_row
@@ -96,3 +97,13 @@ def test_what_is_no_fault_of_the_plugin_comes_through(raised: type[BaseException
 def test_whitespace_in_the_middle_is_held_until_something_follows() -> None:
     stripper = Stripper()
     assert [stripper.feed(piece) for piece in ("\n ", "", " a ", " ", "\n", "b\u00a0", "")] == ["", "", "a", "", "", "  \nb", ""]
+
+
+def test_an_answer_without_its_form_fails_before_a_plugin_could_hide_it() -> None:
+    form = StructuredOptions(choice=("yes", "no"))
+    whole = dataclasses.replace(decoded("Perhaps", structured=form), finish=Finish.EOS, stop=None)
+    error = trim_row(whole, "x", (appending("yes"),)).failure()
+    assert isinstance(error, MalformedResponse)
+    assert error.message == "the answer of x does not obey its request: 'Perhaps' is none of the 2 choices"
+    assert trim_row(decoded("ye", structured=form), "x").unwrap().text == "ye"  # a stop ended it
+    assert trim_row(dataclasses.replace(whole, text="yes"), "x").unwrap().text == "yes"

@@ -13,6 +13,8 @@ from returns.result import Failure, Success
 from pipegen.backends.http.access import Access
 from pipegen.backends.servers.http_engine import HttpEngine, WholeRow
 from pipegen.backends.servers.images import messages_of
+from pipegen.backends.servers.openai import asks_to_think
+from pipegen.backends.servers.server import SPARE
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire
 from pipegen.core.errors import GenerationError, InvalidRequest, MalformedResponse, PluginFailed, UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -26,7 +28,8 @@ from pipegen.records.frozen import freeze
 from pipegen.records.options import GenerationOptions, resolve
 from pipegen.records.requests import GenerationRequest
 from pipegen.records.results import ChatOutput, Finish, GenerationResult, ResolvedRequest, TokenLogprob, closest_choice
-from pipegen.stages.parts.reasoning import thinking_unfinished
+from pipegen.stages.parts.answer_check import WORDS, Answer, disobeyed
+from pipegen.stages.parts.reasoning import thinking_beside_form, thinking_unfinished
 from pipegen.stages.parts.stop_scan import StopScanner
 from pipegen.stages.parts.watching import Watch
 from pipegen.stages.trimming import Stripper, trimmed
@@ -194,14 +197,14 @@ class ChatRow:
         return Finish.EOS, None
 
 
-def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot[GenerationResult]:
+def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin], limit: int | None = None) -> Slot[GenerationResult]:
     """The result: stripped and trimmed as on every route, with the counts that the server reports.
 
     A server that ends a row for its length before `max_new_tokens` has clipped it: the options then say what was really allowed, and `clipped_from`
-    what was asked.
+    what was asked. Where the server had room for more, by its `limit` of a row, that is no answer to the request.
     """
     made, asked = output.usage.get("completion_tokens", len(output.token_ids)), output.job.options.max_new_tokens or 0
-    wrong = _miscounted(output, made, route)
+    wrong = disobeyed(_judged(output, made, route, limit), output.job.options, route)
     if wrong is not None:
         return Failure(wrong)
     clipped = output.finish is Finish.LENGTH and 0 < made < asked
@@ -232,17 +235,17 @@ def result_of(output: ChatOutput, route: str, plugins: Sequence[Plugin]) -> Slot
     )
 
 
-def _miscounted(output: ChatOutput, made: int, route: str) -> MalformedResponse | None:
-    """What is wrong where the server ended the row before it may end, or after it must: it did not do as it was asked.
-
-    A plain server may count in tokens of another kind, so its count is not held against it.
-    """
-    least, most = output.job.options.min_new_tokens or 0, output.job.options.max_new_tokens
-    if output.finish in (Finish.EOS, Finish.STOP_TOKEN, Finish.LENGTH) and 0 < made < least:
-        return MalformedResponse(f"{route} ended the row after {made} tokens, of at least {least}")
-    if most is not None and made > most and route != "openai_chat":
-        return MalformedResponse(f"{route} generated {made} tokens, of at most {most}")
-    return None
+def _judged(output: ChatOutput, made: int, route: str, limit: int | None) -> Answer:
+    """The answer, as far as it can be judged. A plain server may count in tokens of another kind, so its count is not held against it."""
+    prompt = output.usage.get("prompt_tokens", 0)
+    return Answer(
+        text=output.text,
+        finish=WORDS[output.finish],
+        stops=output.finish is not Finish.EOS,
+        token_count=None if route == "openai_chat" else made,
+        room=None if limit is None or not prompt else limit - prompt - SPARE,
+        called=bool(output.tool_calls),
+    )
 
 
 class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
@@ -305,8 +308,16 @@ class ChatEngine(HttpEngine[ResolvedRequest, ChatOutput]):
         return Failure(UnsupportedOption(f"{shown(self.name)} {words}", option=option, hint=hint))
 
     def result(self, answer: ChatOutput, route: str) -> Slot[GenerationResult]:
-        """The finished result of a row's answer, cut and trimmed."""
-        return result_of(answer, route, self.plugins)
+        """The finished result of a row's answer, cut and trimmed.
+
+        A server without a reasoning parser holds a form from the first token, so that nothing is thought: its answer is no answer to a request for both.
+        """
+        thought = answer.reasoning or answer.tool_calls or self.name == "openai_chat"
+        if answer.job.options.structured is not None and not thought and asks_to_think(answer.job.options, self.sender.extra_body):
+            unthought = thinking_beside_form(answer.job.options)
+            if unthought is not None:
+                return Failure(unthought.with_fields(hint=f"start the server with a reasoning parser (--reasoning-parser), or {unthought.hint}"))
+        return result_of(answer, route, self.plugins, self.limit_of(self.sender.directory.known) if self.name == "vllm_chat" else None)
 
     def row(self, asked: ResolvedRequest, deadline: float) -> Awaitable[Slot[ChatOutput]]:
         if self._cuts_away(asked) or self.watches:

@@ -18,7 +18,7 @@ from pipegen.backends.servers import sglang, vllm
 from pipegen.backends.servers.chat_fields import SERVERS, check_extra_body
 from pipegen.backends.servers.errors import classified
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, entries_of_meta, logprobs_of
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, usage_of, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import GenerationError, PromptTooLong, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -26,12 +26,11 @@ from pipegen.records.engine_list import shown
 from pipegen.records.frozen import freeze
 from pipegen.records.option_table import wire_fields
 from pipegen.records.options import GenerationOptions
+from pipegen.stages.parts.reasoning import thinking_beside_form
 
-__all__ = ["DIALECTS", "from_event", "from_wire"]
+__all__ = ["DIALECTS", "asks_to_think", "from_event", "from_wire"]
 
 PATH = "/v1/chat/completions"
-_MANY = 2**53
-"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def body_of(ask: ServerRequest, dialect: str) -> dict[str, Any]:
@@ -65,11 +64,11 @@ def _fixed(options: GenerationOptions, stops: tuple[str, ...], stream: bool, thi
     if dialect != "plain" and chat is not None:
         more = {
             "top_k": options.top_k or (0 if dialect == "vllm" else -1),
-            # Where the end token is ignored, it would only be held back.
-            "min_tokens": 0 if options.stop is not None and options.stop.ignore_eos else options.min_new_tokens,
+            "min_tokens": options.min_new_tokens,
             "stop": list(stops) or None,
             "stop_token_ids": list(options.stop.stop_token_ids or ()) or None if options.stop is not None else None,
-            "ignore_eos": options.stop is not None and bool(options.stop.ignore_eos),
+            "ignore_eos": False,
+            "repetition_penalty": options.repetition_penalty,  # neutral where the server has another one: a checkpoint's own default must not count
             "skip_special_tokens": options.decode is None or options.decode.skip_special_tokens is not False,
             "spaces_between_special_tokens": False if dialect == "vllm" else None,
             "chat_template_kwargs": {
@@ -106,12 +105,7 @@ def from_wire(answer: Any, ask: ServerRequest) -> Slot[tuple[Completion, ...]]:
 def from_event(event: Any, ask: ServerRequest, seen: int) -> Slot[tuple[Completion, ...]]:
     """What one event of a stream brings: new text, new reasoning, pieces of tool calls, the end; or, last, the usage alone."""
     found = pieces(event, lambda choice, place: _completion(choice, event, ask, "delta", place, seen))
-    return found.map(lambda made: made or (Completion(usage=_usage(event)),))
-
-
-def _usage(answer: Mapping[str, Any]) -> dict[str, int]:
-    usage = answer.get("usage")
-    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
+    return found.map(lambda made: made or (Completion(usage=usage_of(event.get("usage"))),))
 
 
 def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: ServerRequest, holder: str, place: str, seen: int) -> Slot[Completion]:
@@ -147,7 +141,7 @@ def _read(choice: Mapping[str, Any], answer: Mapping[str, Any], holder: str, pla
             text=message.get("content"),
             reasoning=reasoning,
             tool_calls=tuple([freeze(call) for call in calls]),
-            usage=_usage(answer),
+            usage=usage_of(answer.get("usage")),
             index=index,
         )
     )
@@ -161,8 +155,23 @@ def _with_logprobs(completion: Completion, choice: Mapping[str, Any], ask: Serve
     return read.map(lambda logprobs: dataclasses.replace(completion, logprobs=logprobs))
 
 
-def _unsupported(ask: ServerRequest, dialect: str) -> UnsupportedOption | None:
+def asks_to_think(options: GenerationOptions, extra_body: Mapping[str, Any]) -> bool:
+    """Whether a server is asked to think: by the option, or by a field of `extra_body`.
+
+    >>> asks_to_think(GenerationOptions(), {"chat_template_kwargs": {"enable_thinking": True}})
+    True
+    """
+    variables = extra_body.get("chat_template_kwargs")
+    switches = (variables if isinstance(variables, Mapping) else {}, extra_body, {"enable_thinking": options.chat is not None and options.chat.enable_thinking})
+    return any(one.get("enable_thinking") is True for one in switches)
+
+
+def _unsupported(ask: ServerRequest, dialect: str, facts: Facts) -> UnsupportedOption | None:
     """The option that such a server would change, or cannot carry out."""
+    if dialect == "sglang" and facts.about.get("reasoning_parser", "") is None and asks_to_think(ask.options, ask.extra_body):
+        unthought = thinking_beside_form(ask.options)  # SGLang says that it has no reasoning parser, which would hold the form back
+        if unthought is not None:
+            return unthought
     if dialect == "sglang" and ask.stream and ask.options.logprobs:
         words = f"{shown('sglang_chat')} does not honour logprobs in a stream: there the server names tokens by their texts alone"
         return UnsupportedOption(words, option="logprobs", hint="ask for the whole answer with run(...), or use sglang_server")
@@ -200,7 +209,7 @@ def _too_long(message: str) -> tuple[int, int] | None:
 
 def _wire(dialect: str, name: str, default_url: str, key_variable: str, about: str | None) -> Wire:
     def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
-        refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect)
+        refusal = check_extra_body(ask.extra_body, dialect) or _unsupported(ask, dialect, facts)
         if refusal is not None:
             return Failure(refusal)
         return Success(WireRequest(path=PATH, body=body_of(ask, dialect), stream=ask.stream, rid=ask.rid if dialect == "sglang" else ""))

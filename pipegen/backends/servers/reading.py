@@ -18,7 +18,10 @@ from pipegen.core.errors import InvalidRequest, MalformedResponse
 from pipegen.core.slots import Slot, is_ok
 from pipegen.records.frozen import NESTING
 
-__all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "whole"]
+__all__ = ["error_message", "ids_of", "json_of", "malformed", "merged", "pieces", "refused_ids", "usage_of", "whole"]
+
+_MANY = 2**53
+"""A number of tokens is smaller than this; what is not is not taken for one."""
 
 
 def merged(body: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +99,15 @@ def ids_of(value: Any, place: str) -> Slot[tuple[int, ...]]:
         position, number = next((position, number) for position, number in enumerate(value) if type(number) is not int or number < 0)
         return malformed(f"{place}[{position}] is {number!r:.40}, not a token id")
     return Success(tuple(value))
+
+
+def usage_of(usage: Any) -> dict[str, int]:
+    """The numbers of tokens that a server counts.
+
+    >>> usage_of({"prompt_tokens": 3, "completion_tokens": None}), usage_of(None)
+    ({'prompt_tokens': 3}, {})
+    """
+    return {name: value for name, value in usage.items() if type(value) is int and 0 <= value < _MANY} if isinstance(usage, Mapping) else {}
 
 
 def error_message(reply: WireReply) -> tuple[str, Mapping[str, Any]]:

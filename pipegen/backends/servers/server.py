@@ -34,11 +34,14 @@ from pipegen.records.options import GenerationOptions, VlmPreprocessOptions
 from pipegen.records.results import Encoded, PreparedImage, Prompt, Raw
 from pipegen.records.scores import Continued, TokenScores
 from pipegen.stages.fitting import check_fit
+from pipegen.stages.parts.answer_check import Answer, disobeyed
 from pipegen.stages.parts.row_decoder import ending_ids
 from pipegen.stages.stopping import plan_stops
 
 __all__ = ["ServerEngine", "ServerRow"]
 
+SPARE = 16
+"""Tokens by which a server may keep its rows shorter than the limit that it names."""
 SAME = "see that the server runs the same checkpoint, with the same limits on images"
 
 
@@ -206,6 +209,9 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         ids, options, finish = completion.token_ids, asked.options, completion.finish
         if ids is None:
             return Failure(MalformedResponse(f"{self.name} gives no token ids"))
+        disobedience = disobeyed(self._judged(asked, completion), options, self.name)
+        if disobedience is not None:
+            return Failure(unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name) or disobedience)
         if len(ids) == options.max_new_tokens if finish == "length" else finish == "stop" and len(ids) >= max(1, options.min_new_tokens or 0):
             wrong = unusable(completion, asked.prompt, self.tokenizer.vocab_size, self.name)
             return Success(Raw(encoded=asked, token_ids=ids, logprobs=completion.logprobs)) if wrong is None else Failure(wrong)
@@ -213,8 +219,30 @@ class ServerEngine(HasModelMetadata, HttpEngine[Encoded, Raw]):
         row.take_piece(completion)
         return row.slot()
 
+    def _judged(self, asked: Encoded, completion: Completion) -> Answer:
+        """A whole answer, beside what the server was sent."""
+        facts, usage = self.sender.directory.known, completion.usage
+        ends = self._ends(asked.options, facts)
+        return Answer(
+            finish=completion.finish,
+            token_ids=completion.token_ids,
+            token_count=usage.get("completion_tokens"),
+            ending_ids=frozenset(ends.ids),
+            stops=bool(ends.stops),
+            room=self._room_behind(asked, facts),
+            prompt=asked.prompt.token_ids,
+            prompt_count=usage.get("prompt_tokens"),
+        )
+
+    def _room_behind(self, asked: Encoded, facts: Facts) -> int | None:
+        """For how many tokens the server is sure to have room behind this prompt; None where its limit is not known."""
+        limit = self.limit_of(facts)
+        return None if limit is None else limit - len(asked.prompt.token_ids) - SPARE
+
     def _row(self, encoded: Encoded, *, position: int = 0, text: bool = False) -> ServerRow:
-        return ServerRow(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name, position=position, text=text)
+        facts = self.sender.directory.known
+        known: dict[str, Any] = {"stops": bool(self._ends(encoded.options, facts).stops), "room": self._room_behind(encoded, facts)}
+        return ServerRow(encoded, self.tokenizer, self.eos_token_ids, self.plugins, self.name, position=position, text=text, **known)
 
 
 @dataclass(slots=True)
@@ -291,8 +319,11 @@ class ServerRow(EngineRow):
         *,
         position: int = 0,
         text: bool = False,
+        stops: bool = False,
+        room: int | None = None,
     ) -> None:
         super().__init__(position, encoded, tokenizer, eos_token_ids, plugins, text=text)
+        self._stops, self._room = stops, room
         self._server, self._vocab_size = server, tokenizer.vocab_size
         self._finish: str | None = None
 
@@ -315,13 +346,13 @@ class ServerRow(EngineRow):
         what was asked.
         """
         if self.error is None and self.decoder.finish is None:
-            count, limit, least = len(self.token_ids), self.options.max_new_tokens or 0, self.options.min_new_tokens or 0
+            count, limit = len(self.token_ids), self.options.max_new_tokens or 0
             self.aborted = self._finish not in ("stop", "length")
             if not self.aborted and not count:
                 self.fail(MalformedResponse(f"{self._server} ended the row as {self._finish!r} without a token"))
-            elif not self.aborted and count < least:
-                self.fail(MalformedResponse(f"{self._server} ended the row after {count} tokens, of at least {least}"))
-            elif self._finish == "length":
+            answer = Answer(finish=self._finish, token_ids=tuple(self.token_ids), ending_ids=frozenset(), stops=self._stops, room=self._room)
+            self.fail(disobeyed(answer, self.options, self._server))
+            if self.error is None and self._finish == "length":
                 clipped = dataclasses.replace(self.options, max_new_tokens=count)
                 self.encoded = dataclasses.replace(self.encoded, options=clipped, clipped_from=self.encoded.clipped_from or limit)
         return super().slot()

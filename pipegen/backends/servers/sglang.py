@@ -16,7 +16,7 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_of_meta, logprobs_of, scores_of_meta
-from pipegen.backends.servers.reading import ids_of, malformed, merged
+from pipegen.backends.servers.reading import ids_of, malformed, merged, usage_of
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireRequest
 from pipegen.core.errors import UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -176,6 +176,7 @@ def _completion(item: Any, ask: ServerRequest, seen: int) -> Slot[Completion]:
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
             prompt_token_ids=known.unwrap(),
+            usage=usage_of(meta),
             scores=scores.unwrap(),
         )
     )

@@ -16,7 +16,7 @@ from pipegen.backends.http.last_call import LastCallCache
 from pipegen.backends.servers.errors import classified, lengths_in
 from pipegen.backends.servers.images import data_url
 from pipegen.backends.servers.logprobs import MARGIN, entries_in, logprobs_of, scores_of_tables
-from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, whole
+from pipegen.backends.servers.reading import error_message, ids_of, malformed, merged, pieces, usage_of, whole
 from pipegen.backends.servers.wire import Completion, Facts, ServerRequest, Wire, WireReply, WireRequest
 from pipegen.core.errors import UnsupportedMultimodal, UnsupportedOption
 from pipegen.core.slots import Slot, is_ok
@@ -107,6 +107,9 @@ def to_wire(ask: ServerRequest, facts: Facts) -> Slot[WireRequest]:
         body: dict[str, Any] = {"model": ask.model, "token_ids": list(ask.token_ids), "sampling_params": params, "stream": ask.stream or None}
         if ask.scored:
             body["sampling_params"] = {**params, "prompt_logprobs": 1}
+        if form_of(ask.options):
+            # A server with a reasoning parser would hold the form only once it reads the end of reasoning, which never comes where nothing is thought.
+            body["reasoning_ended"] = True
         if ask.images:
             parts = [{"type": "image_url", "url": data_url(image)} for image in ask.images] if ask.features is None else None
             body |= {"content_parts": parts, "features": ask.features, "return_token_ids": True}
@@ -166,6 +169,7 @@ def _completion(choice: Mapping[str, Any], answer: Mapping[str, Any], ask: Serve
             finish=finish,
             stop=stop if isinstance(stop, (int, str)) else None,
             prompt_token_ids=known.unwrap(),
+            usage=usage_of(answer.get("usage")),
             index=index,
             scores=scores.unwrap(),
         )

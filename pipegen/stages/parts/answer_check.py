@@ -5,7 +5,7 @@ An answer is judged by what is known of it: what it does not say is not judged.
 >>> from pipegen.records.options import resolve
 >>> asked = resolve(GenerationOptions(max_new_tokens=8, structured={"choice": ("yes", "no")}))
 >>> check_answer(Answer(text="Perhaps", finish="stop", token_count=9), asked)
-(Finding(kind='length', words='9 tokens came, and at most 8 were asked'), Finding(kind='form', words="'Perhaps' is none of the 2 choices"))
+(Finding(kind='length', words='9 tokens came, and at most 8 were asked', hint=''), Finding(kind='form', words="'Perhaps' is none of the 2 choices", hint=''))
 >>> check_answer(Answer(text="ye", finish="length", token_count=8), asked)  # cut by the length, it need not be complete
 ()
 """
@@ -25,7 +25,7 @@ from pipegen.stages.parts.json_check import wrong_in_json
 from pipegen.stages.parts.regex_check import matches
 from pipegen.stages.stopping import cut
 
-__all__ = ["Answer", "Finding", "FindingKind", "answer_of", "check_answer", "disobeyed", "wrong_form"]
+__all__ = ["WORDS", "Answer", "Finding", "FindingKind", "answer_of", "check_answer", "disobeyed", "wrong_form"]
 
 FindingKind = Literal["form", "length", "finish", "text", "prompt", "count", "stop"]
 HINTS: Mapping[FindingKind, str] = {
@@ -46,6 +46,8 @@ class Finding(NamedTuple):
     kind: FindingKind
     words: str
     """What came, and what was asked."""
+    hint: str = ""
+    """What to do, where that is more than `HINTS` says."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Answer:
     ending_ids: frozenset[int] | None = None
     """All ids that end the answer where it is generated: those that the server was sent."""
     stops: bool = False
-    """Whether something besides these ids may end it there: stop strings."""
+    """Whether something else may have ended it: a stop string, or a token that ends no form."""
     spelled: str | None = None
     """The text of `token_ids`, by a tokenizer, as far as `text` shows it: without special tokens where these are hidden."""
     room: int | None = None
@@ -80,7 +82,7 @@ class Answer:
     """Whether it calls tools: then it has no form of its own."""
 
 
-_WORDS: Mapping[Finish, str] = {
+WORDS: Mapping[Finish, str] = {
     Finish.EOS: "stop",
     Finish.STOP_TOKEN: "stop",
     Finish.STOP_STRING: "stop",
@@ -88,6 +90,7 @@ _WORDS: Mapping[Finish, str] = {
     Finish.PLUGIN: "plugin",
     Finish.ABORTED: "abort",
 }
+"""How a result ended, in the words of servers."""
 
 
 def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, GenerationOptions]:
@@ -97,10 +100,10 @@ def answer_of(result: GenerationResult, **known: Any) -> tuple[Answer, Generatio
         options = dataclasses.replace(options, max_new_tokens=result.clipped_from)
     fields: dict[str, Any] = {
         "text": result.text,
-        "finish": _WORDS[result.finish],
+        "finish": WORDS[result.finish],
         "token_ids": result.token_ids or None,
         "token_count": result.completion_tokens,
-        "stops": result.finish is Finish.STOP_STRING,
+        "stops": result.finish in (Finish.STOP_STRING, Finish.STOP_TOKEN),
         "prompt_ran": result.prompt_token_ids or None,
         "prompt_count": result.prompt_tokens or None,
         "choices": len(result.completions),
@@ -121,7 +124,7 @@ def disobeyed(answer: Answer, options: GenerationOptions, server: str) -> Malfor
     if not findings:
         return None
     words = "; ".join(finding.words for finding in findings)
-    return MalformedResponse(f"the answer of {server} does not obey its request: {words}", hint=HINTS[findings[0].kind])
+    return MalformedResponse(f"the answer of {server} does not obey its request: {words}", hint=findings[0].hint or HINTS[findings[0].kind])
 
 
 def _count(answer: Answer, options: GenerationOptions) -> Finding | None:
@@ -173,6 +176,8 @@ def _finish(answer: Answer, options: GenerationOptions) -> Finding | None:
     ids, most = answer.token_ids, options.max_new_tokens
     if not ids or answer.ending_ids is None:
         return None
+    if answer.ending_ids & {*ids[options.min_new_tokens or 0 : -1]}:
+        return None  # it was asked to end there, and its end now is another one: what comes behind is not used
     if answer.finish == "length" and most is not None and len(ids) < most and _ended(answer, options):
         return Finding("finish", f"the finish is length after {len(ids)} tokens of {most}, and the last id, {ids[-1]}, ends an answer")
     if answer.finish == "stop" and not answer.stops and ids[-1] not in answer.ending_ids:
@@ -203,7 +208,21 @@ def _form(answer: Answer, options: GenerationOptions) -> Finding | None:
         return None
     stripped = options.decode is not None and bool(options.decode.strip_whitespace)
     wrong = wrong_form(answer.text, options.structured, complete=answer.finish == "stop" and not answer.stops, stripped=stripped)
-    return Finding("form", wrong) if wrong else None
+    if wrong:
+        return Finding("form", wrong)
+    spaces = _spaces_within(answer.text) if answer.finish == "length" and options.structured.json_schema is not None else 0
+    if spaces >= max(_SPACES, len(answer.text) / 2):
+        words = f"the JSON ran into white space until its length ended it: {spaces} of {len(answer.text)} characters"
+        return Finding("form", words, _NO_SPACES)
+    return None
+
+
+_SPACES = 16
+"""So many characters of white space at the end of a JSON text, which are half of it at least, are no indentation."""
+_NO_SPACES = (
+    "forbid white space in JSON: start vLLM with --structured-outputs-config "
+    '\'{"backend": "guidance", "disable_any_whitespace": true}\', and SGLang with --constrained-json-disable-any-whitespace'
+)
 
 
 def wrong_form(text: str, form: StructuredOptions, *, complete: bool = True, stripped: bool = False) -> str:
@@ -235,6 +254,17 @@ def wrong_form(text: str, form: StructuredOptions, *, complete: bool = True, str
     wrong = wrong_in_json(value, json.loads(str(form.json_schema)))
     number_goes_on = not complete and type(value) in (int, float)
     return f"the JSON is not as its schema says, {wrong}" if wrong and not number_goes_on else ""
+
+
+def _spaces_within(text: str) -> int:
+    """How many characters of white space a JSON text ends with that is neither whole nor within a string."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as refusal:
+        return 0 if refusal.msg.startswith("Unterminated string") else len(text) - len(text.rstrip())
+    except (ValueError, RecursionError):  # it cannot be read here
+        pass
+    return 0
 
 
 class _NoNumber(ValueError):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pipegen.core.errors import UnsupportedOption
 from pipegen.records.fields import InvalidField
+from pipegen.records.options import GenerationOptions
 from pipegen.records.results import Finish
 
-__all__ = ["Reasoning", "reasoning_of", "thinking_unfinished"]
+__all__ = ["Reasoning", "reasoning_of", "thinking_beside_form", "thinking_unfinished"]
 
 
 class Reasoning(NamedTuple):
@@ -52,6 +54,21 @@ def reasoning_of(text: str, open: str = "<think>", close: str = "</think>", *, o
     if not written and not opened and open in inside:
         return Reasoning(None, text, closed=True)
     return Reasoning(inside.strip(), answer.lstrip(), closed=True)
+
+
+def thinking_beside_form(options: GenerationOptions) -> UnsupportedOption | None:
+    """The error for thinking that is asked beside a form, which holds from the first token: nothing would be thought. None where no form is asked.
+
+    >>> thinking_beside_form(GenerationOptions(structured={"choice": ("yes", "no")})).message
+    'enable_thinking=True is not honoured with choice: the form holds from the first token, so that nothing would be thought'
+    """
+    form = options.structured
+    name = None if form is None else next((name for name in ("json_schema", "regex", "choice") if getattr(form, name) is not None), None)
+    if name is None:
+        return None
+    words = f"enable_thinking=True is not honoured with {name}: the form holds from the first token, so that nothing would be thought"
+    hint = f"leave out one of the two: think first, and ask for the {name} in a second request that holds the thoughts"
+    return UnsupportedOption(words, option="enable_thinking", hint=hint)
 
 
 def thinking_unfinished(finish: Finish, text: str, *, reasoning: str | None = None, prompt: str | None = None) -> bool:

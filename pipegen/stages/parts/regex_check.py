@@ -1,4 +1,4 @@
-r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, and whether a text matches.
+r"""Regular expressions: `\d`, `\w` and `\s` mean ASCII on every engine, a dot is anything but the end of a line, and whether a text matches.
 
 >>> ascii_regex(r"\d{2}[\w-]\\d")
 '[0-9]{2}[0-9A-Za-z_-]\\\\d'
@@ -15,7 +15,7 @@ import functools
 import re
 from typing import Any
 
-__all__ = ["ascii_regex", "found_in", "matches"]
+__all__ = ["ascii_regex", "edge_in", "found_in", "matches"]
 
 _CLASSES = {
     "d": "0-9",
@@ -30,7 +30,8 @@ _CLASSES = {
 
 @functools.lru_cache(maxsize=1024)
 def ascii_regex(pattern: str) -> str:
-    r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them. What is written out already stays as it is."""
+    r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them, and with a dot as `[^\n]`: engines differ in these."""
+    dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n]"
     parts: list[str] = []
     place, inside = 0, False
     while place < len(pattern):
@@ -50,9 +51,21 @@ def ascii_regex(pattern: str) -> str:
             parts.append(pattern[place : place + size])
         else:
             inside = inside and mark != "]"
-            parts.append(mark)
+            parts.append(dot if mark == "." and not inside else mark)
         place += size
     return "".join(parts)
+
+
+def edge_in(pattern: str) -> bool:
+    r"""Whether a pattern has the edge of a word (`\b`, `\B`), which no grammar knows.
+
+    >>> edge_in(r"\bab"), edge_in(r"\\b[\b]")
+    (True, False)
+    """
+    return any(match[1] for match in _EDGES.finditer(pattern))
+
+
+_EDGES = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|(\\[bB])|\\.", re.DOTALL)
 
 
 def matches(pattern: str, text: str, *, cut: bool = False) -> bool | None:
@@ -63,7 +76,8 @@ def matches(pattern: str, text: str, *, cut: bool = False) -> bool | None:
     matcher = _matcher(pattern)
     if matcher is not None:
         reader, data = matcher.deep_copy(), list(text.encode("utf-8", "surrogatepass"))
-        return bool(reader.try_consume_tokens(data) == len(data) and (cut or reader.is_accepting()))
+        read = reader.try_consume_tokens(data)
+        return None if reader.is_error() else bool(read == len(data) and (cut or reader.is_accepting()))  # an error: the pattern is too large for it
     compiled = None if cut else _compiled(pattern)
     return None if compiled is None or len(text) > _LONGEST else compiled.fullmatch(text) is not None
 

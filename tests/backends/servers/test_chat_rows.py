@@ -90,8 +90,22 @@ def test_what_a_chat_server_would_do_otherwise_is_refused_by_name(ask: Any, dial
     assert error.option == option
 
 
-def test_the_end_token_is_not_held_back_where_it_is_ignored(ask: Any) -> None:
-    assert body(ask, "vllm", min_new_tokens=2, stop=StopOptions(ignore_eos=True))["min_tokens"] == 0
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_what_comes_behind_the_end_token_is_no_answer_that_a_chat_server_can_read(dialect: str, server: FaultyServer) -> None:
+    """It shows end tokens in the text, or takes what was written for reasoning; only ids would say what was written."""
+    with pg.backends.openai_server("toy", base_url=server.url, dialect=dialect) as route:
+        error = pg.run(route, [{"prompt": "a"}], pg.GenerationOptions(stop=pg.StopOptions(ignore_eos=True)))[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, f"{dialect}_server" in error.hint, len(server.bodies)) == ("ignore_eos", True, 0)
+
+
+def test_a_repetition_penalty_is_refused_where_the_server_has_another_one_and_its_neutral_value_is_sent(ask: Any, server: FaultyServer) -> None:
+    """SGLang counts the answer alone, by either route; a checkpoint's own default must not count there."""
+    with pg.backends.openai_server("toy", base_url=server.url, dialect="sglang") as route:
+        error = pg.run(route, [{"prompt": "a"}], pg.GenerationOptions(repetition_penalty=1.5))[0].failure()
+    assert isinstance(error, pg.UnsupportedOption)
+    assert (error.option, "sglang" in error.hint, len(server.bodies)) == ("repetition_penalty", False, 0)
+    assert [body(ask, dialect)["repetition_penalty"] for dialect in ("vllm", "sglang")] == [1.0, 1.0]
     assert body(ask, "vllm", min_new_tokens=2)["min_tokens"] == 2
 
 

@@ -103,7 +103,7 @@ def test_whatever_the_reading_of_an_answer_raises_is_an_incident_of_its_row(monk
         raise ZeroDivisionError("nobody thought of this")
 
     with FaultyServer() as server, route_to(server, "chat", retries=0) as route, caplog.at_level(logging.ERROR, "pipegen"):
-        monkeypatch.setattr(openai, "_usage", surprised)
+        monkeypatch.setattr(openai, "usage_of", surprised)
         for way in ("whole", "stream"):
             error = asked(route, way)[0].failure()
             assert isinstance(error, pg.MalformedResponse)
@@ -173,7 +173,7 @@ def counted(finish: str, made: int, **options: Any) -> Any:
 def test_a_chat_answer_shorter_than_asked_is_malformed(finish: str) -> None:
     error = counted(finish, 3, min_new_tokens=5)("vllm_chat").failure()
     assert isinstance(error, pg.MalformedResponse)
-    assert "3 tokens, of at least 5" in error.message
+    assert "ended after 3 tokens, and at least 5 were asked" in error.message
 
 
 def test_a_chat_answer_longer_than_asked_is_malformed_where_the_server_counts_as_it_was_asked() -> None:

@@ -14,7 +14,7 @@ from pipegen.backends.http.access import access_to
 from pipegen.engines.plugin import Plugin
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
-from pipegen.testing.faulty import FaultyServer
+from pipegen.testing.faulty import EOS, FaultyServer
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tenacity")
@@ -97,8 +97,9 @@ def test_a_server_that_clips_says_so_in_the_result() -> None:
         row.take_piece(Completion(token_ids=(65, 66), finish="length"))
         raw = row.slot().unwrap()
         assert (raw.encoded.options.max_new_tokens, raw.encoded.clipped_from) == (2, 512)
-        result = pg.run(route, [{"prompt": "x"}])[0].unwrap()
-        assert result.finish is pg.Finish.ABORTED  # it stopped, and nothing of the ids says why
+        error = pg.run(route, [{"prompt": "x"}])[0].failure()
+        assert isinstance(error, pg.MalformedResponse)  # it stopped, and nothing of the ids says why
+        assert "the finish is stop, and the last id, 66, ends no answer" in error.message
 
 
 @pytest.mark.parametrize("ran", [(1, 2, 3), (1,), (1, 9), ()])
@@ -124,8 +125,8 @@ def test_an_id_that_is_none_is_no_answer_and_a_good_one_is_not_followed(monkeypa
     with FaultyServer() as server, route_to(server) as route:
         engine: Any = route.engine
         asked = encoded((1, 2), max_new_tokens=2)
-        for finish in ("stop", "length"):
-            assert engine.answer(asked, Completion(token_ids=(65, 66), finish=finish)).unwrap().token_ids == (65, 66)
+        for finish, last in (("stop", EOS), ("length", 66)):
+            assert engine.answer(asked, Completion(token_ids=(65, last), finish=finish)).unwrap().token_ids == (65, last)
             assert "generated id" in engine.answer(asked, Completion(token_ids=(65, 10**6), finish=finish)).failure().message
 
 

@@ -71,6 +71,12 @@ def kinds(answer: dict[str, Any], options: dict[str, Any]) -> list[str]:
         ({"text": "ye", "finish": "stop"}, {"structured": {"choice": ("yes", "no")}}, ["form"]),
         ({"text": "ye", "finish": "stop", "stops": True}, {"structured": {"choice": ("yes", "no")}}, []),
         ({"text": "maybe", "finish": "stop"}, {"structured": {}}, []),
+        ({"text": "[1," + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, ["form"]),
+        ({"text": "[1, 2, 3" + " " * 15, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": "[1]" + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": '["' + " " * 30, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"text": "1" * 5000, "finish": "length"}, {"structured": {"json_schema": {}}}, []),
+        ({"token_ids": (5, 2, 6), "finish": "stop", "ending_ids": frozenset({2})}, EIGHT, []),  # the end is cut here
         ({"text": "yes", "finish": "stop"}, {"structured": {"choice": ("yes ",)}, "decode": {"strip_whitespace": True}}, []),
     ],
 )
@@ -158,6 +164,7 @@ def test_a_pattern_that_llguidance_does_not_take_is_left_to_python() -> None:
     pytest.importorskip("llguidance")
     assert [regex_check.matches(r"\bab", text) for text in ("ab", "b")] == [True, False]
     assert regex_check.matches("\ud800", "a") is False
+    assert regex_check.matches("((a{1000}){1000}){1000}", "aa") is False
 
 
 def test_without_the_extra_nothing_is_asked_of_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +181,8 @@ def test_without_the_extra_nothing_is_asked_of_llguidance(monkeypatch: pytest.Mo
         (r"\D\W\S", r"[^0-9][^0-9A-Za-z_][^ \t\n\r\f\v]"),
         (r"[\d-][^\w.]", "[0-9-][^0-9A-Za-z_.]"),
         (r"[]\d]x\\d", r"[]0-9]x\\d"),
+        (r"a.b\.[.]", r"a[^\n]b\.[.]"),
+        (r"(?s)a.b", r"(?s)a.b"),
         (r"[+-\d]", r"[+\-0-9]"),
         (r"[^]\d\]]\[\d", r"[^]0-9\]]\[[0-9]"),
         ("\\", "\\"),
