@@ -385,7 +385,7 @@ class _Look(NamedTuple):
                     continue
                 again = altered(answer, logprobs=made[0], likeliest=made[1])
                 own = spread([again])
-                if not partings([again], limits.margin) and (own is None or own <= 4 * limits.spread):
+                if not partings([again], limits.margin) and (own is None or own <= min(2 * limits.spread, (spread([answer]) or 0.0) / 3)):
                     return 16 * start + place
         return None
 

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from pipegen.core.errors import Timeout
 from pipegen.records import strict_json
-from pipegen.report.causes import judge
+from pipegen.records.fields import altered
+from pipegen.report.causes import Trials, judge, limits_of
 from pipegen.report.verdict import MARGIN, SPREAD, Answer, Verdict, spread
 
 END = 0
@@ -184,3 +185,78 @@ def test_a_verdict_is_right_only_where_something_was_judged_and_nothing_failed()
     wrong = Verdict(**held, spread=0.5, margin=2.0, faults=judge(CASES["template"]), failed=(("a", "chat", Timeout("slow")),))
     plain = strict_json.load(strict_json.dump(wrong.plain()))
     assert (plain["right"], plain["faults"][0]["kind"], plain["failed"][0]["error"]["type"]) == (False, "template", "Timeout")
+
+
+def test_answers_with_the_prompts_of_others_are_in_another_order() -> None:
+    prompts = [(1, number, 3) for number in range(10, 16)]
+    swapped = [answer(str(place), expected=ids, ran=prompts[place ^ 1]) for place, ids in enumerate(prompts)]
+    assert kinds(swapped) == ["order"]
+    without_a_turn = [answer(str(place), expected=ids, ran=prompts[0]) for place, ids in enumerate(prompts[1:])]
+    assert kinds([answer("first", expected=prompts[0]), *without_a_turn]) == ["template"]  # one prompt for all is no other order
+
+
+def test_what_only_requests_with_images_show_is_a_fault_of_images() -> None:
+    odd = [altered(answer(str(n), choices={0: (120, 4.0)}), images=1) for n in range(3)]
+    assert kinds([*odd, *right(5, "chat")]) == ["images"]
+    other = [altered(answer(str(n), expected=(1, 2, 3, 4), ran=(1, 2)), images=1) for n in range(3)]
+    assert kinds([*other, *right(5, "chat")]) == ["images"]
+
+
+@pytest.mark.parametrize(
+    "read", [lambda values: [*values[1:], 0.0], lambda values: [value / 0.6931472 for value in values], lambda values: [0.0] * len(values)]
+)
+def test_log_probabilities_that_another_reading_makes_right_are_named_so(read: Any) -> None:
+    draw = random.Random(1)
+
+    def one(number: int) -> Answer:
+        values = tuple(-draw.random() for _ in range(6))
+        made = answer(str(number), way="ids", ids=range(100, 106))
+        return altered(made, logprobs=values, likeliest=tuple(zip(made.token_ids, values, strict=True)), server_logprobs=tuple(read([*values])))
+
+    assert kinds([one(number) for number in range(6)]) == ["logprobs"]
+
+
+def test_requests_that_have_two_answers_are_drawn() -> None:
+    odd = [answer(str(n), way="ids", choices={1: (150, 2.0)}) for n in range(4)]
+    again = [answer(str(n), way="ids", ids=(110, 113, END), far=1.0) for n in range(4)]
+    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: again))] == ["sampling"]
+    assert [fault.kind for fault in judge(odd, trials=Trials(again=lambda names, way: odd))] == ["unknown"]
+
+
+def test_answers_that_fit_other_prompts_are_named_by_these() -> None:
+    prompts = [(1, number, 3) for number in range(10, 16)]
+    odd = [answer(str(place), way="ids", expected=ids, choices={0: (150, 9.0)}, far=5.0) for place, ids in enumerate(prompts)]
+
+    def fits(change: Any) -> Trials:
+        def rescore(pairs: Any) -> Any:
+            return [((-1.0,) * 3, ((110, -1.0), (111, -1.0), (END, -1.0))) if change(prompt) else None for prompt, _ in pairs]
+
+        return Trials(rescore=rescore)
+
+    own = [altered(one, server_logprobs=(-1.0,) * 3, logprobs=(-6.0,) * 3) for one in odd]
+    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt in prompts))] == ["order"]
+    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: prompt[:2] == (1, 1)))] == ["template"]
+    assert [fault.kind for fault in judge(own, trials=fits(lambda prompt: len(prompt) == 1))] == ["context"]
+    assert [fault.kind for fault in judge(own)] == ["weights"]
+
+
+def test_text_alone_is_compared_with_what_the_reference_writes() -> None:
+    def written(text: str) -> list[str]:
+        odd = [altered(answer(str(n), choices={0: (150, 9.0)}, tells=False), by_text=True, text=text) for n in range(3)]
+        return [fault.kind for fault in judge(odd, trials=Trials(written=lambda names: ["Hello there"] * len(names)))]
+
+    assert [written(text) for text in ("HELLO THERE", "Hellothere", "ello there", "Hello ther", "Hello there!!!")] == [["text"]] * 5
+    assert written("Hello") == ["length"]
+    assert written("Good day") == ["weights"]
+
+
+def test_a_measured_precision_is_narrower_than_the_table() -> None:
+    far = [answer(str(n), way="ids", far=0.05) for n in range(5)]
+    assert judge(far, "bfloat16") == ()
+    (found,) = judge(far, "bfloat16", limits=limits_of("bfloat16", 0.006))
+    assert found.kind == "unknown"
+    assert "less than other weights" in found.evidence
+    (lower,) = judge(far, "float32", trials=Trials(noise=lambda precision: 0.04 if precision == "bfloat16" else 0.001))
+    assert (lower.kind, "bfloat16" in lower.evidence) == ("precision", True)
+    (neither,) = judge(far, "float32", trials=Trials(noise=lambda precision: 0.001))
+    assert neither.kind == "unknown"
