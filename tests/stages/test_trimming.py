@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import pipegen as pg
 from pipegen.core.errors import MalformedResponse, PluginFailed
 from pipegen.engines.plugin import Plugin
 from pipegen.records.options import DecodeOptions, GenerationOptions, StructuredOptions, resolve
 from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Decoded, Encoded, Finish, GenerationResult, PreparedImage, Prompt, Raw, TokenLogprob
 from pipegen.stages.trimming import Stripper, trim_row
+from pipegen.testing.fake import FakeEngine
 
 IMAGE = PreparedImage(width=2, height=1, rgb=bytes(6), digest="abc", grid=(1, 2, 4), tokens=2)
 
@@ -101,7 +103,7 @@ def test_whitespace_in_the_middle_is_held_until_something_follows() -> None:
 
 def test_an_answer_without_its_form_fails_before_a_plugin_could_hide_it() -> None:
     form = StructuredOptions(choice=("yes", "no"))
-    whole = dataclasses.replace(decoded("Perhaps", structured=form), finish=Finish.EOS, stop=None)
+    whole = dataclasses.replace(decoded("Perhaps", structured=form), written="Perhaps", finish=Finish.EOS, stop=None)
     error = trim_row(whole, "x", (appending("yes"),)).failure()
     assert isinstance(error, MalformedResponse)
     assert error.message == "the answer of x does not obey its request: 'Perhaps' is none of the 2 choices"
