@@ -190,7 +190,9 @@ def test_a_stage_after_the_call_holds_text_back_unless_it_says_that_it_keeps_it(
     if keeps:
         assert own == events
     else:
-        assert _joined(own) == _joined(events)
+        answered = {event.index for event in events if isinstance(event, pg.Done) and pg.is_ok(event.slot)}  # one without its form fails at its end
+        first, second = ({row: text for row, text in _joined(given).items() if row[0] in answered} for given in (own, events))
+        assert first == second
         deltas = [(event.index, event.sample) for event in own if isinstance(event, pg.Delta)]
         assert len(deltas) == len(set(deltas))  # the whole text of a row at once
 
@@ -287,7 +289,15 @@ def test_stop_and_trim_give_a_text_that_the_decoded_one_begins_with(decoded: Dec
     (stopped,) = pg.stages.stop(TOY).apply((Success(decoded),))
     assert decoded.text.startswith(stopped.unwrap().text)
     (trimmed,) = pg.stages.trim(TOY).apply((stopped,))
-    assert trimmed.unwrap().text in decoded.text
+    if is_formless(trimmed):
+        assert decoded.raw.encoded.options.structured is not None
+    else:
+        assert trimmed.unwrap().text in decoded.text
+
+
+def is_formless(slot: pg.Slot[Any]) -> bool:
+    """Whether an answer failed since it has not the form that was asked."""
+    return not pg.is_ok(slot) and isinstance(slot.failure(), pg.MalformedResponse)
 
 
 @given(strategies.raws(TOY))
@@ -297,4 +307,7 @@ def test_what_is_followed_while_it_streams_is_how_the_result_begins(raw: Any) ->
     follower = decode.follow(raw.encoded)
     shown = "".join(follower.feed(token_id) for token_id in raw.token_ids if follower.finish is None)
     (slot,) = (decode >> pg.stages.stop(TOY) >> pg.stages.trim(TOY)).apply((Success(raw),))
-    assert slot.unwrap().text.startswith(shown)
+    if is_formless(slot):
+        assert raw.encoded.options.structured is not None
+    else:
+        assert slot.unwrap().text.startswith(shown)

@@ -264,7 +264,7 @@ def job_keyed(
 
     def slots() -> Generator[tuple[K, Slot[Answer]], None, None]:
         try:
-            while not run.stopped and not flow.exhausted:
+            while not (run.stopped or turns.done or flow.exhausted):
                 if run.begun is None:
                     for _ in flow.round():
                         pass

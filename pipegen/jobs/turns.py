@@ -109,6 +109,11 @@ class Turns(Generic[K]):
         return ((turn.row.name, turn.slot) for turn in self._turns if turn.slot is not None and turn.row.key is not None)
 
     @property
+    def done(self) -> bool:
+        """Whether all rows were taken and given out, and the input raised nothing."""
+        return not self._more and not self._turns and self._raised is None
+
+    @property
     def _is_ready(self) -> bool:
         """Whether the first row can be given out."""
         return bool(self._turns) and (self._turns[0].slot is not None or self._turns[0].row.kept is not None)

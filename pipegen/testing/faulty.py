@@ -180,6 +180,9 @@ class FaultyServer:
         params = body.get("sampling_params", body)
         most = params.get("max_tokens") or params.get("max_new_tokens") or 16
         reply = list(self.reply(prompt))
+        ends = params.get("stop_token_ids") or (EOS,)
+        if reply and reply[-1] == EOS and EOS not in ends:  # another model, which has its own
+            reply[-1] = ends[0]
         ids, finish = (reply[:most], "length") if len(reply) > most else (reply, "stop")
         if fault in HOSTILE:
             last = None if fault == "flood" else finish

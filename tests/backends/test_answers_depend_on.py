@@ -47,6 +47,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "max_model_len": (64, 128),
     "max_num_seqs": (1, 2),
     "enforce_eager": (False, True),
+    "check_lengths": (False, True),
     "enable_prefix_caching": (False, True),
     "limit_mm_per_prompt": ({"image": 1}, {"image": 2}),
     "api_key": ("sk-one", "sk-two"),

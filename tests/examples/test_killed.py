@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from training.scenes import Scene
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 KILLED = """
 import os, runpy, signal, sys
 from pipegen.jobs.journal import Journal
 
-pytestmark = pytest.mark.slow
 append, left = Journal.append, int(sys.argv[1])
 
 def counted(journal, key, values):

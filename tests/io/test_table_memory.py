@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 BENCH = Path(__file__).parents[1] / "bench" / "tables.py"
+pytestmark = pytest.mark.slow
+
 IMAGES = """
 import resource, sys
 from pathlib import Path
@@ -21,7 +23,6 @@ from pipegen.cli.inputs import from_table
 from pipegen.io.table_out import parquet_out
 from pipegen.io.tables import Columns, read_table
 
-pytestmark = pytest.mark.slow
 source, out = map(Path, sys.argv[1:])
 answer = pg.Failure(pg.Timeout("slow"))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -45,8 +45,8 @@ def test_a_message_is_continued_under_the_template_of_a_run() -> None:
 
 
 def test_one_of_the_checkpoints_own_templates_may_be_named() -> None:
-    route = pg.route(engine({"default": "d", "rag": "r"}))
-    assert pg.run(route, [{**REQUEST, "options": {"template": "rag"}}])[0].unwrap().prompt_text == "r"
+    route = pg.route(engine({"default": "{{ messages[0].content }}", "rag": "{{ messages[0].content }} by rag"}))
+    assert pg.run(route, [{**REQUEST, "options": {"template": "rag"}}])[0].unwrap().prompt_text == "Hi by rag"
 
 
 def test_a_template_that_transformers_cannot_run_fails_the_row() -> None:
