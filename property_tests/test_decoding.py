@@ -181,7 +181,7 @@ def test_a_row_that_was_followed_is_not_searched_again_and_ends_the_same(row: Ge
 @given(generations(watched=False), st.sampled_from(["stop", "length", "abort", None]), st.booleans())
 def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(row: Generation, finish: str | None, at_its_length: bool) -> None:
     pytest.importorskip("aiohttp")
-    from pipegen.backends.servers.server import ServerEngine, ServerRow
+    from pipegen.backends.servers.server import ServerEngine
     from pipegen.backends.servers.vllm import VLLM
     from pipegen.backends.servers.wire import Completion
 
@@ -190,7 +190,7 @@ def test_a_whole_answer_of_a_server_ends_as_one_that_is_followed(row: Generation
     engine = ServerEngine(VLLM, model, access_to("http://localhost:1", default="", variable="NO_SUCH_KEY"), ServerSettings(), "toy")
     asked, ids = row.raw().encoded, row.token_ids[: row.options.max_new_tokens if at_its_length else None]
     completion = Completion(token_ids=ids, finish=finish)
-    followed = ServerRow(asked, row.tokenizer, row.eos_token_ids, (), engine.name)
+    followed = engine._row(asked)
     followed.take_piece(completion)
 
     def ended(raw: Raw) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 pytest.importorskip("transformers")
 
@@ -127,7 +127,14 @@ def harmless(said: Conversation) -> Conversation:
     return rewrite_foreign(said, OWN, lambda text, place: text if text in NAMES else "x")
 
 
+SWITCHED_BY_DOCUMENTS = (
+    "{%- for d in documents or [] -%}{%- set w = d.text -%}{{- w ~ ('<think>' if '/no_think' in w) -}}{%- endfor -%}"
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}{%- set w = m.content -%}{{- w -}}{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+)
+
+
 @given(template=templates(), said=conversations())
+@example(SWITCHED_BY_DOCUMENTS, Conversation([{"role": "user", "content": "a"}], [], {"documents": [{"text": "/no_think"}]}))  # nothing but the word itself
 def test_the_control_tokens_are_those_of_the_same_conversation_with_harmless_words(template: str, said: Conversation) -> None:  # T3
     hostile, plain = prompt_of(said, template), prompt_of(harmless(said), template)
     if is_ok(hostile):

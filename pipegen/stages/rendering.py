@@ -256,7 +256,8 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     marks = choose_marks(present, avoid=[source, joined, *own])
     if marks is None:
         return Failure(_no_marks())
-    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, sought, control))
+    every = frozenset(text for text in _compared(words, source, frozenset(), known) if not is_inert(text, renderer, chat.template, control))
+    chosen = chosen_render(write, shaped, trust, marks, control, marker(marks, known, every, control))
     if not refuses or not is_ok(chosen) or chosen.unwrap()[1] == Marks():
         return chosen.bind(lambda pair: rendered(*pair))
     found = _look_alike(foreign_strings(given, trust), control)
@@ -267,7 +268,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
 
 
 def _compared(words: Collection[tuple[str, str]], source: str, guarded: frozenset[str], known: frozenset[str]) -> frozenset[str]:
-    """The text of the template's comparisons that the words hold, and that no guarded character is in."""
+    """The text of the template's comparisons that the words hold, as far as no guarded character is in it."""
     compared = compared_beyond(source, guarded)
     return compared.found_in([text for place, text in words if not is_structure(text, place, known)]) if any(compared) else frozenset()
 

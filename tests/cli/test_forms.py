@@ -52,7 +52,7 @@ def test_packed_lines_are_read_with_arrow_too(out: str, command: Command, engine
     assert sum(map(len, engine.calls)) == 2
 
 
-@pytest.mark.parametrize(("name", "data"), [("in.csv.gz", gzip.compress(CELLS)), ("IN.CSV", CELLS), ("in.tsv", b'id\tprompt\na\tone\nb\t"t,w\to"\n')])
+@pytest.mark.parametrize(("name", "data"), [("in.csv.gz", gzip.compress(CELLS, mtime=0)), ("IN.CSV", CELLS), ("in.tsv", b'id\tprompt\na\tone\nb\t"t,w\to"\n')])
 def test_packed_cells_and_cells_between_tabs_are_read(name: str, data: bytes, command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     assert command("generate", tmp_path / name, "-o", tmp_path / "out.tsv", *MODEL).code == 0
@@ -103,10 +103,10 @@ REFUSED = {
     "in.yaml": (b"", "ends with .yaml, which is not read: .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet, .pq, .arrow, .feather, .ipc, and text packed"),
     "in.jsonl.bak": (LINES, "ends with .bak, which is not read"),
     "in.orc": (b"", "ends with .orc"),
-    "in.jsonl": (gzip.compress(LINES), "begins as a gzip file does: let its name end with .gz"),
+    "in.jsonl": (gzip.compress(LINES, mtime=0), "begins as a gzip file does: let its name end with .gz"),
     "in": (b"PAR1....", "begins as a Parquet file does: let its name end with .parquet"),
     "in.txt": ("Hi".encode("utf-16"), "begins as UTF-16 does: save it as UTF-8"),
-    "in.jsonl.gz": (gzip.compress(LINES * 50)[:-20], "cannot be unpacked: it is cut off or damaged"),
+    "in.jsonl.gz": (gzip.compress(LINES * 50, mtime=0)[:-20], "cannot be unpacked: it is cut off or damaged"),
     "in.csv.bz2": (bz2.compress(CELLS)[:-5], "cannot be unpacked: it is cut off or damaged"),
     "in.ndjson.xz": (b"no xz file", "cannot be unpacked: it is cut off or damaged"),
     "in.json": (b'[{"prompt": "a"}', "is cut off: its array has no ] at the end"),

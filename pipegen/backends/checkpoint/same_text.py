@@ -19,7 +19,7 @@ from pipegen.records.requests import TextGenerationRequest
 from pipegen.records.results import Encoded, Prompt
 from pipegen.records.scores import Continued, TokenScores
 
-__all__ = ["Differs", "differs_beyond", "in_words", "refused_beyond"]
+__all__ = ["Differs", "compared", "differs_beyond", "in_words", "refused_beyond"]
 
 _TOLERANCE = 3e-4
 """The largest difference of log probabilities, in float32, between engines that compute the same. Seen were up to 5e-5."""
@@ -41,9 +41,14 @@ class Differs(NamedTuple):
     """The largest difference of two log probabilities of one token."""
 
 
+def compared(config: Any) -> list[Boundary]:
+    """The lengths beyond which engines are compared. Where dynamic scaling begins is none: no row goes on behind it but on transformers (see `Positions`)."""
+    return [one for one in boundaries(config) if one.name != "max_position_embeddings"]
+
+
 def _trial_rows(config: Any) -> list[tuple[Boundary | None, Continued]]:
     """A row before all lengths of a configuration, and one that goes on behind each of them."""
-    named = boundaries(config)
+    named = compared(config)
     return [(None, _row(min(_SHORT, *(one.tokens - 2 for one in named), _SHORT))), *((one, _row(one.tokens + BEYOND)) for one in named)]
 
 

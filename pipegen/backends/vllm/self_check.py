@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipegen.backends.checkpoint.boundaries import boundaries
 from pipegen.backends.checkpoint.checkpoint import Checkpoint
 from pipegen.backends.checkpoint.foreign import short
-from pipegen.backends.checkpoint.same_text import Differs, differs_beyond
+from pipegen.backends.checkpoint.same_text import Differs, compared, differs_beyond
 from pipegen.backends.checkpoint.shrunken import BEYOND, CannotShrink
 from pipegen.core.errors import CallFailed
 from pipegen.core.slots import Slot
@@ -43,7 +42,7 @@ class CannotCheck(Exception):
 def checked_lengths(checkpoint: Checkpoint, limit: int | None) -> Differs | None:
     """The length beyond which vLLM gives another text, where the settings ask for the check; `limit` is the longest row. None where it is not known."""
     wanted = checkpoint.load.engine_kwargs.get("check_lengths")
-    names = [one for one in boundaries(checkpoint.config) if limit is None or one.tokens < limit]
+    names = [one for one in compared(checkpoint.config) if limit is None or one.tokens < limit]
     if wanted is False or not names or not (wanted or _in_this_process()):
         return None
     try:
