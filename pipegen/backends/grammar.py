@@ -121,7 +121,7 @@ _SCHEMAS = ("items", "prefixItems", "additionalProperties", "contains", "propert
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
-_NO_EDGES = r"no engine knows where words begin and end while it generates: write the regular expression without \b and \B"
+_NO_EDGES = r"engines cannot match word boundaries while they generate: write the regular expression without \b and \B"
 
 
 @functools.lru_cache(maxsize=1024)

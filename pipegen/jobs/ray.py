@@ -66,8 +66,8 @@ class Generate:
     model: the name in the column `model`; by default, that of the configuration.
     brief: leave token ids and log probabilities out.
 
-    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. Of a job, a row that was in flight at three such deaths
-    fails with `BackendFailed`.
+    When the engine dies, its actor ends, so that Ray starts a new one and hands it the same batches. In a job, a row
+    that was in flight alone at three such deaths fails with `BackendFailed`.
 
     In a job, equal requests share one answer. Requests that are to have answers of their own have different seeds.
     """

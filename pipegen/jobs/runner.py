@@ -117,7 +117,7 @@ class Job(Iterator[T], Generic[T]):
 
     @property
     def made_before(self) -> Made:
-        """With which settings the rows were made that were finished when the job began: how many with those of this run, and the others in words."""
+        """The rows that were finished when the job began: how many have the settings of this run, and how many have others, which are named."""
         return self._run.made_before
 
     @property

@@ -68,7 +68,7 @@ def verify(
     """Whether the server at this address serves this model right.
 
     requests: what to ask, without options but `max_new_tokens` and those of the prompt; a small set comes with pipegen.
-    dialect: `vllm`, `sglang` or `plain`; found out where it is not set. chat_only: do not ask by token ids.
+    dialect: `vllm`, `sglang` or `plain`; by default, the server is asked which. chat_only: do not ask by token ids.
     reference: a route whose engine scores, on the weights that the server should have; by default `hf` on the model, with this `dtype` and `device`.
     precision: what the server should compute in; by default the checkpoint's own dtype.
     settings: those of servers, such as `api_key`, `timeout`, `served_model_name`.

@@ -244,7 +244,7 @@ def _render_messages(job: ResolvedRequest, chat: ChatTemplateOptions, tokenizer:
     def rendered(hidden: str, marks: Marks) -> Slot[Rendered]:
         text = marks.put_back(hidden)
         if marks.left_in(text):
-            return Failure(InvalidRequest("the chat template spells characters of the content in others, behind which they cannot be found", hint=ALLOW))
+            return Failure(InvalidRequest("the chat template encodes characters of the content so that they cannot be found again", hint=ALLOW))
         about: dict[str, Any] = {"marks": marks, "control": control, "refuses": refuses, "thinking": thinking}
         return Success(Rendered(request=job.request, options=job.options, text=text, hidden=hidden if marks.originals else None, **about))
 

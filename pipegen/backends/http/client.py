@@ -158,7 +158,7 @@ def _broken(error: Exception) -> Broken:
 
 
 _CERTIFICATE = (
-    "check base_url: its certificate is not for that name, or by nobody that this machine trusts. Of an authority of your own, name the file in SSL_CERT_FILE"
+    "check base_url: its certificate is for another name, or of an authority that is not trusted here. For your own authority, set SSL_CERT_FILE to its file"
 )
 
 

@@ -28,7 +28,7 @@ HINTS: Mapping[int, str] = {
     400: NAMED,
     401: KEY,
     402: "check the account that the key (api_key) belongs to",
-    403: "check the key (api_key): the server knows it or needs none, and does not allow this; the message may name what it does allow",
+    403: "check the key (api_key): the server does not allow this request with it; the message may say what it allows",
     404: "check the address (base_url) and the name that the server has for the model (model, or served_model_name)",
     405: ADDRESS,
     407: "a proxy on the way asks for a key: check base_url, or the proxy",

@@ -73,7 +73,7 @@ def chosen_render(
     hidden = write(rewrite_foreign(shaped, trust, mark))
     plain = write(shaped)
     if not is_ok(hidden):
-        words = "the chat template takes this content, but not with other characters in the place of those that control tokens are made of"
+        words = "the chat template fails if the characters of control tokens in this content are replaced, so pipegen cannot guard it"
         return Failure(InvalidRequest(words, hint=ALLOW) if is_ok(plain) else plain.failure())
     marked = hidden.unwrap()
     if is_ok(plain) and plain.unwrap() == marks.put_back(marked):
@@ -84,7 +84,7 @@ def chosen_render(
     if is_ok(plain) and _agrees(plain.unwrap(), harmless, marked if passed_on else None, control):
         return Success((plain.unwrap(), Marks()))
     if not passed_on:
-        words = "the chat template changes characters of the content that control tokens are made of, so that it cannot be told which ones are the template's"
+        words = "the chat template changes characters of control tokens in the content, so its own control tokens cannot be told from the content's"
         return Failure(InvalidRequest(words, hint=ALLOW))
     if any(message["role"] == "assistant" for message in shaped.messages):
         answers = write(rewrite_foreign(shaped, trust | {"assistant"}, mark))
