@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
-from pipegen.core.pipe import Pipe
+from pipegen.core.pipe import Pipe, Rebinding
 from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import Answers, answers_depend_on
 from pipegen.jobs.journal import Finished, JournalError, SettingsDamaged, read_settings, write_settings
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
     """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
     try:
-        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
+        engines = [engine for engine in _engines_of(route) if isinstance(engine, Answers)]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
     except CallFailed as failure:
         raise failure.error from failure
@@ -58,6 +58,13 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
         "version": version,
         "options": strict_json.plain(own),
     }
+
+
+def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
+    """The engines that a pipe owns, and those that only a stage of it is bound to, such as a `pg.call` in the place of the route's own."""
+    engines: dict[int, Any] = {id(engine): engine for engine in route.owns}
+    route.rebound(Rebinding(engine=lambda engine: engines.setdefault(id(engine), engine)))
+    return [*engines.values()]
 
 
 def note_run(folder: Path, settings: dict[str, Any], *, rows: int = 0) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
