@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -55,10 +56,14 @@ class Agent:
 
         As `BackendConfig.open`, which knows no system message. Raises as that does.
         """
+        from hashlib import blake2b  # importing pipegen loads no hashlib
+
         pipe = self.backend.open()
         if self.system_message is None:
             return pipe
-        return pipe.with_parts((row_stage("system_message", partial(with_system_message, self.system_message), keeps_text=True), *pipe.parts))
+        stage = row_stage("system_message", partial(with_system_message, self.system_message), keeps_text=True)
+        text = json.dumps(self.system_message).encode()
+        return pipe.with_parts((dataclasses.replace(stage, version=blake2b(text, digest_size=6).hexdigest()), *pipe.parts))
 
 
 def with_system_message(system: str, request: GenerationRequest) -> Slot[GenerationRequest]:

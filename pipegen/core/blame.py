@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["StageNote", "blamed", "moved", "named", "note_of"]
+__all__ = ["StageNote", "blamed", "moved", "named", "note_of", "raisable"]
 
 
 class StageNote(str):
@@ -57,6 +57,19 @@ def blamed(raised: Exception, note: StageNote, *, unless_noted: bool = False) ->
     if not (unless_noted and any(map(_pending, notes))):
         # Not `add_note`: an exception that is a frozen dataclass refuses it.
         BaseException.__setattr__(raised, "__notes__", [*(one for one in notes if not _pending(one)), note])
+
+
+def raisable(raised: Exception) -> Exception:
+    """The exception as it may leave a stage: in the place of a `StopIteration`, which would end the generator that runs the stage, a `RuntimeError`.
+
+    >>> raisable(StopIteration())
+    RuntimeError('StopIteration was raised: there was no next one; next(iterator, default) gives a default')
+    """
+    if not isinstance(raised, StopIteration):
+        return raised
+    error = RuntimeError("StopIteration was raised: there was no next one; next(iterator, default) gives a default")
+    error.__cause__ = raised
+    return error
 
 
 def moved(raised: Exception, rows: Sequence[int] | Callable[[int], int]) -> None:

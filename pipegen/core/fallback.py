@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.blame import StageNote, blamed, moved
+from pipegen.core.blame import StageNote, blamed, moved, raisable
 from pipegen.core.calls import Call, Steps
 from pipegen.core.errors import GenerationError
 from pipegen.core.joining import counted, relayed
@@ -53,9 +53,10 @@ def fallback(first: Pipe[A, B], second: Pipe[A, B], *, when: When) -> Pipe[A, B]
             return isinstance(error, when)
         try:
             return when(error)
-        except Exception as raised:
-            blamed(raised, StageNote(f"when of {name}", internal=False, row=row))
-            raise
+        except Exception as raised:  # noqa: BLE001 - it raises again
+            bug = raisable(raised)
+            blamed(bug, StageNote(f"when of {name}", internal=False, row=row))
+            raise bug  # noqa: B904 - it is `raised`, or has it as its cause
 
     def steps(batch: Batch[A]) -> Steps[B]:
         tried = yield from counted(first, batch)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from returns.result import Failure, Success
 
-from pipegen.core.blame import StageNote, blamed, moved
+from pipegen.core.blame import StageNote, blamed, moved, raisable
 from pipegen.core.calls import Call, Row, Sampling, Steps
 from pipegen.core.errors import ContractError
 from pipegen.core.slots import Batch, Slot
@@ -42,9 +42,10 @@ def _alone(stage: Pipe[A, B], batch: Batch[A], change: Callable[[Call], Call]) -
         if not isinstance(steps, Generator):
             raise ContractError(f"the steps of the stage {stage.name!r} gave {type(steps).__name__}, not a generator: {_PLAIN}")
         return _matching(stage, len(batch), (yield from relayed(steps, functools.partial(_placed, stage, change))))
-    except Exception as raised:
-        blamed(raised, StageNote(stage.name, stage.internal, row=0 if len(batch) == 1 else None), unless_noted=True)
-        raise
+    except Exception as raised:  # noqa: BLE001 - it raises again
+        bug = raisable(raised)
+        blamed(bug, StageNote(stage.name, stage.internal, row=0 if len(batch) == 1 else None), unless_noted=True)
+        raise bug  # noqa: B904 - it is `raised`, or has it as its cause
 
 
 _PLAIN = "pg.each(name, function) makes a stage of a plain function"
@@ -102,10 +103,11 @@ def row_by_row(stages: Sequence[RowStage], batch: Batch[Any]) -> Batch[Any]:
                 raise _wrong_record(name, takes, value, row)
             try:
                 slot = do(value)
-            except Exception as raised:
+            except Exception as raised:  # noqa: BLE001 - it raises again
                 catch = "" if internal or isinstance(raised, ContractError) else type(raised).__name__
-                blamed(raised, StageNote(name, internal, catch, row))
-                raise
+                bug = raisable(raised)
+                blamed(bug, StageNote(name, internal, catch, row))
+                raise bug  # noqa: B904 - it is `raised`, or has it as its cause
         return slot
 
     return tuple([through(row, slot) for row, slot in enumerate(batch)])

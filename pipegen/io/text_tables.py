@@ -56,15 +56,25 @@ def _cells(path: str | os.PathLike[str]) -> Iterator[list[str]]:
     tabs = form_of(path).kind == "tsv"
     try:
         with open_bytes(path) as packed, io.TextIOWrapper(packed, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, delimiter="\t" if tabs else ",")
-            header = next(reader, [])
+            reader = csv.reader(stream, delimiter="\t" if tabs else ",", strict=True)
+            lines = _told(reader, path)
+            header = next(lines, [])
             twice = next((name for name in header if header.count(name) > 1), None)
             if not header or twice is not None:
                 raise TableError(f"{path} has " + ("no header" if twice is None else f"two columns {twice!r}"))
             yield header
-            yield from reader
-    except (csv.Error, UnicodeDecodeError) as refusal:
+            yield from lines
+    except UnicodeDecodeError as refusal:
         raise TableError(f"{path} is no {'TSV' if tabs else 'CSV'} in UTF-8: {refusal}") from None
+
+
+def _told(reader: Any, path: str | os.PathLike[str]) -> Iterator[list[str]]:
+    """The lines of a CSV reader. Raises `TableError` for one that is none, with its number: a quote that is not closed would take the rows behind it along."""
+    try:
+        yield from reader
+    except csv.Error as refusal:
+        advice = "a cell that begins with a quote ends with one, and a quote within it is written twice"
+        raise TableError(f"{path}, up to line {reader.line_num}: {refusal}; {advice}") from None
 
 
 def line_values(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -14,9 +14,10 @@ from returns.result import Failure
 
 from pipegen.core.slots import Slot, is_ok
 from pipegen.drivers.arguments import pairs
-from pipegen.jobs.journal import SETTINGS, Finished, JournalError, read_settings
+from pipegen.jobs.journal import SETTINGS, Finished, JournalError, SettingsDamaged, read_settings
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.rows import retry_of, rows_of
+from pipegen.records.fields import InvalidField
 from pipegen.records.options import options_from
 from pipegen.records.plain import Request
 from pipegen.records.requests import ImagePolicy, RequestPolicy
@@ -35,9 +36,16 @@ def finished_rows(
     job's.
     """
     pairs(requests)
-    settings = read_settings(Path(folder))
+    try:
+        settings = read_settings(Path(folder))
+    except SettingsDamaged as damaged:
+        raise JournalError(f"{damaged}; run the job again: it writes the file anew") from damaged
     if settings is None:
         raise JournalError(f"{folder} has no {SETTINGS}: it is no job's folder")
+    try:
+        options = options_from(settings["options"])
+    except InvalidField as refusal:
+        raise JournalError(f"{Path(folder) / SETTINGS} is damaged, or of a later version of pipegen: {refusal}") from refusal
     with Finished(folder) as finished:
-        for row in rows_of(requests, finished, Keys(settings), options_from(settings["options"]), image_policy, policy, again=retry_of("none")):
+        for row in rows_of(requests, finished, Keys(settings), options, image_policy, policy, again=retry_of("none")):
             yield row.name, (row.kept and row.kept()) if is_ok(row.request) else Failure(row.request.failure())

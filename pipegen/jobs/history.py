@@ -6,22 +6,26 @@ The end of a row's key is the mark of the settings that it was made with (see `p
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipegen.core.border import attempt
 from pipegen.core.errors import CallFailed
-from pipegen.core.pipe import Pipe
+from pipegen.core.pipe import Pipe, Rebinding
+from pipegen.core.slots import is_ok
 from pipegen.engines.protocol import Answers, answers_depend_on
-from pipegen.jobs.journal import Finished, read_settings, write_settings
+from pipegen.jobs.journal import Finished, JournalError, SettingsDamaged, read_settings, write_settings
 from pipegen.jobs.keys import SHARED_MARK, mark_of
 from pipegen.records import strict_json
 from pipegen.records.options import GenerationOptions, flat_values, options_from, resolve
 
 __all__ = ["Made", "changes", "made_before", "note_run", "settings_of"]
 
+_log = logging.getLogger("pipegen")
 _RUNS = 64
 """So many runs with different settings are remembered."""
 _UNSET = "not set"
@@ -40,7 +44,7 @@ class Made(NamedTuple):
 def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, version: str) -> dict[str, Any]:
     """What all rows of a run have in common, as plain data for `job.json`. Raises `GenerationError` where an engine's model cannot be read."""
     try:
-        engines = [owned for owned in route.owns if isinstance(owned, Answers)]
+        engines = [engine for engine in _engines_of(route) if isinstance(engine, Answers)]
         depends = [dict(answers_depend_on(engine)) for engine in engines]
     except CallFailed as failure:
         raise failure.error from failure
@@ -56,12 +60,22 @@ def settings_of(route: Pipe[Any, Any], options: GenerationOptions | None, versio
     }
 
 
-def note_run(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+def _engines_of(route: Pipe[Any, Any]) -> list[Any]:
+    """The engines that a pipe owns, and those that only a stage of it is bound to, such as a `pg.call` in the place of the route's own."""
+    engines: dict[int, Any] = {id(engine): engine for engine in route.owns}
+    route.rebound(Rebinding(engine=lambda engine: engines.setdefault(id(engine), engine)))
+    return [*engines.values()]
+
+
+def note_run(folder: Path, settings: dict[str, Any], *, rows: int = 0) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """Write the settings of a run to `job.json`, beside those of the runs before; give them, and what `job.json` held, None where there was none.
 
-    What only a server could say, and has not, is as the last run had it. Raises `JournalError`.
+    What only a server could say, and has not, is as the last run had it. A damaged `job.json` beside finished rows is written anew, with a warning: a row's
+    key holds with what it was made. Raises `JournalError`.
+
+    rows: how many rows of the folder are finished.
     """
-    before = read_settings(folder)
+    before = _read(folder, settings, rows)
     if before is None:
         write_settings(folder, {**settings, "runs": {mark_of(settings): settings}})
         return settings, None
@@ -75,8 +89,21 @@ def note_run(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], Ma
     return settings, before
 
 
+def _read(folder: Path, settings: Mapping[str, Any], rows: int) -> Mapping[str, Any] | None:
+    try:
+        before = read_settings(folder)
+    except SettingsDamaged as damaged:
+        if not rows:
+            raise JournalError(f"{damaged}; give another folder") from damaged
+        _log.warning("%s: it is written anew, and finished rows with the settings of this run are reused", damaged)
+        return {**settings, "earlier": True}
+    if rows and before is None:
+        raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
+    return before
+
+
 def _has_earlier(before: Mapping[str, Any]) -> bool:
-    """Whether the folder was begun by a version of pipegen whose keys have no marks."""
+    """Whether the folder may have rows of settings that `job.json` does not name, as those of a version of pipegen whose keys have no marks."""
     return "engines" not in before or "earlier" in before
 
 
@@ -132,9 +159,11 @@ def _shown(value: Any) -> str:
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with the value that it has where a request says nothing."""
-    options = options_from(values)
+    read = attempt(lambda: options_from(values))
+    options = read.unwrap() if is_ok(read) else GenerationOptions()
     plain: dict[str, Any] = strict_json.plain(flat_values(resolve(options)))
-    return {**plain, "use_generation_config": bool(options.use_generation_config)}
+    own = {} if is_ok(read) else values  # a later version of pipegen wrote them, or they are damaged
+    return {**plain, "use_generation_config": bool(options.use_generation_config), **own}
 
 
 def made_before(finished: Finished, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Made:

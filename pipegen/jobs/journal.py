@@ -41,7 +41,20 @@ from pipegen.jobs.keys import MARK
 from pipegen.jobs.new_file import JournalError, new_file, refused, sync_folder
 from pipegen.records import strict_json
 
-__all__ = ["Journal", "JournalError", "ROWS", "SETTINGS", "STEPS", "files_of", "locked", "read_settings", "remove_rows", "writers_of", "write_settings"]
+__all__ = [
+    "Journal",
+    "JournalError",
+    "ROWS",
+    "SETTINGS",
+    "STEPS",
+    "SettingsDamaged",
+    "files_of",
+    "locked",
+    "read_settings",
+    "remove_rows",
+    "writers_of",
+    "write_settings",
+]
 
 SETTINGS = "job.json"
 ROWS, STEPS = "results", "steps"
@@ -420,21 +433,43 @@ def _resembles(head: bytes) -> bool:
     return torn or any(sum(seen in (byte, 0) for seen, byte in zip(part, wanted, strict=False)) >= _ALIKE for part, wanted in places)
 
 
+class SettingsDamaged(JournalError):
+    """`job.json` was read, and holds something else than settings: it is damaged, or no job's."""
+
+
+_SETTINGS: Mapping[str, type[Any]] = {"pipeline": str, "plugins": list, "version": str, "options": dict}
+
+
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What `job.json` holds; None where there is none. Raises `JournalError` where it is not one."""
+    """What `job.json` holds; None where there is none. Raises `JournalError` where it cannot be read, and `SettingsDamaged` where it is not one."""
+    path = folder / SETTINGS
     try:
-        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as refusal:
-        raise JournalError(f"{folder / SETTINGS} cannot be read: {refusal}") from refusal
+    except OSError as refusal:
+        raise JournalError(f"{path} cannot be read: {refusal.strerror}") from refusal
     try:
-        values = strict_json.load(text)
-    except strict_json.NotStrict as refusal:
-        raise JournalError(f"{folder / SETTINGS} is no job's: {refusal}; give another folder") from None
-    if not isinstance(values, dict) or values.get("form") != FORM:
-        raise JournalError(f"{folder / SETTINGS} is of another version of pipegen, or no job's; give another folder")
+        values = strict_json.load(data.decode())
+    except (strict_json.NotStrict, UnicodeDecodeError) as refusal:
+        raise SettingsDamaged(f"{path} is damaged, or no job's: {refusal}") from None
+    if isinstance(values, dict) and values.get("form", FORM) != FORM:
+        raise JournalError(f"{path} is of another version of pipegen, or no job's; give another folder")
+    if not isinstance(values, dict) or not _are_settings(values) or not _are_runs(values.get("runs", {})):
+        raise SettingsDamaged(f"{path} is damaged, or no job's: it does not hold the settings of a run")
     return values
+
+
+def _are_settings(values: Any) -> bool:
+    """Whether this has the form of a run's settings, those of earlier versions too."""
+    if not isinstance(values, dict) or not all(isinstance(values.get(name), kind) for name, kind in _SETTINGS.items()):
+        return False
+    engines = values.get("engines", [])
+    return isinstance(engines, list) and all(isinstance(engine, dict) for engine in engines) and ("engines" in values or "model" in values)
+
+
+def _are_runs(runs: Any) -> bool:
+    return isinstance(runs, dict) and all(_are_settings(run) and "engines" in run for run in runs.values())
 
 
 def write_settings(folder: Path, values: Mapping[str, Any]) -> None:

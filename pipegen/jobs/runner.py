@@ -21,7 +21,7 @@ from pipegen.drivers.flow import Flow
 from pipegen.drivers.mapping import flow_of
 from pipegen.jobs.history import Made, changes, made_before, note_run, settings_of
 from pipegen.jobs.in_flight import InFlight, remove_left
-from pipegen.jobs.journal import Journal, JournalError, files_of, read_settings, remove_rows
+from pipegen.jobs.journal import Journal, JournalError, SettingsDamaged, files_of, read_settings, remove_rows
 from pipegen.jobs.keys import Keys
 from pipegen.jobs.new_file import TEMPORARY, refused, remove_stale
 from pipegen.jobs.rows import retry_of, rows_of
@@ -53,9 +53,7 @@ class Run:
         self.journal = Journal(folder)
         try:
             remove_stale(folder)
-            if len(self.journal) and read_settings(folder) is None:
-                raise JournalError(f"{folder} holds results and no job.json: it is no job's folder; give another")
-            settings, before = note_run(folder, settings)
+            settings, before = note_run(folder, settings, rows=len(self.journal))
             self.changed = () if before is None else tuple(changes(before, settings))
             self.made_before = made_before(self.journal, before, settings)
             self.steps = Steps(folder)
@@ -296,7 +294,11 @@ def begin_anew(folder: Path) -> None:
             return
         rows = set(files_of(folder))
         begun = all(path.name.startswith(TEMPORARY) or (path in rows and not path.stat().st_size) for path in folder.iterdir())
-    if read_settings(folder) is None and not begun:
+    try:
+        settings = read_settings(folder)
+    except SettingsDamaged as damaged:
+        raise JournalError(f"{damaged}; nothing is removed: run the job without restart, or remove the folder yourself") from damaged
+    if settings is None and not begun:
         raise JournalError(f"{folder} holds no job.json: it is no job's folder, and nothing of it is removed")
     remove_rows(folder)
     remove_left(folder)

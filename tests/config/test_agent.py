@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_the_system_message_goes_before_messages_without_one(opened: Opened) -> 
     said = [slot.unwrap().prompt_text or "" for slot in slots[:2]]
     assert [("Be brief." in text, "Sing." in text) for text in said] == [(True, False), (False, True)]
     assert slots[2].failure().message == "the chat file has a system_message, which goes before messages, and this request has none"
+
+
+def test_a_job_gives_out_no_answer_to_another_system_message(opened: Opened, tmp_path: Path) -> None:
+    reused = []
+    for text in ("Be brief.", "Be long.", "Be brief.", None):
+        beside = {} if text is None else {"system_message": text}
+        with agent(**beside).open() as route, pg.job(route, [MESSAGES], tmp_path / "job") as running:
+            (slot,) = running
+        assert ("Be" in (slot.unwrap().prompt_text or "")) == (text is not None)
+        assert (text or "") in (slot.unwrap().prompt_text or "")
+        reused.append(running.reused)
+    assert reused == [0, 0, 1, 0]
 
 
 def test_it_goes_before_what_the_second_engine_is_asked_too(opened: Opened) -> None:

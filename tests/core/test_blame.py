@@ -35,6 +35,39 @@ def test_the_note_names_the_stage_and_the_slot() -> None:
     assert (found.stage, found.internal, found.row) == ("first", False, 1)
 
 
+def no_next(text: str) -> str:
+    return next(letter for letter in text if letter == "b")
+
+
+def no_next_route(error: Exception) -> bool:
+    return bool(next(iter([])))
+
+
+def test_a_stage_without_a_next_value_is_named_though_no_generator_lets_its_exception_through() -> None:
+    own = pg.pure("own", no_next)
+    failing: Any = pg.each("fails", lambda text: Failure(pg.Timeout("slow")))
+    for pipe, stage in ((own, "own"), (pg.pure("same", str) >> own, "own"), (pg.fallback(failing, own, when=no_next_route), "when of fallback(fails, own)")):
+        with pytest.raises(RuntimeError, match="StopIteration was raised: there was no next one") as caught:
+            pipe.apply((Success("a"),))
+        assert isinstance(caught.value.__cause__, StopIteration)
+        assert note(caught.value).stage == stage
+    (failed,) = pg.each("own", lambda text: Success(no_next(text)), catch=(StopIteration,)).apply((Success("a"),))
+    assert isinstance(failed.failure(), pg.StageFailed)
+    assert raised_by(own, "a").catch == "StopIteration"
+
+
+def test_an_exception_of_a_stage_keeps_its_context() -> None:
+    def own(text: str) -> str:
+        try:
+            return no_next(text)
+        except StopIteration:
+            raise KeyError("later")  # noqa: B904 - the context is what counts here
+
+    with pytest.raises(KeyError) as caught:
+        pg.pure("own", own).apply((Success("a"),))
+    assert isinstance(caught.value.__context__, StopIteration) and not caught.value.__suppress_context__
+
+
 def test_among_several_stages_the_one_that_raised_is_named() -> None:
     pipe = pg.pure("same", lambda text: text) >> pg.pure("first", first_letter) >> pg.pure("upper", str.upper)
     assert (raised_by(pipe, "a", "b", "").stage, raised_by(pipe, "").row) == ("first", 0)

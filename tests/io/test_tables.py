@@ -167,6 +167,21 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, data: bytes, words: str) -> N
             csv_header(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('id,prompt\n1,fine\n2,"cut off, here\n3,lost\n', "up to line 4: unexpected end of data; a cell that begins with a quote ends with one"),
+        ('id,prompt\n1,fine\n2,"say "hi" now"\n', "up to line 3: ',' expected after '\"'; .* a quote within it is written twice"),
+        ('"id,prompt\n1,fine\n', "up to line 2: unexpected end of data"),
+    ],
+)
+def test_a_quote_that_is_not_closed_takes_no_rows_along(tmp_path: Path, text: str, words: str) -> None:
+    for name, data in (("x.csv", text), ("x.tsv", text.replace(",", "\t"))):
+        (tmp_path / name).write_text(data)
+        with pytest.raises(TableError, match=words.replace("','", "'.*'")):
+            list(csv_rows(tmp_path / name))
+
+
 def test_the_types_of_columns_are_those_of_all_their_values() -> None:
     rows: list[dict[str, Any]] = [{"a": 1, "b": 1, "c": 2**70, "d": None, "e": True, "f": [1]}, {"a": None, "b": 1.5, "e": 1, "f": {"x": 1}}]
     kinds = column_kinds(rows)

@@ -16,6 +16,8 @@ from support.rowwise import Fuse, Rowwise
 
 import pipegen as pg
 from pipegen.cli import main
+from pipegen.core.slots import is_ok
+from pipegen.jobs.journal import JournalError
 from pipegen.records.results import Encoded
 from pipegen.testing.fake import FakeEngine
 
@@ -108,6 +110,55 @@ def test_a_job_finishes_with_the_right_rows_whatever_became_of_its_journal(damag
         assert slots == wanted
         assert reused == len(ROWS) - exported.count(None)
         assert run() == (wanted, len(ROWS))
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_finished_rows_are_reused_whatever_became_of_the_settings_beside_them(damage: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+
+    def run(temperature: float) -> tuple[list[Any], int]:
+        with pg.job(pg.route(FakeEngine(echo)), ROWS, folder, {"temperature": temperature}) as running:
+            return list(running), running.reused
+
+    wanted, _ = run(0.5)
+    run(0.0)
+    files = files_of(folder)
+    for damaged in damage(files["job.json"], 2):
+        restore(folder, {**files, "job.json": damaged})
+        exported: list[Any] = []
+        with contextlib.suppress(JournalError):
+            exported = [slot for _, slot in pg.finished_rows(folder, enumerate(ROWS))]
+        assert {slot.unwrap().options.temperature for slot in exported if slot is not None and is_ok(slot)} <= {0.0, 0.5}
+        try:
+            assert run(0.5) == (wanted, len(ROWS))
+        except JournalError as refusal:
+            assert "of another version of pipegen" in str(refusal)  # noqa: PT017 - it says another number than 1
+        else:
+            assert [slot for _, slot in pg.finished_rows(folder, enumerate(ROWS))] == wanted
+
+
+def test_damaged_settings_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, route = tmp_path / "job", pg.route(FakeEngine(echo))
+    list(pg.job(route, ROWS, folder))
+    settings = folder / "job.json"
+    settings.write_text("{")
+    with pytest.raises(JournalError, match=r"job\.json is damaged, or no job's: .*; run the job again: it writes the file anew"):
+        list(pg.finished_rows(folder, []))
+    with pytest.raises(JournalError, match="nothing is removed: run the job without restart"):
+        pg.job(route, ROWS, folder, restart=True)
+    with pg.job(route, ROWS, folder) as running:
+        assert (len(list(running)), running.reused, running.changed) == (3, 3, ())
+    assert [message.partition(":")[0] for message in caplog.messages] == [f"{settings} is damaged, or no job's"]
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**values, "options": {"warmth": 3}}))
+    with pytest.raises(JournalError, match=r"of a later version of pipegen: .*there is no option 'warmth'"):
+        list(pg.finished_rows(folder, []))
+    with pg.job(route, ROWS, folder) as running:
+        assert running.changed == ("warmth was 3, is not set",)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "job.json").write_text('{"jobs": []}')
+    with pytest.raises(JournalError, match="does not hold the settings of a run; give another folder"):
+        pg.job(route, ROWS, tmp_path / "other")
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -164,3 +164,25 @@ def test_a_fallback_counts_by_what_it_falls_back_for(tmp_path: Path) -> None:
     for when in ((pg.Timeout,), (pg.Timeout, pg.BackendFailed), (pg.BackendFailed, pg.Timeout), own, own, pg.Timeout):
         reused.append(run(tmp_path, PROMPTS, route=pg.fallback(pg.route(engines[0]), pg.route(engines[1]), when=when)).reused)  # type: ignore[arg-type]
     assert reused == [0, 0, 6, 0, 6, 6]
+
+
+def test_an_engine_counts_that_only_a_stage_is_bound_to(tmp_path: Path) -> None:
+    def named(name: str) -> FakeEngine:
+        engine = FakeEngine(f"{name}<|im_end|>")
+        engine.identity = name
+        return engine
+
+    def replaced(name: str) -> Any:
+        return pg.route(named("first")).replace("call", pg.call(named(name)))
+
+    def fallback(name: str) -> Any:
+        failing: Any = pg.each("fails", lambda request: pg.Failure(pg.Timeout("slow")))
+        return pg.fallback(failing >> pg.route(named("first")), replaced(name), when=pg.Timeout)
+
+    for kind in (replaced, fallback):
+        seen = []
+        for name in ("a", "b", "a"):
+            with pg.job(kind(name), [{"prompt": "Hi"}], tmp_path / kind.__name__) as running:
+                seen.append((next(running).unwrap().text, running.reused, running.changed))
+        changed = "engine 2: the model is another"
+        assert seen == [("a", 0, ()), ("b", 0, (changed,)), ("a", 1, (changed,))]

@@ -345,9 +345,12 @@ def test_keys_of_the_same_beginning_are_told_apart(tmp_path: Path) -> None:
         assert journal.get(near) is None
 
 
+SETTINGS = {"pipeline": "fake", "plugins": [], "version": "", "options": {}}
+
+
 def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings(tmp_path) is None
-    write_settings(tmp_path, {"model": "a"})
+    write_settings(tmp_path, {**SETTINGS, "model": "a"})
 
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -356,12 +359,12 @@ def test_settings_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(os, name, fail)
             with pytest.raises(JournalError, match="No space left"):
-                write_settings(tmp_path, {"model": "b"})
-    assert read_settings(tmp_path) == {"form": 1, "model": "a"}
+                write_settings(tmp_path, {**SETTINGS, "model": "b"})
+    assert read_settings(tmp_path) == {"form": 1, **SETTINGS, "model": "a"}
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not|no job"), ("[]", "another version"), ('{"form": 99}', "another version"), ("\udcff", "cannot be read")])
+@pytest.mark.parametrize(("text", "words"), [("{", "not|no job"), ("[]", "no job's"), ('{"form": 99}', "another version"), ("\udcff", "is damaged")])
 def test_settings_of_others_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "job.json").write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(JournalError, match=words):
