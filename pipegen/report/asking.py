@@ -26,7 +26,7 @@ from pipegen.records.scores import Scored
 from pipegen.report.verdict import Answer, Way
 from pipegen.stages.parts.answer_check import answer_of, check_answer
 
-__all__ = ["Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "rendered_by"]
+__all__ = ["Asked", "Failed", "Routes", "answers_of", "ask", "plain_requests", "rendered_by", "unswitched"]
 
 _SLACK = 8
 """A server may end an answer for its length so many tokens before its context is full."""
@@ -145,10 +145,10 @@ def _plain(slot: Slot[GenerationRequest], number: int) -> Slot[GenerationRequest
 
 def rendered_by(routes: Routes) -> Pipe[GenerationRequest, GenerationRequest]:
     """The stage before the reference that has it render a request as the server does."""
-    return pure("rendered_by", lambda request: request if routes.switched else _unswitched(request, routes.reference))
+    return pure("rendered_by", lambda request: request if routes.switched else unswitched(request, routes.reference))
 
 
-def _unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
+def unswitched(request: GenerationRequest, reference: Route) -> GenerationRequest:
     """The request as a server renders it that is not sent the thinking switch: with a template that takes it for not set."""
     chat = request.options.chat if request.options is not None else None
     template = (None if chat is None else chat.template) or (getattr(reference.engine, "renderer", None) and reference.engine.renderer.template)

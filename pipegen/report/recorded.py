@@ -24,6 +24,7 @@ from pipegen.records.plain import request_from
 from pipegen.records.requests import GenerationRequest, ImagePolicy
 from pipegen.records.results import Finish, GenerationResult
 from pipegen.records.scores import Scored
+from pipegen.report.asking import unswitched
 from pipegen.report.causes import OTHER_WEIGHTS, Limits, limits_of
 from pipegen.report.diff import common_prefix
 from pipegen.report.follow_ups import drawn_otherwise
@@ -225,12 +226,14 @@ def _prepared(name: str, result: GenerationResult | str, request: Slot[Generatio
     if isinstance(result, str):
         return not_judged(result)
     engine = reference.engine
+    if not result.token_ids and (result.reasoning is not None or result.tool_calls):
+        return not_judged("it has no ids, and the server took its reasoning or its tool calls out of its text")
     ids = result.token_ids or tuple(engine.tokenizer.encode(result.raw_text))
-    if not result.token_ids and result.finish is Finish.EOS and engine.eos_token_ids:
+    if not result.token_ids and result.finish is Finish.EOS and engine.eos_token_ids and ids[-1:] != engine.eos_token_ids[:1]:
         ids = (*ids, engine.eos_token_ids[0])
     if not ids:
         return not_judged("it has no ids and no text")
-    rendered = None if request is None or not is_ok(request) else _rendered(request.unwrap(), result.options, ids)
+    rendered = None if request is None or not is_ok(request) else _rendered(request.unwrap(), result.options, ids, reference)
     images = bool(result.image_grid_thw or result.image_digests) or (request is not None and is_ok(request) and bool(request.unwrap().sources))
     if images and rendered is None:
         return not_judged("it has images, and its request is not at hand")
@@ -244,10 +247,13 @@ def _prepared(name: str, result: GenerationResult | str, request: Slot[Generatio
     return _Asked(name, result, ids, slots, rendered is not None)
 
 
-def _rendered(request: GenerationRequest, options: GenerationOptions, ids: tuple[int, ...]) -> Any:
-    """The request as it is scored: of its options, and of those that the row was made with, those of the prompt."""
-    kept = GenerationOptions(chat=options.chat, preprocess=options.preprocess)
-    return continued_by(dataclasses.replace(request, options=kept), ids)
+def _rendered(request: GenerationRequest, options: GenerationOptions, ids: tuple[int, ...], reference: Route) -> Any:
+    """The request as it is scored: of its options, and of those that the row was made with, those of the prompt.
+
+    A row without a thinking switch is that of a server that was not sent it, so it is rendered without one.
+    """
+    kept = dataclasses.replace(request, options=GenerationOptions(chat=options.chat, preprocess=options.preprocess))
+    return continued_by(unswitched(kept, reference), ids)
 
 
 def _filters(options: GenerationOptions) -> list[str]:
@@ -336,8 +342,15 @@ class _Judge(NamedTuple):
         scored, free = self.row.scored, self._free
         for place, (token, (choice, highest), own) in enumerate(zip(self.row.ids, scored.likeliest, scored.token_logprobs, strict=True)):
             if token != choice and place not in free and highest - own > self.limits.margin:
+                if self._read_otherwise(place, choice):
+                    return None
                 return place, f"it was greedy, and at token {place} it has {self._word(token)}, and the reference {self._word(choice)}"
         return None
+
+    def _read_otherwise(self, place: int, choice: int) -> bool:
+        """Whether the rest of a row without ids is the text that the reference goes on with, in other tokens: a stop string may end within a token."""
+        left, word = (self.reference.engine.tokenizer.decode(ids) for ids in (self.row.ids[place:], (choice,)))
+        return not self.row.result.token_ids and (left.startswith(word) or word.startswith(left))
 
     def _word(self, token: int) -> str:
         return repr(self.reference.engine.tokenizer.decode((token,)))
@@ -347,7 +360,7 @@ class _Judge(NamedTuple):
         row, options, free = self.row, self.row.result.options, self._free
         unsure: list[int] = []
         for place, (token, (choice, highest), own) in enumerate(zip(row.ids, row.scored.likeliest, row.scored.token_logprobs, strict=True)):
-            if place in free or token == choice:
+            if place in free or token == choice or self._read_otherwise(place, choice):
                 continue
             if own < _NEVER * max(1.0, options.temperature or 1.0):
                 return place, f"at token {place} it has {self._word(token)}, which is not drawn"

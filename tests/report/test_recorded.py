@@ -115,6 +115,34 @@ def test_rows_without_ids_are_read_from_their_text(embedded: pg.Route) -> None:
     assert judged(text_only, embedded, asked=True).right
 
 
+def test_rows_without_ids_whose_text_shows_their_end_are_right(embedded: pg.Route) -> None:
+    assert judged(changed(results(embedded), token_ids=()), embedded).right
+
+
+def test_rows_without_ids_that_a_stop_ended_within_a_token_are_right(embedded: pg.Route) -> None:
+    rows = changed(results(embedded, stop=["a"], max_new_tokens=40), token_ids=())
+    stopped = [(name, slot.map(lambda result: dataclasses.replace(result, raw_text=f"{result.text}a"))) for name, slot in rows if slot.unwrap().stop == "a"]
+    found = judged(stopped, embedded)
+    assert stopped and found.right, found.rows
+
+
+def test_rows_of_a_server_that_is_sent_no_thinking_switch_are_right(embedded: pg.Route) -> None:
+    unset = "{%- set enable_thinking = not_set -%}" + str(embedded.engine.renderer.template)
+    rows = changed(results(embedded, template=unset), token_ids=(), prompt_token_ids=())
+    chat = pg.ChatTemplateOptions(add_generation_prompt=True, continue_final_message=False)  # as a plain server's results have it
+    plain = [
+        (name, slot.map(lambda result: dataclasses.replace(result, options=dataclasses.replace(result.options, chat=chat), prompt_text="")))
+        for name, slot in rows
+    ]
+    assert judged(plain, embedded, asked=True).counts == {"right": 6}
+
+
+def test_rows_whose_reasoning_was_taken_apart_are_judged_by_their_ids_alone(embedded: pg.Route) -> None:
+    rows = changed(results(embedded), reasoning="Let me see.")
+    assert judged(rows, embedded).right
+    assert judged(changed(rows, token_ids=()), embedded).counts == {"not judged": 6}
+
+
 def test_each_sample_of_a_row_is_judged(embedded: pg.Route) -> None:
     found = judged(results(embedded, temperature=1.0, seed=1, samples=2), embedded)
     assert [row.id for row in found.rows][:3] == ["0#0", "0#1", "1#0"]

@@ -19,31 +19,47 @@ from pipegen.stages.parts.regex_check import found_in
 
 __all__ = ["wrong_in_json"]
 
+_Inner = Callable[..., str]
 _DEEPEST = 64
 """So many schemas within each other are judged: one may refer to itself."""
 
 
+class _TooDeep(Exception):
+    """Nothing is said of a value that is nested too deeply: what is not judged there might be what `not` forbids."""
+
+
 def wrong_in_json(value: Any, schema: Any) -> str:
     """The first thing in a value that a schema does not allow, with its place; empty where there is none."""
-    return _wrong(value, schema, "$", schema, 0)
-
-
-def _wrong(value: Any, schema: Any, place: str, root: Any, depth: int) -> str:
-    if schema is False:
-        return f"at {place}: no value is allowed there"
-    if not isinstance(schema, dict) or depth > _DEEPEST:
+    try:
+        return _wrong(value, schema, "$", schema, 0, {})
+    except _TooDeep:
         return ""
 
-    def inner(value: Any, schema: Any, more: str = "") -> str:
-        return _wrong(value, schema, place + more, root, depth + 1)
 
+def _wrong(value: Any, schema: Any, place: str, root: Any, depth: int, judged: dict[tuple[str, int, int], str]) -> str:
+    """What is wrong with a value; `judged` has what was found so far: alternatives that refer to each other would judge a part again and again."""
+    if schema is False:
+        return f"at {place}: no value is allowed there"
+    if not isinstance(schema, dict):
+        return ""
+    if depth > _DEEPEST:
+        raise _TooDeep
+    key = (place, id(value), id(schema))  # a value and the name that it has are at one place
+    if key not in judged:
+        judged[key] = ""  # a schema that refers to itself for the same value says nothing
+        judged[key] = _wrong_by_all(value, schema, place, root, lambda value, schema, more="": _wrong(value, schema, place + more, root, depth + 1, judged))
+    return judged[key]
+
+
+def _wrong_by_all(value: Any, schema: Mapping[str, Any], place: str, root: Any, inner: _Inner) -> str:
+    """What is wrong with a value by all keywords of a schema."""
     wrong = _wrong_alone(value, schema)
     if wrong:
         return f"at {place}: {wrong}"
     if isinstance(value, dict):
         wrong = _wrong_object(value, schema, inner)
     elif isinstance(value, list):
-        wrong = _wrong_array(value, schema, inner)
+        wrong = _wrong_array(value, schema, root, inner)
     if wrong:
         return wrong if wrong.startswith("at ") else f"at {place}: {wrong}"
     return _wrong_joined(value, schema, place, root, inner)
@@ -107,9 +123,6 @@ def _wrong_alone(value: Any, schema: Mapping[str, Any]) -> str:
     return ""
 
 
-_Inner = Callable[..., str]
-
-
 def _wrong_object(value: Mapping[str, Any], schema: Mapping[str, Any], inner: _Inner) -> str:
     required, dependent = schema.get("required"), schema.get("dependentRequired")
     names = [*(required if isinstance(required, list) else ())]
@@ -133,7 +146,7 @@ def _wrong_object(value: Mapping[str, Any], schema: Mapping[str, Any], inner: _I
     return next(filter(None, (inner(value, more) for key, more in _items(schema.get("dependentSchemas")) if key in value)), "")
 
 
-def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], inner: _Inner) -> str:
+def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], root: Any, inner: _Inner) -> str:
     items = schema.get("items")
     first = schema["prefixItems"] if isinstance(schema.get("prefixItems"), list) else items if isinstance(items, list) else []
     rest = schema.get("additionalItems") if isinstance(items, list) else items
@@ -143,7 +156,7 @@ def _wrong_array(value: Sequence[Any], schema: Mapping[str, Any], inner: _Inner)
             return wrong
     if "contains" in schema:
         count = sum(not inner(one, schema["contains"]) for one in value)
-        least, most = schema.get("minContains", 1), schema.get("maxContains", math.inf)
+        least, most = schema.get("minContains", 1), math.inf if _unjudged(schema["contains"], root) else schema.get("maxContains", math.inf)
         if (_is_number(least) and least > count) or (_is_number(most) and most < count):
             return f"{count} items are as `contains` says, which are too few or too many"
     return ""
@@ -153,8 +166,10 @@ def _wrong_joined(value: Any, schema: Mapping[str, Any], place: str, root: Any, 
     """What is wrong with a value by the schemas that this one is made of."""
     parts = [_referred(schema["$ref"], root)] if "$ref" in schema else []
     parts += _listed(schema, "allOf")
-    if "if" in schema:
-        parts.append(schema.get("else" if inner(value, schema["if"]) else "then"))
+    if "if" in schema and inner(value, schema["if"]):
+        parts.append(schema.get("else"))
+    elif "if" in schema and not _unjudged(schema["if"], root):
+        parts.append(schema.get("then"))
     wrong = next(filter(None, (inner(value, part) for part in parts)), "")
     if wrong:
         return wrong

@@ -33,7 +33,7 @@ def ascii_regex(pattern: str) -> str:
     r"""The pattern with `\d`, `\w`, `\s`, `\D`, `\W` and `\S` written out, as ASCII has them, and with a dot as `[^\n]`: engines differ in these."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n]"
     parts: list[str] = []
-    place, inside = 0, False
+    place, inside = 0, 0  # within so many brackets: Rust's syntax has classes within classes, as in `[[:digit:].]`
     while place < len(pattern):
         mark, size = pattern[place], 1
         if mark == "\\":
@@ -45,12 +45,12 @@ def ascii_regex(pattern: str) -> str:
                 parts.append(f"[^{_CLASSES[name.lower()]}]" if name.isupper() else f"[{_CLASSES[name]}]")
             else:
                 parts.append(pattern[place : place + 2])
-        elif mark == "[" and not inside:
+        elif mark == "[":
             opened = re.compile(r"\[\^?\]?").match(pattern, place)  # a bracket that comes first is one of the characters
-            size, inside = (1 if opened is None else len(opened[0])), True
+            size, inside = (1 if opened is None else len(opened[0])), inside + 1
             parts.append(pattern[place : place + size])
         else:
-            inside = inside and mark != "]"
+            inside -= mark == "]" and inside > 0
             parts.append(dot if mark == "." and not inside else mark)
         place += size
     return "".join(parts)

@@ -185,6 +185,7 @@ def test_without_the_extra_nothing_is_asked_of_llguidance(monkeypatch: pytest.Mo
         (r"(?s)a.b", r"(?s)a.b"),
         (r"[+-\d]", r"[+\-0-9]"),
         (r"[^]\d\]]\[\d", r"[^]0-9\]]\[[0-9]"),
+        (r"[[:digit:].\w]a].", r"[[:digit:].0-9A-Za-z_]a][^\n]"),
         ("\\", "\\"),
     ],
 )

@@ -49,6 +49,10 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"not": {"type": "null"}}, [1], [None]),
     ({"not": {"allOf": [{"format": "date"}]}}, ["x"], []),
     ({"if": {"type": "integer"}, "then": {"minimum": 3}, "else": {"type": "null"}}, [3, None], [2, "x"]),
+    ({"if": {"format": "date"}, "then": {"type": "null"}}, ["x", None], []),
+    ({"if": {"type": "integer", "format": "x"}, "then": {"type": "null"}, "else": {"type": "string"}}, [3, "x"], [None]),
+    ({"contains": {"format": "date"}, "maxContains": 1}, [["x", "y"]], [[]]),
+    ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, [1], []),
     (LIST, [{"next": {"next": {}}}], [{"next": {"other": 1}}, {"next": 1}]),
     ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, [None], [1]),
     ({"$ref": "#/allOf/7", "allOf": [{}]}, [1], []),
@@ -69,3 +73,19 @@ def test_the_words_name_the_place() -> None:
     schema = {"properties": {"a": {"items": {"properties": {"b c": {"type": "string"}}}}}}
     assert wrong_in_json({"a": [{}, {"b c": 5}]}, schema) == 'at $.a[1]["b c"]: 5 is not of type string'
     assert len(wrong_in_json("x" * 1000, {"const": 1})) < 200
+
+
+def test_alternatives_that_refer_to_each_other_are_judged_once_for_each_value() -> None:
+    kinds = [{"type": "object", "properties": {"left": {"$ref": "#"}, "op": {"const": name}}} for name in ("add", "sub", "mul", "div")]
+    value: dict[str, Any] = {"left": 1, "op": "pow"}
+    for _ in range(20):
+        value = {"left": value, "op": "div"}
+    assert "none of what oneOf allows" in wrong_in_json(value, {"oneOf": [{"type": "number"}, *kinds]})
+
+
+@pytest.mark.parametrize("more", [{"not": {"required": ["bad"]}}, {"if": {"required": ["bad"]}, "then": False}])
+def test_what_is_nested_too_deeply_is_not_judged(more: dict[str, Any]) -> None:
+    value: dict[str, Any] = {}
+    for _ in range(100):
+        value = {"next": value}
+    assert wrong_in_json(value, {"properties": {"next": {"$ref": "#"}}, **more}) == ""
