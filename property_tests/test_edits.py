@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 import pipegen as pg
@@ -156,40 +155,3 @@ def test_every_driver_gives_the_slots_of_one_run_of_an_edited_route(text: str, n
     if all(not pg.is_ok(slot) or isinstance(slot.unwrap(), pg.GenerationResult) for slot in batch):
         with tempfile.TemporaryDirectory() as folder, pg.job(pipe, requests, folder, options) as job:
             assert tuple(job) == batch
-
-
-@pytest.mark.parametrize(
-    ("edit", "options", "plugin", "words"),
-    [
-        ("without stop", {"stop": ["b"]}, None, "is what the stage stop does"),
-        ("without trim", {"strip_whitespace": True}, None, "is what the stage trim does"),
-        ("without fit", {"max_prompt_tokens": 1}, None, "is what the stage fit does"),
-        ("without fit", {"on_overflow": "clip"}, None, "is what the stage fit does"),
-        ("without stop", {}, halts_at("b"), "watches the text, and the pipe has no stage stop"),
-        ("own stop", {}, halts_at("b"), "watches the text, and the pipe has no stage stop"),
-        ("without trim", {}, pg.Plugin(name="trims", trim=str.strip), "trims the text, and the pipe has no stage trim"),
-    ],
-)
-def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(edit: str, options: dict[str, Any], plugin: pg.Plugin | None, words: str) -> None:
-    route = route_of("ab", early=True)
-    pipe = EDITS[edit](route if plugin is None else pg.attach(route, plugin))
-    (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
-    assert words in slot.failure().message
-    assert isinstance(slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin)
-    assert pipe.parts[0].owns[0].calls == []
-
-
-def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:
-    route = route_of("abc" * 100, early=True)
-    for keeps, tokens in ((True, 2), (False, 300)):
-        pipe = route.insert(pg.pure("looks", same, keeps_text=keeps), after="call")
-        raws: list[Raw] = []
-
-        def noted(raw: Raw, raws: list[Raw] = raws) -> Raw:
-            raws.append(raw)
-            return raw
-
-        pipe = pipe.insert(pg.pure("notes", noted, keeps_text=True), after="call")
-        (slot,) = pg.run(pipe, [{"prompt": "Hi"}], {"stop": ["b"], "max_new_tokens": 400})
-        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == ("a", 2, "b")
-        assert [len(raw.token_ids) for raw in raws] == [tokens]

@@ -1,11 +1,66 @@
-"""Edited routes on the embedded model: the same results as the stages make of its whole answers."""
+"""Edited routes: what no stage honours is refused before the call, and an early exit changes nothing on the embedded model."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.edits import disagreements
 
 import pipegen as pg
+from pipegen.records.results import Raw
+from pipegen.testing.fake import FakeEngine
+
+HALTS = pg.Plugin(name="halts", start=lambda: None, feed=lambda state, text: (state, text.index("b") + 1 if "b" in text else None))
+TRIMS = pg.Plugin(name="trims", trim=str.strip)
+EDITS: dict[str, Callable[[Any], Any]] = {
+    "without stop": lambda pipe: pipe.remove("stop"),
+    "without trim": lambda pipe: pipe.remove("trim"),
+    "without fit": lambda pipe: pipe.remove("fit"),
+    "own stop": lambda pipe: pipe.replace("stop", pg.pure("own stop", same)),
+}
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "plugin", "words"),
+    [
+        ("without stop", {"stop": ["b"]}, None, "is what the stage stop does"),
+        ("without trim", {"strip_whitespace": True}, None, "is what the stage trim does"),
+        ("without fit", {"max_prompt_tokens": 1}, None, "is what the stage fit does"),
+        ("without fit", {"on_overflow": "clip"}, None, "is what the stage fit does"),
+        ("without stop", {}, HALTS, "watches the text, and the pipe has no stage stop"),
+        ("own stop", {}, HALTS, "watches the text, and the pipe has no stage stop"),
+        ("without trim", {}, TRIMS, "trims the text, and the pipe has no stage trim"),
+    ],
+)
+def test_what_no_stage_of_the_pipe_honours_is_refused_before_the_call(edit: str, options: dict[str, Any], plugin: pg.Plugin | None, words: str) -> None:
+    route = pg.route(FakeEngine("ab"))
+    pipe = EDITS[edit](route if plugin is None else pg.attach(route, plugin))
+    (slot,) = pg.run(pipe, [{"prompt": "Hi"}], options)
+    assert words in slot.failure().message
+    assert isinstance(slot.failure(), pg.UnsupportedOption if plugin is None else pg.UnsupportedPlugin)
+    assert pipe.parts[0].owns[0].calls == []
+
+
+def test_a_stage_that_keeps_the_text_leaves_the_early_exit() -> None:
+    route = pg.route(FakeEngine("abc" * 100))
+    for keeps, tokens in ((True, 2), (False, 300)):
+        pipe = route.insert(pg.pure("looks", same, keeps_text=keeps), after="call")
+        raws: list[Raw] = []
+
+        def noted(raw: Raw, raws: list[Raw] = raws) -> Raw:
+            raws.append(raw)
+            return raw
+
+        pipe = pipe.insert(pg.pure("notes", noted, keeps_text=True), after="call")
+        (slot,) = pg.run(pipe, [{"prompt": "Hi"}], {"stop": ["b"], "max_new_tokens": 400})
+        assert (slot.unwrap().text, slot.unwrap().completion_tokens, slot.unwrap().stop) == ("a", 2, "b")
+        assert [len(raw.token_ids) for raw in raws] == [tokens]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from support.rowwise import Fuse, Rowwise
 import pipegen as pg
 from pipegen.core.calls import Call
 from pipegen.io.answers import answer_from, answer_to_plain
-from pipegen.jobs.journal import Journal, JournalError
+from pipegen.jobs.journal import STEPS, Journal, JournalError
 from pipegen.jobs.keys import call_key
 from pipegen.jobs.steps import Steps
 from pipegen.records import strict_json
@@ -238,3 +238,11 @@ def test_a_job_whose_last_rows_cannot_be_written_lets_go_of_its_files(tmp_path: 
             job.close()
     slots, _ = run(tmp_path / "job", restart=True)
     assert len(slots) == 3
+
+
+def test_a_step_of_another_version_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(tmp_path, STEPS) as journal:
+        journal.append("0" * 32, {"answer": "in a form to come"})
+        assert Steps._kept(journal, "0" * 32, encoded()) is None
+        assert not journal.has("0" * 32)
+    assert "its row is asked again" in caplog.text
