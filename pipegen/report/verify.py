@@ -158,6 +158,8 @@ class _Server:
         trials = Trials(self.rescore, self.again, self.written, self.noise)
         decode = self.routes.reference.engine.tokenizer.decode
         faults = one_each([*judge(self.answers, self.precision, decode, limits=limits, trials=trials), *self._disobeyed()])
+        if any(fault.kind == "end tokens" for fault in faults):  # what ends elsewhere has another length, finish and text too
+            faults = [fault for fault in faults if fault.kind not in ("length", "text")]
         asked = 0
         kinds = {fault.kind for fault in faults}
         if kinds <= _FOLLOWED:
